@@ -142,6 +142,16 @@ PODS: tuple[Case, ...] = (
         SHARE,
         container={"resources": {"limits": {"nvidia.com/gpu": 1}}},
     ),
+    *(
+        Case(
+            f"the line of a plain Pod among {kind}",
+            f"spec.containers[main].resources.{kind}[sharepod.dev/gpu-milli]",
+            "spec.gpu of the SharePod says the share",
+            SHARE,
+            container={"resources": {kind: {"sharepod.dev/gpu-milli": "400"}}},
+        )
+        for kind in ("limits", "requests")
+    ),
     Case(
         "a MIG slice",
         "resources.requests[nvidia.com/mig-1g.5gb]",

@@ -21,19 +21,11 @@ from .bounds import MAX_CONTAINERS, MAX_ITEMS, clipped, quoted
 from .claims import ClaimRequest
 from .dialects import FIELD_OF, NATIVE_PREFIX, annotations_of, from_annotations, resolved
 from .gpunode import Mode
-from .objects import GROUP, LINE_REQUEST, MAX_GPUS
+from .objects import LINE_REQUEST, MAX_GPUS
+from .resource_line import MEMORY, MIB, MILLI, PREFIX, RESOURCES
 from .sharepod import GpuRequest, SpecError
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
 
-MILLI = f"{GROUP}/gpu-milli"
-"""Extended resource: thousandths of GPU time, of all GPUs of the Pod together."""
-
-MEMORY = f"{GROUP}/gpu-memory-mib"
-"""Extended resource: MiB of GPU memory, on all GPUs of the Pod together."""
-
-RESOURCES = (MILLI, MEMORY)
-PREFIX = f"{GROUP}/"
-MIB = 1 << 20
 MAX_MIB = 1 << 30
 """Most memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""
 

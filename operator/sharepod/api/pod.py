@@ -8,6 +8,8 @@ Guarantees, whatever the SharePod says:
 - The Pod is pinned to the assigned node by node affinity, so the scheduler still makes every check of its own.
 - Each container and init container sees the assigned GPUs and no others, and has the tenant's volume.
 - Each of them preloads the hook, unless the SharePod is Exclusive.
+- Its first container carries the resource line of the share, where lines are in use: ResourceQuota and LimitRange then
+  count SharePods and plain Pods alike.
 - The SharePod is the Pod's controller.
 - A SharePod for which this cannot be kept is refused with `SpecError`.
 """
@@ -35,7 +37,8 @@ from .objects import (
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
 )
-from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, SpecError
+from .resource_line import PREFIX, line_of
+from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, GpuRequest, SpecError
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -48,6 +51,8 @@ GPU_RESOURCE_PATTERN = r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$"
 """Resources of NVIDIA's device plugin: whole GPUs, replicas of GPUs and MIG slices."""
 
 RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
+
+LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod says the share"
 
 DEVICE_MOUNTS = "nvidia-container-devices"
 """Part of mount paths that NVIDIA's runtime can be set up to take for names of GPUs."""
@@ -80,8 +85,10 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     return spec
 
 
-def build_pod(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
+def build_pod(sharepod: Mapping[str, Any], settings: PodSettings, *, line: bool = False) -> dict[str, Any]:
     """Build the manifest of the Pod for `sharepod` (as the API server gave it), behind its scheduling gate.
+
+    `line`: Nodes advertise the resources of the line, so that a Pod that carries it can be bound.
 
     Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
     the device plugin, our volume's name or mount paths taken.
@@ -100,6 +107,8 @@ def build_pod(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, A
     for field in ("initContainers", "containers"):
         if spec.get(field):
             spec[field] = [_with_gpu(container, hook=request.mode is not Mode.EXCLUSIVE) for container in spec[field]]
+    if line and spec.get("containers"):
+        spec["containers"][0] = _with_line(spec["containers"][0], request)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
 
 
@@ -201,6 +210,8 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
                         "takes GPUs from the device plugin; remove it and write spec.gpu.count, "
                         "with request or mode: Exclusive",
                     )
+                if resource.startswith(PREFIX):
+                    raise SpecError(f"{path}.resources.{kind}[{resource}]", LINE_IN_SHAREPOD)
     for index, mount in enumerate(container.get("volumeMounts") or []):
         mounted_at = mount.get("mountPath", "")
         if re.match(RESERVED_MOUNT_PATTERN, mounted_at) or DEVICE_MOUNTS in mounted_at:
@@ -244,6 +255,11 @@ def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
     if hook:
         mounts.append({"name": VOLUME_NAME, "mountPath": PRELOAD_PATH, "subPath": PRELOAD_FILE, "readOnly": True})
     return {**container, "env": [*env, *own], "volumeMounts": [*(container.get("volumeMounts") or []), *mounts]}
+
+
+def _with_line(container: Mapping[str, Any], gpu: GpuRequest) -> dict[str, Any]:
+    resources = container.get("resources") or {}
+    return {**container, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **line_of(gpu)}}}
 
 
 def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:

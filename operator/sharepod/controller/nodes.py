@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, TenantState, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.api.resource_line import Carried, carried
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -154,16 +156,18 @@ class NodeReconciler:
         log.info("advertised the resources of the line", node=node.name, amounts=amounts)
 
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
-        """Yield the lines with a row on a node, and those of Pods that are bound to it and have none."""
+        """Yield the lines with a row on a node, and those of plain Pods that are bound to it and have none."""
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
-            claim = seen.claims.get(uid)
+            claim, pod = seen.claims.get(uid), self._state.pod_of(uid)
             if claim is not None and claim.by_line and claim.request is not None:
-                yield LineOnNode(claim.request, row)
-        for pod, line in seen.bound_lines(gpunode.name):
-            claim = seen.claims.named(pod.claim_of_line or "", pod.namespace)
+                yield LineOnNode(_carried(claim.request), row)
+            elif pod is not None and pod.carried and not pod.ended and (pod.node or pod.pin) in (None, gpunode.name):
+                yield LineOnNode(pod.carried, row)
+        for plain, line in seen.bound_lines(gpunode.name):
+            claim = seen.claims.named(plain.claim_of_line or "", plain.namespace)
             if claim is None or claim.uid not in gpunode.rows:
-                yield LineOnNode(line, None)
+                yield LineOnNode(_carried(line), None)
 
     async def _create(self, node: NodeFacts) -> None:
         try:
@@ -311,3 +315,7 @@ class NodeReconciler:
     @staticmethod
     def _now() -> str:
         return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _carried(line: ClaimRequest) -> Carried:
+    return carried(line.gpu, most_milli=line.most_milli)

@@ -124,7 +124,7 @@ class Operator:
         self.memos = TenantMemos()
         self.events = Events(self.client, settings.identity, clock)
         self.ledger = LedgerWriter(self.state, self.client, self.events, settings.writers)
-        pod_control = PodControl(self.state, self.client, self.events, pods)
+        self.pod_control = pod_control = PodControl(self.state, self.client, self.events, pods)
         self.tenant_reconciler = TenantReconciler(
             self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock
         )
@@ -151,7 +151,7 @@ class Operator:
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
-        self.claim_reconciler.on_share_of_line = self._enqueue_node
+        self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
@@ -161,6 +161,7 @@ class Operator:
 
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
+        self.pod_control.lines_in_force = bool(self.line_policy.in_force)
         for node in self.state.nodes:
             self._enqueue_node(node.name)
 
@@ -226,6 +227,7 @@ class Operator:
             self._term_begun.clear()
             term = self._term
             await self.watches.catch_up()
+            await self.line_policy.look()  # the first Pod that is made carries its line where lines are in use
             if term != self._term or not self.leadership.acting():
                 continue
             self.node_reconciler.check_agents(acting=False)  # all are enqueued next

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import Latency, Mode
-from sharepod.api.plain_pods import MEMORY, MILLI, asks, lower
+from sharepod.api.plain_pods import asks, lower
+from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PlacementPolicy, SpecError
 
 GIB = 1 << 30

@@ -159,6 +159,29 @@ def test_gpus_of_the_device_plugin_are_refused(resource: str) -> None:
         build_pod(sharepod(containers=[container]), SETTINGS)
 
 
+@pytest.mark.promise("operator-sharepod-line")
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        ({"request": 0.4}, {"gpu-milli": "400"}),
+        ({"request": 0.4, "memory": "4Gi"}, {"gpu-milli": "400", "gpu-memory-mib": "4096"}),
+        ({"request": 0.4, "memory": "4Gi", "count": 2}, {"gpu-milli": "800", "gpu-memory-mib": "8192"}),
+        ({"request": 0, "memory": "1100000000"}, {"gpu-milli": "0", "gpu-memory-mib": "1050"}),
+        ({"mode": "Exclusive", "count": 2}, {"gpu-milli": "2000"}),
+    ],
+)
+def test_the_first_container_carries_the_line_where_lines_are_in_use(gpu: dict[str, Any], line: dict[str, str]) -> None:
+    own = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+    containers = [{"name": "main", "image": "x", "resources": own}, {"name": "side", "image": "x"}]
+    pod = build_pod(sharepod(gpu, containers=containers), SETTINGS, line=True)
+    first, second = pod["spec"]["containers"]
+    said = {f"sharepod.dev/{name}": amount for name, amount in line.items()}
+    assert first["resources"] == {"limits": {"cpu": "1", **said}, "requests": {"cpu": "1"}}
+    assert "resources" not in second
+    without = build_pod(sharepod(gpu, containers=containers), SETTINGS)
+    assert without["spec"]["containers"][0]["resources"] == own
+
+
 def test_other_resources_of_the_vendor_are_not_gpus() -> None:
     container = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/hostdev": "1"}}}
     build_pod(sharepod(containers=[container]), SETTINGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sharepod.api.gpunode import Tenant, TenantState
@@ -54,8 +54,9 @@ def pod_object(
     priority: int = 0,
     name: str = "one",
     finalizers: Sequence[str] = (),
+    line: Mapping[str, str] | None = None,
 ) -> Json:
-    """A Pod of a SharePod. `gated`: it waits for its share, so it has no pin."""
+    """A Pod of a SharePod. `gated`: it waits for its share, so it has no pin. `line`: limits of its container."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     metadata: Json = {
@@ -76,7 +77,7 @@ def pod_object(
             **({"schedulingGates": [{"name": SHARE_GATE}]} if gated else {"affinity": {"nodeAffinity": required}}),
             "priority": priority,
             "restartPolicy": restart,
-            "containers": [{"name": "main"}],
+            "containers": [{"name": "main", **({"resources": {"limits": dict(line)}} if line else {})}],
             **({"nodeName": node} if node else {}),
         },
         "status": {"phase": phase, "conditions": conditions or [], **(status or {})},

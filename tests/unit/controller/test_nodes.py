@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from doubles.apiserver.errors import already_exists
 from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
-from sharepod.api.plain_pods import MEMORY, MILLI, RESOURCES
+from sharepod.api.resource_line import MEMORY, MILLI, RESOURCES
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
 from sharepod.kube import Json
 from unit.controller.acting_world import World, acting_world

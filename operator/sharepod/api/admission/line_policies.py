@@ -22,16 +22,8 @@ from sharepod.api.objects import (
     PLAIN_PODS_POLICY,
     TENANT_LABEL,
 )
-from sharepod.api.plain_pods import (
-    MAX_MIB,
-    MEMORY,
-    MEMORY_ALONE,
-    MEMORY_BY_ANNOTATION,
-    MILLI,
-    NOT_A_SHARE,
-    PREFIX,
-    RESOURCES,
-)
+from sharepod.api.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
+from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
 from .cel import Validation, refuse, text, texts
 from .request import annotation_variables, few, known, once, readable
@@ -45,6 +37,8 @@ _API = "admissionregistration.k8s.io/v1"
 _CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
 _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
+_OF_NO_SHAREPOD = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
+"""True for a Pod without the tenant label, which only the operator can set."""
 _PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
 
@@ -100,10 +94,7 @@ def _translation() -> dict[str, Any]:
         "matchConstraints": _rules("", "v1", ["CREATE"], "pods"),
         "matchConditions": [
             {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
-            {
-                "name": "of-no-sharepod",
-                "expression": f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))",
-            },
+            {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
             {"name": "name-is-free", "expression": f"!{other}"},
         ],
         "mutations": [
@@ -132,6 +123,7 @@ def _refusals() -> dict[str, Any]:
         "matchConstraints": _rules("", "v1", ["CREATE", "UPDATE"], "pods"),
         "matchConditions": [
             {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {from_template}"},
+            {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
             {"name": "new-or-annotations-changed", "expression": changed},
         ],
         "variables": [{"name": name, "expression": expression} for name, expression in _variables()],
@@ -185,7 +177,6 @@ def _lines() -> list[Validation]:
     bad = f"variables.containers.filter(c, {here})"
     alone = f"variables.inMemory.filter(c, !{_ASKS})"
     known_resources = ", ".join(RESOURCES)
-    first = "variables.asking[0]"
     without = f"variables.asking.filter(c, !({text(MEMORY)} in {_LIMITS}))"
     zero = {
         name: f"variables.{which}.filter(c, quantity(string({_LIMITS}[{text(name)}])).asInteger() == 0)"
@@ -193,10 +184,6 @@ def _lines() -> list[Validation]:
     }
     much = f"variables.inMemory.filter(c, quantity(string({_LIMITS}[{text(MEMORY)}])).asInteger() > {MAX_MIB})"
     return [
-        refuse(
-            f"variables.asking.size() == 0 || !({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))",
-            f"{_field(MILLI, first)}stands in a SharePod; remove it: spec.gpu of the SharePod says the share'",
-        ),
         refuse(
             f"{bad}.size() == 0",
             f"'spec.containers[' + {bad}[0].name + '].resources.limits[' + "

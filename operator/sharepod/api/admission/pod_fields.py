@@ -11,24 +11,27 @@ from typing import Any
 from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
-from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, LINE_IN_SHAREPOD, RESERVED_MOUNT_PATTERN
+from sharepod.api.resource_line import PREFIX
 from sharepod.api.sharepod import MUTABLE, TTL
 
-from .cel import Validation, policy, refuse, texts
+from .cel import Validation, policy, refuse, text, texts
 
 
 def pod_fields_policy() -> list[dict[str, Any]]:
     """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
     path, device = "'spec.containers[' + c.name + ']", f"k.matches('{INJECTION_PATTERN}')"
 
-    def resources(kind: str) -> Validation:
+    plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
+    plugins = "takes GPUs from the device plugin; remove it and write spec.gpu.count, with request or mode: Exclusive"
+
+    def resources(kind: str, which: str, wrong: str) -> Validation:
         amounts = f"c.?resources.?{kind}.orValue({{}})"
-        taken = f"{amounts}.exists(r, r.matches('{GPU_RESOURCE_PATTERN}'))"
+        taken = f"{amounts}.exists(r, {which})"
         return refuse(
             f"!variables.containers.exists(c, {taken})",
             f"variables.containers.filter(c, {taken}).map(c, {path}.resources.{kind}[' + "
-            f"{amounts}.filter(r, r.matches('{GPU_RESOURCE_PATTERN}'))[0] + ']: takes GPUs from the device plugin; "
-            "remove it and write spec.gpu.count, with request or mode: Exclusive')[0]",
+            f"{amounts}.filter(r, {which})[0] + ']: {wrong}')[0]",
         )
 
     mounted = f"c.?volumeMounts.orValue([]).exists(m, m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))"
@@ -50,8 +53,10 @@ def pod_fields_policy() -> list[dict[str, Any]]:
                 "'metadata.annotations[' + variables.devices[0] + ']: would give devices to the pod past SharePod; "
                 "remove it and use spec.gpu'",
             ),
-            resources("limits"),
-            resources("requests"),
+            resources("limits", plugin, plugins),
+            resources("requests", plugin, plugins),
+            resources("limits", f"r.startsWith({text(PREFIX)})", LINE_IN_SHAREPOD),
+            resources("requests", f"r.startsWith({text(PREFIX)})", LINE_IN_SHAREPOD),
             refuse(
                 f"!variables.volumes.exists(v, v.name == '{VOLUME_NAME}')",
                 f"'spec.volumes: {VOLUME_NAME} is the name of the volume that SharePod adds; choose another'",

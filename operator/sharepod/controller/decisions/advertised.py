@@ -7,6 +7,7 @@ Guarantees:
 - What is advertised is never less than the lines of the Pods bound to the node say together.
 - Without shares that were lowered it is what the node's GPUs have: it is written once, and not with each Pod.
 - A share that was lowered, or has lost its row, leaves its room to others: it is advertised on top.
+- A share that was raised needs nothing: its Pod carries less than its row, and the ledger alone refuses others.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import Gpu, Tenant
-from sharepod.api.plain_pods import MEMORY, MIB, MILLI
+from sharepod.api.resource_line import MEMORY, MIB, MILLI, NOTHING, Carried
 from sharepod.api.units import WHOLE_GPU
 
 
@@ -24,8 +24,14 @@ from sharepod.api.units import WHOLE_GPU
 class LineOnNode:
     """Line of a Pod that is bound to a node or has a row there. `row`: None if it has lost it."""
 
-    request: ClaimRequest
+    carried: Carried
     row: Tenant | None
+
+    @property
+    def beyond(self) -> Carried:
+        """Amounts that it carries beyond its row."""
+        row = _reserved(self.row)
+        return Carried(max(0, self.carried.milli - row.milli), max(0, self.carried.mib - row.mib))
 
 
 def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bool) -> Mapping[str, int]:
@@ -33,25 +39,25 @@ def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bo
 
     Where they are not, a Pod with a line would be bound without a GPU: only what bound Pods carry is advertised.
     """
-    carried = [(_carried(line.request), _reserved(line.row)) for line in lines]
-    if not in_force:
-        sums = [sum(said[index] for said, _ in carried) for index in range(2)]
-    else:
-        some = list(gpus)
-        whole = (WHOLE_GPU * len(some), sum(gpu.memory // MIB for gpu in some))
-        more = [sum(max(0, said[index] - row[index]) for said, row in carried) for index in range(2)]
-        sums = [whole[index] + more[index] for index in range(2)]
-    return dict(zip((MILLI, MEMORY), sums, strict=True))
+    some = list(lines)
+    least = _sum(line.carried for line in some)
+    if in_force:
+        known = list(gpus)
+        whole = Carried(WHOLE_GPU * len(known), sum(gpu.memory // MIB for gpu in known))
+        enough = _sum((whole, *(line.beyond for line in some)))
+        least = Carried(max(least.milli, enough.milli), max(least.mib, enough.mib))  # a GPU may be out of sight
+    return {MILLI: least.milli, MEMORY: least.mib}
 
 
-def _carried(request: ClaimRequest) -> tuple[int, int]:
-    """Return the thousandths and MiB that a line says, as kube-scheduler counts them."""
-    memory = request.gpu.memory
-    return request.most_milli * request.gpu.count, 0 if memory is None else memory // MIB * request.gpu.count
+def _sum(amounts: Iterable[Carried]) -> Carried:
+    total = NOTHING
+    for one in amounts:
+        total = Carried(total.milli + one.milli, total.mib + one.mib)
+    return total
 
 
-def _reserved(row: Tenant | None) -> tuple[int, int]:
+def _reserved(row: Tenant | None) -> Carried:
     """Return the thousandths and MiB that a row reserves on all its GPUs."""
     if row is None:
-        return 0, 0
-    return row.request_milli * len(row.gpus), row.memory // MIB * len(row.gpus)
+        return NOTHING
+    return Carried(row.request_milli * len(row.gpus), row.memory // MIB * len(row.gpus))

@@ -21,6 +21,8 @@ Guarantees, whatever order things happen in:
   an operator that dies meanwhile leaves no run that was lost.
 - L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate, and not in a
   namespace that is being deleted; one that the API server refuses to let the Pod have is given back.
+- L7 what is counted is what is had: a Pod that waits for its share and carries less of the resource line than its
+  SharePod asks for by now is taken back, and its successor carries that.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.api.resource_line import carried
 from sharepod.api.sharepod import Phase, RestartPolicy
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
@@ -388,6 +391,8 @@ def _release(snapshot: TenantSnapshot) -> Step | None:
 
 def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
     """Return the next step for a SharePod whose Pod waits for a share: reserve one for it, then open the gate."""
+    if sharepod.gpu is not None and pod.carried and not pod.carried.covers(carried(sharepod.gpu)):  # L7
+        return TakeBackPod(pod, "the SharePod asks for more than was counted with this pod")
     mine: ReservationSnapshot | None = None
     former = sharepod.status.former_pod
     refused = snapshot.now < snapshot.refused_until

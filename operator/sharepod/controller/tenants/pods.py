@@ -59,6 +59,8 @@ class PodControl:
         self._events = events
         self._settings = settings
         self.retries = PacedRetries()
+        self.lines_in_force = False
+        """Nodes advertise the resources of the line: Pods carry it."""
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
         """Create the Pod of a SharePod behind its gate, or find it created.
@@ -67,7 +69,7 @@ class PodControl:
         says why. `now`: monotonic seconds.
         """
         try:
-            manifest = build_pod(sharepod.raw, self._settings)
+            manifest = build_pod(sharepod.raw, self._settings, line=self.lines_in_force)
             made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))

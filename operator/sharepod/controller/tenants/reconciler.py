@@ -22,6 +22,7 @@ from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import lifecycle
+from sharepod.controller.decisions.advertised import LineOnNode
 from sharepod.controller.decisions.ends import EndCause
 from sharepod.controller.decisions.lifecycle import (
     Ending,
@@ -55,6 +56,8 @@ class TenantReconciler:
 
     loop: PlacementLoop
     """Set once, before `run`."""
+    on_lowered: Callable[[str], None] = staticmethod(lambda _node: None)
+    """Called with the node of a tenant whose Pod carries more of the line's resources than its row reserves."""
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class TenantReconciler:
                 self.queue.add(tenant)
         if isinstance(step, lifecycle.Forget):
             return
+        self._tell_lowered(snapshot)
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
         if not isinstance(step, lifecycle.Wait | lifecycle.Place):  # those two change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
@@ -134,6 +138,13 @@ class TenantReconciler:
         pause = memo.next_pause_s(self._settings.bind_timeout)
         memo.not_before = now + pause
         memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
+
+    def _tell_lowered(self, snapshot: TenantSnapshot) -> None:
+        """Tell of the node that has to advertise more of the line's resources than its GPUs have."""
+        if snapshot.pod is not None and snapshot.pod.carried:
+            for reserved in snapshot.reserved:
+                if LineOnNode(snapshot.pod.carried, reserved.written).beyond and reserved.written is not None:
+                    self.on_lowered(reserved.node)
 
     def _run_ended(self, memo: TenantMemo, end: EndRun) -> None:
         """Count the end of a run that is on record, and keep the next one away from a kubelet that refused this one."""
@@ -292,15 +303,17 @@ class TenantReconciler:
         pod = step.pod
         if not await self._pod_control.take_back(pod):
             return
-        until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
-        if step.unseen:
-            memo.not_before = until
-        elif pod.pin is not None:
-            memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
+        if step.unseen or pod.pin is not None:
+            until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
+            if step.unseen:
+                memo.not_before = until
+            elif pod.pin is not None:
+                memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
         name = f"{pod.namespace}/{pod.name}"
         log.info("took the pod back", tenant=pod.tenant, pod=name, node=pod.pin, why=step.message)
         if snapshot.sharepod is not None:
-            text = f"took the pod back from {pod.pin}; the SharePod will be placed again: {step.message}"
+            where = f" from {pod.pin}" if pod.pin is not None else ""
+            text = f"took the pod back{where}; the SharePod will be placed again: {step.message}"
             self._events.warning(KIND, snapshot.sharepod, "PodTakenBack", "Bind", text)
 
     def _remove(self, snapshot: TenantSnapshot, tenant: str, step: RemoveRow) -> None:

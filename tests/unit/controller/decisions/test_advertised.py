@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import Gpu, Tenant
-from sharepod.api.plain_pods import MEMORY, MIB, MILLI, lower
+from sharepod.api.resource_line import MEMORY, MIB, MILLI, Carried
 from sharepod.controller.decisions.advertised import LineOnNode, advertised
 
 GPUS = [Gpu(uuid=f"GPU-{index}", index=index, model="A", memory=16384 * MIB) for index in range(2)]
 
 
-def line(milli: int, mib: int | None = None) -> ClaimRequest:
-    limits = {MILLI: str(milli), **({} if mib is None else {MEMORY: str(mib)})}
-    return lower({"spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
+def line(milli: int, mib: int = 0) -> Carried:
+    return Carried(milli, mib)
 
 
 def row(milli: int, mib: int, *gpus: str) -> Tenant:
@@ -48,6 +46,18 @@ def test_what_a_lowered_share_carries_beyond_its_row_is_advertised_on_top() -> N
 
 def test_a_bound_pod_without_a_row_is_advertised_on_top() -> None:
     assert amounts(LineOnNode(line(800, 1024), None)) == (2800, 33792)
+
+
+@pytest.mark.promise("operator-sharepod-line-resize")
+def test_a_raised_share_needs_no_more_than_the_gpus_have() -> None:
+    assert amounts(LineOnNode(line(400, 1024), row(600, 4096))) == (2000, 32768)
+
+
+@pytest.mark.promise("operator-line-capacity-least")
+def test_it_is_never_less_than_what_runs_carries_whatever_the_agent_sees() -> None:
+    lines = [LineOnNode(line(900, 9000), row(900, 9000, f"GPU-{index}")) for index in range(3)]
+    found = advertised(GPUS[:1], lines, in_force=True)
+    assert (found[MILLI], found[MEMORY]) == (2700, 27000)
 
 
 @pytest.mark.promise("operator-line-never-unclaimed")

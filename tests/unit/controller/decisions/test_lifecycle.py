@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sharepod.api.objects import TAKEN_BACK
+from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import Phase
 from sharepod.controller.decisions.lifecycle import (
     ClearPodUid,
@@ -88,6 +89,19 @@ def test_a_share_that_the_api_server_refuses_goes_back_until_it_is_tried_again()
 def test_a_row_that_is_only_decided_for_this_pod_opens_nothing() -> None:
     former = ReservationSnapshot(node="node-a", wanted=reserved(pod_uid="pod-1").wanted, written=row(pod_uid="pod-0"))
     assert step(sharepod(), GATED, former) == Wait()
+
+
+@pytest.mark.promise("operator-sharepod-line-counted")
+@pytest.mark.parametrize("line", [{MILLI: "300"}, {MILLI: "300", MEMORY: "4096"}])
+def test_a_gated_pod_that_carries_less_than_is_asked_for_by_now_is_taken_back(line: dict[str, str]) -> None:
+    waits = pod(gated=True, line=line)
+    rows = reserved(pod_uid="pod-1")
+    assert isinstance(step(sharepod(), waits), TakeBackPod)
+    assert isinstance(step(sharepod(), waits, rows), TakeBackPod), "no gate is opened for what nobody has counted"
+    more = pod(gated=True, line={MILLI: "500", MEMORY: "4096"})  # a share that was lowered, a LimitRange's default
+    assert step(sharepod(), more) == Place()
+    assert isinstance(step(sharepod(), more, rows), OpenGate)
+    assert step(sharepod(), pod(gated=True)) == Place(), "lines were not in use when it was made"
 
 
 def test_no_gate_opens_on_a_share_that_is_about_to_be_released() -> None:

@@ -23,7 +23,7 @@ from sharepod.controller.state.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
-from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number
+from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number, without_line
 from .pod_facts import pinned_node
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -324,8 +324,4 @@ def _needs(spec: Json) -> PodNeeds | None:
         needs = parse_needs(spec)
     except Exception:  # kube-scheduler makes its own checks
         return None
-    extended = needs.resources.extended
-    if not any(name in extended for name in plain_pods.RESOURCES):
-        return needs
-    others = {name: amount for name, amount in extended.items() if name not in plain_pods.RESOURCES}
-    return replace(needs, resources=replace(needs.resources, extended=others))
+    return replace(needs, resources=without_line(needs.resources))

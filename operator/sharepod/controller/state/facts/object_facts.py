@@ -8,11 +8,12 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from sharepod.api.bounds import MAX_NAME, quoted
+from sharepod.api.resource_line import RESOURCES
 from sharepod.controller.state.fitting import MAX_LIST, POD
 from sharepod.placement.state.needs import NeedsError, pod_resources
 from sharepod.placement.state.types import Resources
@@ -77,6 +78,15 @@ def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
     """Yield the maps among the first entries of a list."""
     if isinstance(value, list | tuple):
         yield from (item for item in islice(value, most) if isinstance(item, Mapping))
+
+
+def without_line(resources: Resources) -> Resources:
+    """Return resources without those of the line: the ledger says which node has room for them."""
+    extended = resources.extended
+    if not any(name in extended for name in RESOURCES):
+        return resources
+    others = {name: amount for name, amount in extended.items() if name not in RESOURCES}
+    return replace(resources, extended=others)
 
 
 def resources_of(spec: Json) -> Resources:

@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from operator import attrgetter
 
@@ -19,6 +19,7 @@ from sharepod.api.objects import (
     TAKEN_BACK,
     TENANT_LABEL,
 )
+from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
 from sharepod.controller.state.fitting import MAX_LIST, POD
 from sharepod.controller.state.pod_summary import ready_containers, summary
 from sharepod.controller.state.timestamps import seconds
@@ -36,6 +37,7 @@ from .object_facts import (
     text_of,
     texts_of,
     whole_number,
+    without_line,
 )
 
 _TERMINAL = ("Succeeded", "Failed")
@@ -90,6 +92,9 @@ class PodFacts(ObjectFacts):
     scheduler: str
     """Name of the scheduler that is to bind it."""
     needs: Resources
+    """What it takes of its node. The resources of the line are not among it."""
+    carried: Carried = NOTHING
+    """What it carries of the resources of the line; nothing where lines were not in use when it was made."""
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
     asks: PodNeeds | None = None
@@ -160,6 +165,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     disruption = conditions.get("DisruptionTarget") or {}
     gates = tuple(text_of(gate.get("name")) for gate in maps(spec.get("schedulingGates")))
     waits = SHARE_GATE in gates
+    needs = resources_of(spec)
     return PodFacts(
         **common(metadata),
         tenant=_tenant(metadata),
@@ -186,7 +192,8 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         finalizers=texts_of(metadata.get("finalizers")),
         ended_first=_ended_first(metadata, containers),
         scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
-        needs=resources_of(spec),
+        needs=without_line(needs),
+        carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
         asks=_asks(spec) if waits else None,
         affinity=affinity if waits else None,
@@ -287,6 +294,7 @@ def _disruption(condition: Json) -> str | None:
 
 def _asks(spec: Json) -> PodNeeds | None:
     try:
-        return parse_needs(spec)
+        needs = parse_needs(spec)
+        return replace(needs, resources=without_line(needs.resources))
     except Exception:  # its SharePod's needs are taken instead; kube-scheduler makes its own checks
         return None
