@@ -19,6 +19,7 @@ from sharepod.api.admission.claim_request import claim_policy
 from sharepod.api.admission.line_policies import plain_pod_policies
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.request import request_policy
+from sharepod.api.admission.share_claim_policy import share_claim_policy
 from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 from sharepod.api.crd.served_versions import with_versions
@@ -59,6 +60,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
+        ROOT / "manifests" / "claims" / "sharepod-share-claims.yaml": share_claim_policy(),
         ROOT / "manifests" / "plain" / "sharepod-plain-pods.yaml": plain_pod_policies(),
     }
     return {

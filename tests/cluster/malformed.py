@@ -170,6 +170,13 @@ PODS: tuple[Case, ...] = (
         pod={"volumes": [{"name": "sharepod-gpu", "emptyDir": {}}]},
     ),
     Case(
+        "our claim's name",
+        "spec.resourceClaims",
+        "choose another",
+        SHARE,
+        pod={"resourceClaims": [{"name": "sharepod-gpu", "resourceClaimName": "mine"}]},
+    ),
+    Case(
         "our volume's driver",
         "spec.volumes[mine]",
         "remove this volume",

@@ -6,145 +6,17 @@ API server, scheduler, controllers, kubelet, containerd, operator, agent and hoo
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import Installation
-from harness.machines import IMAGE, RealNode
-from harness.services import Service
+from harness.machines import RealNode
 from harness.shares import measured
-from node.claim_node import CLASS, GROUP, RESTRICTED, container, inventory, restricted_namespace
-
-NAMESPACE = "team-c"
-
-
-class ClaimSystem:
-    """SharePod on a cluster with one real node of two simulated GPUs, and a team that brings claims."""
-
-    def __init__(self, cluster: Cluster, machine: RealNode, installation: Installation) -> None:
-        self.cluster = cluster
-        self.machine = machine
-        self.installation = installation
-        self.gpunode = f"{GROUP}/gpunodes/{machine.node}"
-        self.operator: Service = installation.start_operator("operator-1")
-        self.agent: Service = machine.start_agent(installation, "agent-1")
-        self._starts = 1
-        self.most: dict[str, int] = {}
-        """Most thousandths of each GPU's time that any version of the ledger gave away."""
-
-    def kill_agent(self) -> None:
-        self.agent.signal(signal.SIGKILL)
-        self.agent.wait(10)
-
-    def start_agent(self) -> None:
-        self._starts += 1
-        self.agent = self.machine.start_agent(self.installation, f"agent-{self._starts}")
-
-    def restart_operator(self) -> None:
-        """Kill the operator and start it again."""
-        self._starts += 1
-        self.operator.signal(signal.SIGKILL)
-        self.operator.wait(10)
-        self.operator = self.installation.start_operator(f"operator-{self._starts}")
-
-    def apply(self, *objects: Object) -> None:
-        for each in objects:
-            self.cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(each))
-
-    def template(self, name: str, milli: int, *, limit: int = 1000, count: int = 1) -> Object:
-        amounts = {"timeMilli": str(milli), "limitMilli": str(limit), "memory": "1Gi"}
-        exactly = {"deviceClassName": CLASS, "count": count, "capacity": {"requests": amounts}}
-        spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
-        meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
-        return {**meta, "spec": {"spec": spec}}
-
-    def claim(self, name: str, milli: int) -> Object:
-        made = self.template(name, milli)
-        return {**made, "kind": "ResourceClaim", "spec": made["spec"]["spec"]}
-
-    def workload(self, kind: str, name: str, template: str, *args: str, **spec: Any) -> Object:
-        labels = {"app": name}
-        claims = [{"name": "gpu", "resourceClaimTemplateName": template}]
-        pod = {"resourceClaims": claims, "containers": [container(*args)], "terminationGracePeriodSeconds": 2}
-        if kind == "Job":
-            pod["restartPolicy"] = "Never"
-        made = {"template": {"metadata": {"labels": labels}, "spec": pod}, **spec}
-        if kind == "Deployment":
-            made["selector"] = {"matchLabels": labels}
-        group = {"Job": "batch/v1", "Deployment": "apps/v1"}[kind]
-        return {"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": made}
-
-    def pod(self, name: str, *, claim: str | None = None, template: str | None = None) -> Object:
-        source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
-        spec = {"resourceClaims": [{"name": "gpu", **source}], "containers": [container()]}
-        meta = {"name": name, "labels": {"app": name}}
-        return {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": meta,
-            "spec": {**spec, "terminationGracePeriodSeconds": 2},
-        }
-
-    def sharepod(self, name: str, request: float) -> Object:
-        one = {"name": "main", "image": IMAGE, "securityContext": RESTRICTED}
-        spec = {"gpu": {"request": request, "memory": "1Gi"}, "containers": [one], "terminationGracePeriodSeconds": 2}
-        return {
-            "apiVersion": "sharepod.dev/v1alpha1",
-            "kind": "SharePod",
-            "metadata": {"name": name},
-            "spec": spec,
-        }
-
-    def pods(self, app: str | None = None) -> list[Object]:
-        found: list[Object] = self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
-        return [pod for pod in found if app is None or pod["metadata"].get("labels", {}).get("app") == app]
-
-    def await_running(self, app: str, count: int = 1, *, timeout: float = 60.0) -> list[str]:
-        def running() -> list[str]:
-            return [
-                pod["metadata"]["name"]
-                for pod in self.pods(app)
-                if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-            ]
-
-        wait_until(lambda: len(running()) == count, what=f"{count} running Pods of {app}", timeout=timeout)
-        return running()
-
-    def rows(self) -> list[Object]:
-        rows: list[Object] = self.cluster.api.get(self.gpunode)["spec"].get("tenants", [])
-        return rows
-
-    def restarts(self) -> int:
-        return sum(int(each["restartCount"]) for pod in self.pods() for each in pod["status"]["containerStatuses"])
-
-    def watch_ledger(self, until: threading.Event) -> None:
-        """Take in every version of the ledger."""
-        seen = self.cluster.api.get(self.gpunode)
-        self._note(seen)
-        while not until.is_set():
-            version = seen["metadata"]["resourceVersion"]
-            for event in self.cluster.api.watch(f"{GROUP}/gpunodes", timeout=2, resourceVersion=version):
-                seen = event["object"]
-                self._note(seen)
-
-    def _note(self, gpunode: Object) -> None:
-        given: dict[str, int] = {}
-        for row in gpunode["spec"].get("tenants", []):
-            for uuid in row["gpus"]:
-                given[uuid] = given.get(uuid, 0) + row["requestMilli"]
-        self.most = {uuid: max(self.most.get(uuid, 0), given.get(uuid, 0)) for uuid in self.most.keys() | given.keys()}
-
-    def clear(self) -> None:
-        kinds = "deployments,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"
-        self.cluster.kubectl("delete", kinds, "--all", "-n", NAMESPACE, timeout=90)
-        wait_until(lambda: not self.pods(), what="no Pods", timeout=60)
-        wait_until(lambda: not self.rows(), what="an empty ledger", timeout=60)
+from node.claim_node import inventory, restricted_namespace
+from node.claim_system import NAMESPACE, ClaimSystem
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from harness.installation import Installation
 from harness.machines import RealNode
 from harness.shares import measured
 from node.claim_node import container, inventory, restricted_namespace
-from node.test_claims_and_operator import NAMESPACE, ClaimSystem
+from node.claim_system import NAMESPACE, ClaimSystem
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ node and names its GPUs.
 Guarantees, whatever the SharePod says:
 - kube-scheduler does not see the Pod before its gate is open.
 - The Pod is pinned to the assigned node by node affinity, so the scheduler still makes every check of its own.
-- Each container and init container sees the assigned GPUs and no others, and has the tenant's volume.
+- Each container and init container sees the assigned GPUs and no others, and has the tenant's directory: by the
+  runtime class, a variable and a CSI volume, or all by one ResourceClaim.
 - Each of them preloads the hook, unless the SharePod is Exclusive.
 - Its first container carries the resource line of the share, where lines are in use: ResourceQuota and LimitRange then
   count SharePods and plain Pods alike.
@@ -31,6 +32,7 @@ from .objects import (
     NO_GPUS,
     PRELOAD_FILE,
     PRELOAD_PATH,
+    SHARE_CLAIM,
     SHARE_GATE,
     TAKEN_BACK,
     TENANT_LABEL,
@@ -85,10 +87,13 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     return spec
 
 
-def build_pod(sharepod: Mapping[str, Any], settings: PodSettings, *, line: bool = False) -> dict[str, Any]:
+def build_pod(
+    sharepod: Mapping[str, Any], settings: PodSettings, claim: str | None = None, *, line: bool = False
+) -> dict[str, Any]:
     """Build the manifest of the Pod for `sharepod` (as the API server gave it), behind its scheduling gate.
 
-    `line`: Nodes advertise the resources of the line, so that a Pod that carries it can be bound.
+    `claim`: name of the ResourceClaim that attaches the GPUs; None: runtime class and CSI volume do. `line`: nodes
+    advertise the resources of the line, so that a Pod that carries it can be bound.
 
     Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
     the device plugin, our volume's name or mount paths taken.
@@ -98,6 +103,17 @@ def build_pod(sharepod: Mapping[str, Any], settings: PodSettings, *, line: bool 
     spec = requested_pod_spec(sharepod, settings)
     gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != SHARE_GATE]
     spec["schedulingGates"] = [{"name": SHARE_GATE}, *gates]
+    if claim is not None:
+        _attach_by_claim(spec, settings, claim)
+    else:
+        _attach_by_volume(spec, settings, hook=request.mode is not Mode.EXCLUSIVE)
+    if line and spec.get("containers"):
+        spec["containers"][0] = _with_line(spec["containers"][0], request)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
+
+
+def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool) -> None:
+    """Have the runtime class attach the GPUs and a CSI volume the tenant's directory, in place."""
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
     spec["volumes"] = [
@@ -106,10 +122,18 @@ def build_pod(sharepod: Mapping[str, Any], settings: PodSettings, *, line: bool 
     ]
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            spec[field] = [_with_gpu(container, hook=request.mode is not Mode.EXCLUSIVE) for container in spec[field]]
-    if line and spec.get("containers"):
-        spec["containers"][0] = _with_line(spec["containers"][0], request)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
+            spec[field] = [_with_gpu(container, hook=hook) for container in spec[field]]
+
+
+def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
+    """Have a claim attach GPUs and the tenant's directory, in place. The runtime class for GPUs is not needed then, and
+    may not be there."""
+    if spec.get("runtimeClassName") == settings.runtime_class:
+        spec.pop("runtimeClassName", None)
+    spec["resourceClaims"] = [*(spec.get("resourceClaims") or []), {"name": SHARE_CLAIM, "resourceClaimName": claim}]
+    for field in ("initContainers", "containers"):
+        if spec.get(field):
+            spec[field] = [_with_claim(container) for container in spec[field]]
 
 
 def open_gate(
@@ -195,6 +219,12 @@ def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None
                 f"spec.volumes[{index}].csi.driver",
                 f"{CSI_DRIVER} is added to the pod automatically; remove this volume",
             )
+    for index, entry in enumerate(spec.get("resourceClaims") or []):
+        if entry.get("name") == SHARE_CLAIM:
+            raise SpecError(
+                f"spec.resourceClaims[{index}].name",
+                f"{SHARE_CLAIM} is the name of SharePod's own claim; choose another",
+            )
     for field in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(field) or []):
             _check_container(f"spec.{field}[{index}]", container)
@@ -260,6 +290,18 @@ def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
 def _with_line(container: Mapping[str, Any], gpu: GpuRequest) -> dict[str, Any]:
     resources = container.get("resources") or {}
     return {**container, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **line_of(gpu)}}}
+
+
+def _with_claim(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container with the claim. The user's own NVIDIA_VISIBLE_DEVICES would contradict it."""
+    resources = container.get("resources") or {}
+    made = {
+        **container,
+        "resources": {**resources, "claims": [*(resources.get("claims") or []), {"name": SHARE_CLAIM}]},
+    }
+    if "env" in container:
+        made["env"] = [variable for variable in container["env"] or [] if variable.get("name") != VISIBLE_DEVICES]
+    return made
 
 
 def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,12 +30,13 @@ from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json,
 
 from . import metrics
 from .decisions.advertised import LineOnNode, advertised
+from .decisions.attaching import CONDITION_BY_CLAIMS, Attaching, AttachReason
 from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
 CONDITION_DEVICE_PLUGIN = "DevicePluginPresent"
 """Condition of a GPUNode of pool `dedicated`: True while its Node advertises GPUs of NVIDIA's device plugin."""
-_OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN)
+_OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 """Conditions that the operator writes."""
 
 _LOOK_AGAIN_S = 1.0
@@ -82,6 +83,8 @@ class NodeReconciler:
         """By node and GPU: the last Event about a GPU that cannot be used."""
         self.lines_in_force: bool | None = None
         """Pods with a resource line are given claims, or refused; None while that is not known."""
+        self.attaching: Attaching | None = None
+        """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -106,7 +109,7 @@ class NodeReconciler:
         2. Without its Node: delete the GPUNode once its ledger is empty.
         3. Without its GPUNode: create it.
         4. Else: follow the pool label, announce GPUs, advertise the resources of the line, and show whether a device
-           plugin is there and the agent alive.
+           plugin is there and the agent alive, and how GPUs are attached.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -123,6 +126,7 @@ class NodeReconciler:
             await self._advertise(node, gpunode)
             await self._show_device_plugin(node, gpunode)
             await self._show_agent(node, gpunode)
+            await self._show_attaching(gpunode)
 
     def _announce_gpus(self, gpunode: GpuNodeFacts) -> None:
         """Write Events about GPUs that have failed, cannot be shared, or can be shared again."""
@@ -272,6 +276,17 @@ class NodeReconciler:
         ):
             self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", text)
 
+    async def _show_attaching(self, gpunode: GpuNodeFacts) -> None:
+        """Show how GPUs are attached to new Pods of SharePods; not where claims never were in question."""
+        how = self.attaching
+        known = next((item for item in gpunode.status.conditions if item.type == CONDITION_BY_CLAIMS), None)
+        if how is None or (known is None and how.reason is AttachReason.SETTING):
+            return
+        again = known is not None and known.message != how.message
+        await self._write_condition(
+            gpunode, CONDITION_BY_CLAIMS, true=how.by_claims, reason=how.reason, text=how.message, again=again
+        )
+
     async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str) -> None:
         """Set AgentAlive to False, and write an Event, unless both is done."""
         if await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=False, reason=reason, text=text):
@@ -286,13 +301,15 @@ class NodeReconciler:
             f"kubectl annotate gpunode {name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
         )
 
-    async def _write_condition(self, gpunode: GpuNodeFacts, kind: str, *, true: bool, reason: str, text: str) -> bool:
-        """Write one of the operator's conditions; return False if it has this reason already.
+    async def _write_condition(
+        self, gpunode: GpuNodeFacts, kind: str, *, true: bool, reason: str, text: str, again: bool = False
+    ) -> bool:
+        """Write one of the operator's conditions; return False if it has this reason already, unless `again`.
 
         One apply holds all conditions of the operator: the API server removes those that an apply leaves out.
         """
         present = (self._state.gpunodes.named(gpunode.name) or gpunode).status.conditions
-        if any(item.type == kind and item.reason == reason for item in present):
+        if not again and any(item.type == kind and item.reason == reason for item in present):
             return False
         others = [item.dump() for item in present if item.type in _OURS and item.type != kind]
         condition: Json = {

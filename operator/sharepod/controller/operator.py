@@ -43,6 +43,7 @@ from sharepod.web.api_reviews import ApiReviews
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import metrics
+from .attach_mode import AttachMode
 from .conversion import ServingCertificate, serve_conversions
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
@@ -151,6 +152,17 @@ class Operator:
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
+        self.attach_mode = AttachMode(
+            settings.attach,
+            self.state,
+            self.client,
+            served=lambda: self.watches.claims.listed,
+            acts=lambda: self._active,
+            on_changed=self._attaching_changed,
+            clock=clock,
+        )
+        pod_control.by_claims = self.attach_mode.by_claims
+        self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
@@ -162,6 +174,11 @@ class Operator:
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
         self.pod_control.lines_in_force = bool(self.line_policy.in_force)
+        for node in self.state.nodes:
+            self._enqueue_node(node.name)
+
+    def _attaching_changed(self) -> None:
+        self.node_reconciler.attaching = self.attach_mode.now
         for node in self.state.nodes:
             self._enqueue_node(node.name)
 
@@ -228,6 +245,9 @@ class Operator:
             term = self._term
             await self.watches.catch_up()
             await self.line_policy.look()  # the first Pod that is made carries its line where lines are in use
+            if term != self._term or not self.leadership.acting():
+                continue
+            await self.attach_mode.look()
             if term != self._term or not self.leadership.acting():
                 continue
             self.node_reconciler.check_agents(acting=False)  # all are enqueued next
@@ -334,6 +354,7 @@ class Operator:
             "claims": self.claim_reconciler.run(),
             "line templates": self.line_templates.run(),
             "line policy": self.line_policy.run(),
+            "attach mode": self.attach_mode.run(),
             "nodes": self.node_reconciler.run(),
             "resync": self._resync(),
             "tick": self._tick(),

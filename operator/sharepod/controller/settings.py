@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from sharepod.api.share_claims import Attach
 from sharepod.web.metrics_access import MetricsAccess
 
 FILE_VARIABLE = "SHAREPOD_SETTINGS"
@@ -62,6 +63,13 @@ class OperatorSettings(BaseSettings):
 
     runtime_class: str | None = "nvidia"
     """`runtimeClassName` of the Pods that are created; null if NVIDIA's runtime is the default one of the nodes."""
+
+    attach: Attach = Attach.CSI
+    """How GPUs are attached to the Pods of SharePods: `csi` (`runtime_class` and a CSI volume), `claims` (a
+    ResourceClaim for each Pod, attached as CDI devices; needs Kubernetes 1.34 or newer and `manifests/claims`) or
+    `auto` (claims where every node of the pool can, else CSI). The condition `SharePodsByClaims` of each GPUNode says
+    which, and why. Pods that exist stay as they are.
+    """
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
     """Added to every Pod that is created, and taken into account when a node is chosen."""

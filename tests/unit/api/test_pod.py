@@ -114,6 +114,41 @@ def test_an_exclusive_pod_has_the_volume_and_no_hook() -> None:
     assert mounts(pod["spec"]["containers"][0]) == ["/run/sharepod"]
 
 
+@pytest.mark.parametrize("gpu", [{"request": 0.5, "count": 2}, {"mode": "Exclusive"}])
+def test_where_a_claim_attaches_the_gpus_each_container_names_it_and_nothing_else_is_added(gpu: dict[str, Any]) -> None:
+    own = [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    body = sharepod(
+        gpu,
+        initContainers=[
+            {"name": "init", "image": "x", "resources": {"claims": [{"name": "nic"}], "limits": {"cpu": 1}}}
+        ],
+        containers=[{"name": "main", "image": "x", "env": own}],
+        resourceClaims=[{"name": "nic", "resourceClaimName": "mine"}],
+        runtimeClassName="nvidia",
+    )
+    spec = build_pod(body, SETTINGS, "one-0badcafe")["spec"]
+    assert spec["resourceClaims"] == [
+        {"name": "nic", "resourceClaimName": "mine"},
+        {"name": "sharepod-gpu", "resourceClaimName": "one-0badcafe"},
+    ]
+    assert "runtimeClassName" not in spec, "the class may not be there"
+    assert "volumes" not in spec
+    (init,), (main,) = spec["initContainers"], spec["containers"]
+    assert init["resources"] == {"claims": [{"name": "nic"}, {"name": "sharepod-gpu"}], "limits": {"cpu": 1}}
+    assert main == {
+        "name": "main",
+        "image": "x",
+        "env": [{"name": "A", "value": "1"}],
+        "resources": {"claims": [{"name": "sharepod-gpu"}]},
+    }
+    assert spec["schedulingGates"] == [{"name": "sharepod.dev/share"}]
+
+
+def test_a_runtime_class_of_the_users_own_stays_beside_a_claim() -> None:
+    spec = build_pod(sharepod(runtimeClassName="kata"), PodSettings(runtime_class=""), "one-0badcafe")["spec"]
+    assert spec["runtimeClassName"] == "kata"
+
+
 def test_the_users_volumes_and_mounts_stay() -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": "/run"}]}
     pod = build_pod(sharepod(volumes=[{"name": "w", "emptyDir": {}}], containers=[container]), SETTINGS)
@@ -126,6 +161,7 @@ def test_the_users_volumes_and_mounts_stay() -> None:
     [
         ("spec.volumes[0].name", {"volumes": [{"name": "sharepod-gpu", "emptyDir": {}}]}),
         ("spec.volumes[0].csi.driver", {"volumes": [{"name": "a", "csi": {"driver": "gpu.sharepod.dev"}}]}),
+        ("spec.resourceClaims[0].name", {"resourceClaims": [{"name": "sharepod-gpu", "resourceClaimName": "a"}]}),
         ("spec.runtimeClassName", {"runtimeClassName": "kata"}),
         ("spec.ephemeralContainers", {"ephemeralContainers": [{"name": "d"}]}),
     ],

@@ -17,6 +17,7 @@ from doubles.apiserver.server import ApiServer, api_server
 from doubles.apiserver.storage import Change
 from kubernetes.aio.client import Configuration
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
+from sharepod.api.share_claims import Attach
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.watches import Watches
@@ -64,6 +65,7 @@ class World:
         )
         self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
         pod_control = PodControl(self.state, self.client, self.events, PODS)
+        pod_control.by_claims = lambda: self.settings.attach is Attach.CLAIMS
         self.tenants = TenantReconciler(
             self.state,
             self.client,
@@ -131,6 +133,9 @@ class World:
         watches = self.watches
         for reflector in (watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
             await reflector.list_all()
+        for change in self.server.storage.history:
+            if change.kind.plural == "resourceclaims":
+                self._see_claim(change)
 
     async def see_claims(self) -> None:
         """Take in claims and the Pods that use them, each change that there was, as their watches do."""

@@ -24,6 +24,7 @@ from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_RE
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
 from .cel import Validation, refuse, text, texts
+from .share_claim_policy import MARKED
 
 NAME = "sharepod-claims"
 
@@ -86,6 +87,7 @@ def claim_policy() -> list[dict[str, Any]]:
                 "matchConstraints": {"resourceRules": [rule]},
                 "matchConditions": [
                     {"name": "of-our-class", "expression": f"{devices}.exists(r, {ours})"},
+                    {"name": "of-no-sharepod", "expression": f"{template} || !{MARKED}"},
                     {"name": "new-or-annotations-changed", "expression": changed},
                 ],
                 "variables": [{"name": name, "expression": expression} for name, expression in variables],

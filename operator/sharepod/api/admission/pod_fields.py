@@ -10,7 +10,7 @@ from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
-from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
+from sharepod.api.objects import CSI_DRIVER, SHARE_CLAIM, VOLUME_NAME
 from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, LINE_IN_SHAREPOD, RESERVED_MOUNT_PATTERN
 from sharepod.api.resource_line import PREFIX
 from sharepod.api.sharepod import MUTABLE, TTL
@@ -60,6 +60,10 @@ def pod_fields_policy() -> list[dict[str, Any]]:
             refuse(
                 f"!variables.volumes.exists(v, v.name == '{VOLUME_NAME}')",
                 f"'spec.volumes: {VOLUME_NAME} is the name of the volume that SharePod adds; choose another'",
+            ),
+            refuse(
+                f"!object.spec.?resourceClaims.orValue([]).exists(r, r.name == '{SHARE_CLAIM}')",
+                f"'spec.resourceClaims: {SHARE_CLAIM} is the name of the claim that SharePod adds; choose another'",
             ),
             refuse(
                 f"!variables.volumes.exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharepod.api.bounds import clipped
-from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_DRIVER, device_name
 from sharepod.placement.state.types import Refusal
@@ -40,9 +39,9 @@ class Note:
     message: str
 
 
-def allocation(node: str, row: Tenant, request: ClaimRequest, now: str) -> Json:
-    """Return `status.allocation` for a row. `now`: RFC 3339, in whole seconds."""
-    names = [name for name, count in request.devices for _ in range(count)]
+def allocation(node: str, row: Tenant, names: Sequence[str], now: str) -> Json:
+    """Return `status.allocation` for a row. `names`: of the claim's request for each GPU. `now`: RFC 3339, in whole
+    seconds."""
     results = [
         {"device": device_name(uuid), "driver": CLAIM_DRIVER, "pool": node, "request": name}
         for name, uuid in zip(names, row.gpus, strict=True)

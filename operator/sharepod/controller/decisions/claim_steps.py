@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Tenant
-from sharepod.api.objects import device_name
 from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
 
 from .lifecycle import BeginRelease, Forget, Place, RemovalReason, RemoveRow, ReservationSnapshot, Unreserve, Wait
+from .share_claim_steps import is_of_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
 def holds(reserved: ReservationSnapshot, allocation: Allocation) -> bool:
     """Return whether a row, as written, is the share that an allocation names."""
     row = reserved.written
-    if row is None or reserved.releasing or allocation.node != reserved.node:
-        return False
-    return [device for _, _, device in allocation.devices] == [device_name(uuid) for uuid in row.gpus]
+    return row is not None and not reserved.releasing and is_of_row(allocation, reserved.node, row)
 
 
 def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:

@@ -23,6 +23,8 @@ Guarantees, whatever order things happen in:
   namespace that is being deleted; one that the API server refuses to let the Pod have is given back.
 - L7 what is counted is what is had: a Pod that waits for its share and carries less of the resource line than its
   SharePod asks for by now is taken back, and its successor carries that.
+
+Where the Pod's GPUs are attached by a claim, `share_claim_steps` says what that claim needs, and when (C1 to C3).
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ from enum import Enum
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.resource_line import carried
 from sharepod.api.sharepod import Phase, RestartPolicy
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
-from . import ends
+from . import ends, share_claim_steps
 from .ends import Absence, EndCause, EndReason, RunEnd, Sequel
+from .share_claim_steps import ShareClaimStep
 
 
 class RemovalReason(Enum):
@@ -87,6 +91,8 @@ class TenantSnapshot:
     sharepod: SharePodFacts | None
     pod: PodFacts | None
     reserved: tuple[ReservationSnapshot, ...]
+    claim: ClaimFacts | None = None
+    """Claim by which its Pod's GPUs are attached, if it has one and that is known."""
     lost: PodFacts | None = None
     """Its Pod as last seen, if it is gone."""
     unbound_since: float | None = None
@@ -268,6 +274,7 @@ Step = (
     | Unreserve
     | BeginRelease
     | RemoveRow
+    | ShareClaimStep
 )
 
 Ending = Finish | EndRun
@@ -399,17 +406,23 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     may_have = not refused and not snapshot.namespace_ends  # L6
     for reserved in _kept_first(snapshot.reserved):
         ends = reserved.releasing or reserved.wanted.releasing
-        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends and may_have:
+        its = reserved.wanted.pod_uid == pod.uid and share_claim_steps.names_claim(
+            reserved.wanted.claim, pod, snapshot.claim
+        )
+        if mine is None and its and not ends and may_have:
             mine = reserved
         elif (step := _drop(reserved, former)) is not None:
             return step
     if mine is None:
         if sharepod.error is None and may_have and not pod.foreign_gates and not snapshot.reserved:
-            return Place()
+            if snapshot.claim is not None and snapshot.claim.deleting:
+                return Wait()  # the next one is made when it is gone
+            return share_claim_steps.before_place(pod, snapshot.claim) or Place()
         return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
         return Wait()  # on its way to the ledger
-    return OpenGate(pod, mine.node, mine.written)  # L1
+    step = share_claim_steps.before_gate(pod, snapshot.claim, mine.node, mine.written)
+    return step or OpenGate(pod, mine.node, mine.written)  # L1
 
 
 def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSnapshot]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import ClaimReference, Mode
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
@@ -283,6 +283,9 @@ class PlacementLoop:
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             self.leave(waiting.tenant)
             return None
+        if pod.claim is not None and self._state.claim_of_pod(pod) is None:
+            self.leave(waiting.tenant)  # it asks again with the next claim
+            return None
         return self.request(sharepod, pod)
 
     def _request_of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
@@ -294,6 +297,7 @@ class PlacementLoop:
     def request(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
         """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
         assert sharepod.gpu is not None
+        claim = self._state.claim_of_pod(pod)
         return PlacementRequest(
             tenant=TenantId(sharepod.uid),
             namespace=sharepod.namespace,
@@ -304,6 +308,7 @@ class PlacementLoop:
             owner=sharepod.owner,
             priority=pod.priority,
             created=sharepod.created,
+            claim=ClaimReference(name=claim.name, uid=claim.uid) if claim is not None else None,
             avoid=self._avoided(sharepod.uid),
         )
 
@@ -322,7 +327,7 @@ class PlacementLoop:
         memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
         asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid), request.beside)
-        shape = (cluster.room_version, request.priority, *asked)
+        shape = (cluster.room_version, request.priority, request.claim is None, *asked)
         answer: Assignment | None = None
         if is_head or shape not in refused:
             with metrics.DECISION_SECONDS.time():
@@ -346,7 +351,7 @@ class PlacementLoop:
             waiting.refused_at_version = cluster.room_version
             return
         metrics.DECISIONS.labels("placed").inc()
-        for one in (request, *request.beside) if request.claim is not None else ():
+        for one in (request, *request.beside) if request.claim is not None and request.pod_uid is None else ():
             self._state.seen_claims.booked(one.tenant)
         memo.refusal = None
         for other in request.beside:

@@ -54,6 +54,8 @@ class ClaimsSeen:
         """Uids of Pods with a resource line by the node that they are bound to."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
         """Called with the namespace of a Pod that waits for the claim of its line to be made."""
+        self.on_share_claim: Callable[[str], None] = lambda _pod: None
+        """Called with the uid of a SharePod's Pod whose claim has changed."""
 
     # Claims
 
@@ -106,8 +108,8 @@ class ClaimsSeen:
             self._unused.discard(item.uid)
         if item.made_for is not None:
             self._made.setdefault(item.made_for, set()).add(item.uid)
-        if news and item.ours:
-            self._on_changed(item.uid)
+        if news:
+            self._tell(item)
         if before is None:
             self._tell_siblings(item)
 
@@ -143,14 +145,25 @@ class ClaimsSeen:
     def _claim_gone(self, item: ClaimFacts) -> None:
         self._no_longer_made(item)
         self._sorted.pop(item.uid, None)
+        self._tell(item)
+        self._tell_siblings(item)
+
+    def _tell(self, item: ClaimFacts) -> None:
+        """Tell of a claim that has changed or is gone."""
         if item.ours:
             self._on_changed(item.uid)
-        self._tell_siblings(item)
+        elif item.of_sharepod and item.made_for is not None:
+            self.on_share_claim(item.made_for)
 
     def _tell_siblings(self, item: ClaimFacts) -> None:
         for pod in self.users(item):
             if len(pod.entries) > 1:
                 self._tell_claims_of(pod)
+
+    def share_claim(self, name: str, namespace: str, pod: str) -> ClaimFacts | None:
+        """Return the claim of that name if the operator made it for this Pod of a SharePod. `pod`: its uid."""
+        item = self.claims.named(name, namespace)
+        return item if item is not None and item.of_sharepod and item.made_for == pod else None
 
     # Pods
 

@@ -24,7 +24,7 @@ from sharepod.placement.state.types import Reservation, Resources
 
 from .agent_leases import AgentLeases
 from .claims_seen import ClaimsSeen
-from .facts.claim_facts import uses_claims
+from .facts.claim_facts import ClaimFacts, uses_claims
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
 from .facts.pod_facts import PodFacts, other_pod, pod_facts
 from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
@@ -79,6 +79,7 @@ class ClusterState:
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
         self.seen_claims = ClaimsSeen(lambda uid: self.on_tenant_changed(uid))
+        self.seen_claims.on_share_claim = self._share_claim_changed
         self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
@@ -247,6 +248,16 @@ class ClusterState:
             return True
         rows = (row for _, row in self.cluster.reservations_of(TenantId(tenant)))
         return any(row.claim is not None and row.claim.uid == tenant for row in rows)
+
+    def claim_of_pod(self, pod: PodFacts) -> ClaimFacts | None:
+        """Return the claim by which the GPUs of a SharePod's Pod are attached; None where CSI does it, or while the
+        claim is not known."""
+        return self.seen_claims.share_claim(pod.claim, pod.namespace, pod.uid) if pod.claim is not None else None
+
+    def _share_claim_changed(self, pod_uid: str) -> None:
+        pod = self.pods.get(pod_uid)
+        if pod is not None and pod.tenant is not None:
+            self.on_tenant_changed(pod.tenant)
 
     def namespace_of(self, tenant: str) -> str:
         """Return the namespace of a tenant; empty if nothing of it is known."""

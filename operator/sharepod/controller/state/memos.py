@@ -128,6 +128,10 @@ class TenantMemo:
             self._of_claim = ClaimMemo()
         return self._of_claim
 
+    def is_blocked(self, now: float) -> bool:
+        """Return whether its Pod cannot be created, or given its share, at a time. `now`: monotonic seconds."""
+        return self.blocked is not None and now < self.blocked.until
+
     def next_pause_s(self, first_s: float) -> float:
         """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""
         self.failures += 1

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sharepod.api.gpunode import Tenant
-from sharepod.api.objects import GPUS_ANNOTATION
+from sharepod.api.objects import CLAIM_FINALIZER, GPUS_ANNOTATION, SHARE_REQUEST
 from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says
 from sharepod.controller.state.claims_seen import ClaimsSeen
-from sharepod.controller.state.facts.claim_facts import FINALIZER, ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
 from sharepod.kube import ApiError, ConflictError, InvalidError, Json, NotFoundError
 from sharepod.placement.state.types import Refusal
 
@@ -40,29 +40,47 @@ class ClaimWriter:
 
         Return False if it is not as it was last seen; it is read again.
         """
-        if FINALIZER not in claim.finalizers:
-            first: Json = {"op": "add", "path": "/metadata/finalizers", "value": [FINALIZER]}
-            another: Json = {"op": "add", "path": "/metadata/finalizers/-", "value": FINALIZER}
+        protected = await self._protected(claim)
+        if protected is None or protected.request is None:
+            return False
+        claim = protected
+        assert claim.request is not None
+        now = self._now()
+        names = [name for name, count in claim.request.devices for _ in range(count)]
+        status: Json = {
+            "allocation": allocation(node, row, names, now),
+            "devices": devices(node, row, None, (), now),
+        }
+        if consumer is not None:
+            status["reservedFor"] = [{"name": consumer.name, "resource": "pods", "uid": consumer.uid}]
+        return await self._write(claim, lambda: self._patch_status(claim, status))
+
+    async def allocate_share(self, claim: ClaimFacts, node: str, row: Tenant) -> bool:
+        """Allocate the claim of a SharePod's Pod to the GPUs of the SharePod's row.
+
+        Return False if it is not as it was last seen; it is read again.
+        """
+        protected = await self._protected(claim)
+        if protected is None:
+            return False
+        status: Json = {"allocation": allocation(node, row, [SHARE_REQUEST] * len(row.gpus), self._now())}
+        return await self._write(protected, lambda: self._patch_status(protected, status))
+
+    async def _protected(self, claim: ClaimFacts) -> ClaimFacts | None:
+        """Return the claim with its finalizer, which is added if need be; None if it is not as it was last seen."""
+        if CLAIM_FINALIZER not in claim.finalizers:
+            first: Json = {"op": "add", "path": "/metadata/finalizers", "value": [CLAIM_FINALIZER]}
+            another: Json = {"op": "add", "path": "/metadata/finalizers/-", "value": CLAIM_FINALIZER}
             operations: list[Json] = [
                 {"op": "test", "path": "/metadata/uid", "value": claim.uid},
                 {"op": "test", "path": "/metadata/resourceVersion", "value": str(claim.version)},
                 another if claim.finalizers else first,
             ]
             if not await self._write(claim, lambda: self._patch(claim, operations)):
-                return False
+                return None
             read = self._seen.claims.get(claim.uid)
-            if read is None or read.allocation is not None or read.request is None:
-                return False
-            claim = read
-        assert claim.request is not None
-        now = self._now()
-        status: Json = {
-            "allocation": allocation(node, row, claim.request, now),
-            "devices": devices(node, row, None, (), now),
-        }
-        if consumer is not None:
-            status["reservedFor"] = [{"name": consumer.name, "resource": "pods", "uid": consumer.uid}]
-        return await self._write(claim, lambda: self._patch_status(claim, status))
+            return read if read is not None and read.allocation is None else None
+        return claim
 
     async def withdraw(self, claim: ClaimFacts) -> bool:
         """Take the reservation of a claim back. Return False if it is not as it was last seen; it is read again."""

@@ -13,10 +13,13 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
+import secrets
+from collections.abc import Callable
 
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
+from sharepod.api.share_claims import claim_name
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
@@ -54,6 +57,8 @@ class PodControl:
     """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`."""
 
     def __init__(self, state: ClusterState, client: Client, events: Events, settings: PodSettings) -> None:
+        self.by_claims: Callable[[], bool] = lambda: False
+        """Whether the Pods that are created now have their GPUs attached by claims; else by CSI."""
         self._state = state
         self._client = client
         self._events = events
@@ -69,7 +74,8 @@ class PodControl:
         says why. `now`: monotonic seconds.
         """
         try:
-            manifest = build_pod(sharepod.raw, self._settings, line=self.lines_in_force)
+            claim = claim_name(sharepod.name, secrets.token_hex(4)) if self.by_claims() else None
+            manifest = build_pod(sharepod.raw, self._settings, claim, line=self.lines_in_force)
             made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))
@@ -136,7 +142,11 @@ class PodControl:
             f"the API server refuses for now to let the pod have a share: node affinity for {node} and the annotation "
             f"{GPUS_ANNOTATION}: {error.message}"
         )
-        self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now, pod=pod.uid)
+        self.refuse_share(sharepod, pod, memo, text, now)
+
+    def refuse_share(self, sharepod: SharePodFacts, pod: PodFacts, memo: TenantMemo, why: str, now: float) -> None:
+        """Note that a Pod cannot have its share for now: it is tried again after a pause. `now`: monotonic seconds."""
+        self._block(sharepod, memo, BlockedReason.FORBIDDEN, why, now, pod=pod.uid)
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
         """Adopt a pod of that name that another operator created for the same SharePod; else say who has the name."""

@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ from sharepod.controller.decisions.lifecycle import (
     TakeBackPod,
     TenantSnapshot,
 )
+from sharepod.controller.decisions.share_claim_steps import AllocateClaim, FreeClaim, MakeClaim, ShareClaimStep
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
@@ -45,10 +47,24 @@ from sharepod.placement.state.types import Outlook
 from .confirmations import Confirmations
 from .evictor import Evictor
 from .pods import PodControl
+from .share_claim_writer import ShareClaimWriter
 from .snapshots import LOOK_AGAIN_S, Snapshots, asks_for_another_share, seen_by_agent
 from .status_writer import StatusWriter
 
 log = structlog.get_logger(__name__)
+
+
+_FOLLOWING: dict[type, tuple[type, ...]] = {
+    lifecycle.CreatePod: (lifecycle.Place, MakeClaim),
+    MakeClaim: (lifecycle.Place,),
+    AllocateClaim: (lifecycle.OpenGate,),
+}
+"""Steps that are done in the same turn as the one before: nothing else has to happen, or be shown, between them."""
+_FOLLOWED = tuple(_FOLLOWING)
+
+
+_CLAIM_NOT_TAKEN = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
+"""kube-scheduler's words for a Pod whose claims are in its way, which it has in no other form."""
 
 
 class TenantReconciler:
@@ -75,6 +91,7 @@ class TenantReconciler:
         self._client = client
         self._ledger = ledger
         self._pod_control = pod_control
+        self.share_claims = ShareClaimWriter(state.seen_claims, client, pod_control, wall)
         self._confirmations = Confirmations(state, client, pod_control)
         self._events = events
         self._memos = memos
@@ -106,16 +123,17 @@ class TenantReconciler:
                 if not memo.gone:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
-        # 2. Decide the next step, and 3. do it; a Pod that was created asks for its place at once.
+        # 2. Decide the next step, and 3. do it. A Pod that was created asks for its place at once, and one whose claim
+        # was allocated has its gate opened at once.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
-        if isinstance(step, lifecycle.CreatePod) and finish is None and memo.blocked is None:
+        while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
             snapshot = self._snapshots.take(tenant, memo)
             following = lifecycle.decide(snapshot)
-            if isinstance(following, lifecycle.Place):
-                step, finish = following, await self._act(snapshot, tenant, memo, following)
-            else:
+            if type(following) not in _FOLLOWING.get(type(step), ()):
                 self.queue.add(tenant)
+                break
+            step, finish = following, await self._act(snapshot, tenant, memo, following)
         if isinstance(step, lifecycle.Forget):
             return
         self._tell_lowered(snapshot)
@@ -158,8 +176,8 @@ class TenantReconciler:
         """True if there is nothing to show yet: no answer of placement, none in the ledger, or an unreadable row."""
         if snapshot.unreadable_row:
             return True
-        if isinstance(step, lifecycle.CreatePod):
-            return snapshot.pod is not None
+        if isinstance(step, lifecycle.CreatePod | MakeClaim):
+            return snapshot.pod is not None and not memo.is_blocked(snapshot.now)
         if isinstance(step, lifecycle.Place):
             return memo.refusal is None and (snapshot.sharepod is None or snapshot.sharepod.status.node is None)
         unwritten = all(reserved.written is None for reserved in snapshot.reserved)
@@ -205,9 +223,9 @@ class TenantReconciler:
                 return await self._create_pod(sharepod, memo, snapshot.now)
             case lifecycle.Place():
                 self.loop.want_place(tenant)
-            case lifecycle.OpenGate(pod=pod, node=node, row=row):
+            case lifecycle.OpenGate() | MakeClaim() | AllocateClaim() | FreeClaim():
                 assert sharepod is not None
-                if not await self._pod_control.open_gate(sharepod, pod, node, row, memo, snapshot.now):
+                if not await self._give(sharepod, step, memo, snapshot.now):
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
             case lifecycle.DeleteSharePod():
                 assert sharepod is not None
@@ -243,6 +261,14 @@ class TenantReconciler:
         elif was_refused:
             self._try_others(sharepod)
         return finish
+
+    async def _give(
+        self, sharepod: SharePodFacts, step: lifecycle.OpenGate | ShareClaimStep, memo: TenantMemo, now: float
+    ) -> bool:
+        """Do a step by which a Pod gets its share. Return False if it is not done."""
+        if isinstance(step, lifecycle.OpenGate):
+            return await self._pod_control.open_gate(sharepod, step.pod, step.node, step.row, memo, now)
+        return await self.share_claims.act(sharepod, step, memo, now)
 
     def _try_others(self, sharepod: SharePodFacts) -> None:
         """Try other SharePods of its namespace at once whose Pods were refused, as one's was and is no longer."""
@@ -303,6 +329,8 @@ class TenantReconciler:
         pod = step.pod
         if not await self._pod_control.take_back(pod):
             return
+        if pod.claim is not None and _CLAIM_NOT_TAKEN.search(step.message):
+            self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         if step.unseen or pod.pin is not None:
             until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
             if step.unseen:

@@ -57,6 +57,7 @@ class Snapshots:
             sharepod=sharepod,
             pod=pod,
             reserved=reserved,
+            claim=self._state.claim_of_pod(pod) if pod is not None else None,
             lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
             unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,

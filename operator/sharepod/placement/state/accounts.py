@@ -348,7 +348,8 @@ class NodeAccount:
                 wanted = row.wanted
                 if tenant not in seen and not wanted.releasing:
                     total += wanted.needs
-                    count += wanted.claim is None or wanted.needs != Resources()  # one Pod may have several claims
+                    several = wanted.claim is not None and wanted.pod_uid is None  # one Pod may have several claims
+                    count += not several or wanted.needs != Resources()
             allocatable = self.state.allocatable if self.state else Resources()
             self._taken = Taken(count, allocatable - total)
         return self._taken

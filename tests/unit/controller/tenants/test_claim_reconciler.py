@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from doubles.apiserver.errors import Refused
+from sharepod.api.objects import CLAIM_FINALIZER
 from sharepod.api.units import TenantId
-from sharepod.controller.state.facts.claim_facts import FINALIZER
 from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import NAMESPACE, World
 from unit.controller.tenants.claim_steps import UNSCHEDULABLE, allocated, placed, running, until_gone
@@ -31,7 +31,7 @@ async def test_a_claim_gets_a_row_then_its_finalizer_then_its_allocation(world: 
     assert found["allocationTimestamp"]
     order = [
         versions(world, "gpunodes", lambda item: item["spec"].get("tenants")),
-        versions(world, "resourceclaims", lambda item: FINALIZER in item["metadata"].get("finalizers", ())),
+        versions(world, "resourceclaims", lambda item: CLAIM_FINALIZER in item["metadata"].get("finalizers", ())),
         versions(world, "resourceclaims", lambda item: (item.get("status") or {}).get("allocation")),
     ]
     assert order[0][0] < order[1][0] < order[2][0]

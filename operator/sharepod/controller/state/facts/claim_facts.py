@@ -18,6 +18,7 @@ from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
 from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
+from sharepod.api.share_claims import is_share_claim
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
@@ -26,8 +27,6 @@ from sharepod.placement.state.types import PodNeeds
 from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number, without_line
 from .pod_facts import pinned_node
 
-FINALIZER = "resource.kubernetes.io/delete-protection"
-"""Finalizer of an allocated claim: kube-controller-manager removes it with the allocation."""
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: the Pod's name for it."""
 
@@ -66,6 +65,8 @@ class ClaimFacts(ObjectFacts):
     finalizers: tuple[str, ...] = ()
     asks: Json = field(default_factory=dict, repr=False)
     """All of it that `request` was read from."""
+    of_sharepod: bool = False
+    """True for one that the operator made for the Pod of a SharePod: `made_for`. Its share is the SharePod's."""
     readable: bool = True
     """False if only the metadata is known: neither what it asks nor its status."""
     shown: tuple[Json, ...] = ()
@@ -176,6 +177,16 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
         "made_for": controller_of(metadata, "Pod"),
         "entry": str(mapping(metadata.get("annotations")).get(MADE_FOR) or "")[:MAX_NAME],
     }
+    held: dict[str, Any] = {
+        "deleting": bool(metadata.get("deletionTimestamp")),
+        "allocation": _allocation(status.get("allocation")),
+        "consumers": tuple(
+            str(item.get("uid") or "")[:MAX_NAME] for item in maps(status.get("reservedFor"), MAX_ITEMS)
+        ),
+        "finalizers": tuple(str(item) for item in islice(metadata.get("finalizers") or (), MAX_ITEMS)),
+    }
+    if is_share_claim(raw):
+        return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
         return ClaimFacts(**common, ours=False)
     said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
@@ -194,15 +205,12 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
             error, asks = found, {}
     return ClaimFacts(
         **common,
+        **held,
         ours=True,
         by_line=by_line,
         created=str(metadata.get("creationTimestamp") or ""),
-        deleting=bool(metadata.get("deletionTimestamp")),
         request=request,
         error=error,
-        allocation=_allocation(status.get("allocation")),
-        consumers=tuple(str(item.get("uid") or "")[:MAX_NAME] for item in maps(status.get("reservedFor"), MAX_ITEMS)),
-        finalizers=tuple(str(item) for item in islice(metadata.get("finalizers") or (), MAX_ITEMS)),
         asks=asks,
         shown=tuple(item for item in maps(status.get("devices"), MAX_ITEMS) if item.get("driver") == CLAIM_DRIVER),
     )

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from sharepod.api.bounds import clipped
 from sharepod.api.objects import (
+    SHARE_CLAIM,
     SHARE_GATE,
     TAKEN_BACK,
     TENANT_LABEL,
@@ -99,6 +100,8 @@ class PodFacts(ObjectFacts):
     """Value of its PriorityClass, as the API server's admission has set it."""
     asks: PodNeeds | None = None
     """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
+    claim: str | None = None
+    """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while it waits for its share."""
 
@@ -152,6 +155,7 @@ def _usual(raw: Json) -> bool:
     """Return whether no list of a Pod is longer than is looked at."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
+    lists.append(spec.get("resourceClaims"))
     lists += [status.get(name) for name in ("conditions", "containerStatuses", "initContainerStatuses")]
     lists.append(raw["metadata"].get("ownerReferences"))
     return all(one is None or len(one) <= MAX_LIST for one in lists)
@@ -196,6 +200,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
         asks=_asks(spec) if waits else None,
+        claim=_share_claim(spec),
         affinity=affinity if waits else None,
     )
 
@@ -239,6 +244,16 @@ def _named(term: Json) -> set[str]:
         if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In"
         for value in islice(wanted.get("values") or (), MAX_LIST)
     }
+
+
+def _share_claim(spec: Json) -> str | None:
+    """Return the name of the claim that the operator has given a Pod, as `build_pod` has it."""
+    named = (item.get("resourceClaimName") for item in maps(spec.get("resourceClaims")) if _is_share(item))
+    return next((text_of(name) for name in named if isinstance(name, str)), None)
+
+
+def _is_share(entry: Json) -> bool:
+    return entry.get("name") == SHARE_CLAIM
 
 
 def _begun(container: Json) -> bool:

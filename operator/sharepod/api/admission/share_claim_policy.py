@@ -1,0 +1,74 @@
+"""Admission policy on claims of SharePods' Pods: the operator alone makes them, each for one Pod. Pure.
+
+Otherwise a second Pod could name such a claim and use the share beside and after the Pod that it was made for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.objects import DEVICE_CLASS, GROUP, SHARE_CLAIMS_POLICY, SHARE_REQUEST
+
+from .cel import refuse, text
+
+_REQUESTS = "object.?spec.?devices.?requests.orValue([])"
+MARKED = (
+    f"({_REQUESTS}.size() == 1 && {_REQUESTS}.all(r, r.name == {text(SHARE_REQUEST)} && "
+    f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
+    "r.?exactly.?capacity.?requests.orValue({}).size() == 0))"
+)
+"""CEL expression: the object is a claim with the mark of those that the operator makes for SharePods."""
+
+_PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
+
+
+def share_claim_policy() -> list[dict[str, Any]]:
+    """Return the policy and its binding."""
+    owners = "{}.metadata.?ownerReferences.orValue([]).filter(o, o.?controller.orValue(false)).map(o, o.uid)"
+    now, before = owners.format("object"), owners.format("oldObject")
+    reserved = "{}.?status.?reservedFor.orValue([])"
+    strangers = (
+        f"{reserved.format('object')}.filter(r, !(r.uid in {now}) && "
+        f"!{reserved.format('oldObject')}.exists(o, o.uid == r.uid))"
+    )
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims", "resourceclaims/status"],
+    }
+    api, metadata = "admissionregistration.k8s.io/v1", {"name": SHARE_CLAIMS_POLICY}
+    return [
+        {
+            "apiVersion": api,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": metadata,
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [rule]},
+                "matchConditions": [{"name": "of-a-sharepod", "expression": MARKED}],
+                "validations": [
+                    refuse(
+                        f"request.operation != 'CREATE' || {_PATCHES_LEDGER}",
+                        f"'spec.devices.requests: a request named {SHARE_REQUEST} without capacity is of a claim that "
+                        "the operator makes for a SharePod; use another name, and write capacity'",
+                    ),
+                    refuse(
+                        f"request.operation != 'UPDATE' || {now}.all(o, o in {before})",
+                        "'metadata.ownerReferences: the claim belongs to the Pod of a SharePod; write another claim'",
+                    ),
+                    refuse(
+                        f"request.operation != 'UPDATE' || {strangers}.size() == 0",
+                        "'status.reservedFor: the claim is for the Pod of the SharePod that it was made for, and not "
+                        f"for ' + {strangers}[0].name + '; write a claim of its own for that Pod'",
+                    ),
+                ],
+            },
+        },
+        {
+            "apiVersion": api,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": metadata,
+            "spec": {"policyName": SHARE_CLAIMS_POLICY, "validationActions": ["Deny"]},
+        },
+    ]

@@ -1,0 +1,69 @@
+"""Claim of a SharePod's Pod: the ResourceClaim by which the Pod's GPUs are attached where CSI does not do it. Pure.
+
+The operator makes it with the Pod and allocates it. Size and limits are in the ledger, so the claim says only how many
+GPUs it is for; it needs no capacity, and so no feature gate.
+
+Guarantees:
+- The mark of such a claim is its spec, which is immutable: one request named `sharepod` without capacity.
+- The Pod owns its claim, so that the claim goes with the Pod.
+- The finalizer is there from the start: an allocated claim that somebody deletes stays until its Pod is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from .claims import API_VERSION, KIND
+from .objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST
+
+_NAME_MAX = 240
+"""Characters of the Pod's name that the claim's name begins with: 253 are allowed in all."""
+
+
+class Attach(StrEnum):
+    """Setting of the operator: how the GPUs of SharePods' Pods are attached."""
+
+    AUTO = "auto"
+    CLAIMS = "claims"
+    CSI = "csi"
+
+
+def claim_name(pod: str, token: str) -> str:
+    """Return the name of the claim for a Pod. `token`: 8 lowercase letters and digits, another one for each Pod."""
+    return f"{pod[:_NAME_MAX].rstrip('-.')}-{token}"
+
+
+def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -> dict[str, Any]:
+    """Return the manifest of the claim of `count` GPUs for a Pod, by the Pod's name and uid."""
+    exactly = {"deviceClassName": DEVICE_CLASS, "allocationMode": "ExactCount", "count": count}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "finalizers": [CLAIM_FINALIZER],
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod_uid, "controller": True},
+            ],
+        },
+        "spec": {"devices": {"requests": [{"name": SHARE_REQUEST, "exactly": exactly}]}},
+    }
+
+
+def is_share_claim(claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim has the mark of those that the operator makes for SharePods."""
+    spec = claim.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    requests = devices.get("requests") if isinstance(devices, Mapping) else None
+    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+        return False
+    exactly = requests[0].get("exactly")
+    return (
+        requests[0].get("name") == SHARE_REQUEST
+        and isinstance(exactly, Mapping)
+        and exactly.get("deviceClassName") == DEVICE_CLASS
+        and not exactly.get("capacity")
+    )

@@ -1,0 +1,110 @@
+"""Attach mode: whether the Pods of SharePods that are created now have their GPUs attached by claims.
+
+Guarantees:
+- With the setting `csi` nothing is asked and nothing written.
+- An API server that does not answer changes nothing.
+- What showed that allocations are not honoured counts for `DOUBT_S`; then claims are tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api.objects import SHARE_CLAIMS_POLICY
+from sharepod.api.share_claims import Attach
+from sharepod.kube import ApiError, NotFoundError
+
+from .apiserver.client import POLICY_BINDINGS, Client
+from .decisions.attaching import Attaching, AttachReason, AttachSituation, attaching
+from .state.cluster_state import ClusterState
+
+PERIOD_S = 5.0
+"""Seconds between two looks: a node that comes or changes is noticed as late as that."""
+DOUBT_S = 600.0
+"""Seconds for which Pods are attached by CSI after an allocation was not honoured: a cause that somebody has fixed is
+found out after ten minutes, and one that lasts costs one Pod its `bind_timeout` every ten minutes."""
+
+log = structlog.get_logger(__name__)
+
+
+class AttachMode:
+    """Mode of the cluster, looked at every `PERIOD_S`.
+
+    Args:
+        setting: The operator's setting.
+        state: The cluster state, for the nodes' conditions.
+        client: The API server.
+        served: Asked whether claims were listed.
+        acts: Asked before each look: a process that does not act needs not know.
+        on_changed: Called when the mode is another, or has another reason.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        setting: Attach,
+        state: ClusterState,
+        client: Client,
+        *,
+        served: Callable[[], bool],
+        acts: Callable[[], bool],
+        on_changed: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._setting = setting
+        self._state = state
+        self._client = client
+        self._served = served
+        self._acts = acts
+        self._on_changed = on_changed
+        self._clock = clock
+        self._guarded: bool | None = None
+        self._doubt: tuple[str, float] | None = None
+        self.now = Attaching(setting is Attach.CLAIMS, AttachReason.SETTING)
+        """Present mode."""
+
+    def by_claims(self) -> bool:
+        """Return whether a Pod that is created now has its GPUs attached by a claim."""
+        return self.now.by_claims
+
+    def doubt(self, why: str) -> None:
+        """Take in that an allocation was refused, or not honoured. `why`: in words for people."""
+        self._doubt = (why, self._clock() + DOUBT_S)
+        self._decide()
+
+    async def run(self) -> None:
+        """Look every `PERIOD_S` until cancelled."""
+        while True:
+            if self._acts():
+                await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Bring the mode up to date."""
+        if self._setting is Attach.AUTO:
+            try:
+                await self._client.get(POLICY_BINDINGS, SHARE_CLAIMS_POLICY)
+                self._guarded = True
+            except NotFoundError:
+                self._guarded = False
+            except ApiError as error:
+                log.warning("cannot see whether claims of SharePods are guarded", error=str(error))
+        self._decide()
+
+    def _decide(self) -> None:
+        if self._doubt is not None and self._clock() >= self._doubt[1]:
+            self._doubt = None
+        situation = AttachSituation(
+            setting=self._setting,
+            served=self._served(),
+            guarded=self._guarded,
+            doubt=self._doubt[0] if self._doubt is not None else "",
+        )
+        found = attaching(situation, self._state.gpunodes)
+        if found != self.now:
+            self.now = found
+            log.info("attaching", by_claims=found.by_claims, reason=found.reason.value, why=found.message)
+            self._on_changed()

@@ -1,0 +1,95 @@
+"""How the GPUs of SharePods' Pods are attached: by claims, or by the runtime class and CSI. Pure.
+
+A Pod says from its creation how its GPUs are attached, before it has a node. CSI works on every node of the pool,
+claims only where the container runtime does CDI. So `auto` uses claims where every node can, and CSI in a cluster of
+which one node cannot.
+
+Guarantees:
+- `auto` never leads to a Pod that a node of the pool could not run for the way in which its GPUs are attached.
+- A node that is only starting, or whose agent is away, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sharepod.api.gpunode import CONDITION_CDI_DEVICES
+from sharepod.api.share_claims import Attach
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+
+CONDITION_BY_CLAIMS = "SharePodsByClaims"
+"""Condition of a GPUNode: True while new Pods of SharePods have their GPUs attached by claims."""
+
+_OLDER_AGENT = "its agent does not attach GPUs by claims; upgrade it"
+
+
+class AttachReason(StrEnum):
+    """Reason of the condition `SharePodsByClaims`."""
+
+    CLAIMS = "Claims"
+    SETTING = "SetToCsi"
+    NOT_SERVED = "NotServed"
+    POLICY_ABSENT = "PolicyAbsent"
+    NODE_CANNOT = "NodeCannot"
+    NOT_HONOURED = "AllocationNotHonoured"
+
+
+@dataclass(frozen=True, slots=True)
+class Attaching:
+    """Way in which the GPUs of new Pods are attached, and why. `message`: in words for people."""
+
+    by_claims: bool
+    reason: AttachReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachSituation:
+    """All that the way depends on."""
+
+    setting: Attach
+    served: bool
+    """The API server has ResourceClaims of `resource.k8s.io/v1`."""
+    guarded: bool | None
+    """The policy on claims of SharePods' Pods is in force; None while that is not known."""
+    doubt: str = ""
+    """What showed lately that allocations by the operator are not honoured; empty: nothing did."""
+
+
+def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Attaching:
+    """Return the way for the Pods that are created now."""
+    if situation.setting is Attach.CSI:
+        return Attaching(False, AttachReason.SETTING, "the operator's setting attach is csi")
+    if situation.setting is Attach.CLAIMS:
+        return Attaching(True, AttachReason.CLAIMS, "the operator's setting attach is claims")
+    if not situation.served:
+        text = "the API server has no ResourceClaims of resource.k8s.io/v1; they need Kubernetes 1.34 or newer"
+        return Attaching(False, AttachReason.NOT_SERVED, text)
+    if not situation.guarded:
+        text = "the policy on claims of SharePods is not in force; kubectl apply --server-side -k manifests/claims"
+        return Attaching(False, AttachReason.POLICY_ABSENT, text)
+    if situation.doubt:
+        return Attaching(False, AttachReason.NOT_HONOURED, situation.doubt)
+    can = False
+    for node in sorted(nodes, key=lambda item: item.name):
+        able, why = _attachable(node)
+        if able is False:
+            return Attaching(False, AttachReason.NODE_CANNOT, f"node {node.name} cannot attach GPUs by claims: {why}")
+        can = can or able is True
+    if not can:
+        return Attaching(False, AttachReason.NODE_CANNOT, "no node can attach GPUs by claims yet")
+    return Attaching(True, AttachReason.CLAIMS, "every node can attach GPUs by claims")
+
+
+def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
+    """Return whether a node attaches GPUs by claims, and why not; None while it starts or shares no GPU."""
+    if node.error is not None or not any(gpu.shareable for gpu in node.status.gpus):
+        return None, ""
+    said = next((item for item in node.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
+    if said is None:
+        return False, _OLDER_AGENT
+    if said.status == "Unknown":
+        return None, ""
+    return said.status == "True", said.message or said.reason

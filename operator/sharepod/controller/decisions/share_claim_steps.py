@@ -1,0 +1,78 @@
+"""Steps for the claim by which the GPUs of a SharePod's Pod are attached. Pure.
+
+The Pod names its claim from the start. The claim is made before a share is booked, because the row names the claim's
+uid; it is allocated once the row is in the ledger, and the Pod's gate opens after that.
+
+Guarantees:
+- C1 row-before-allocation: the claim is allocated only to the GPUs of a row, as the API server has it, that names it.
+- C2 allocation-before-gate: a gate opens only while the claim has the allocation of the row.
+- C3 one place at a time: a claim with another allocation loses that first; no Pod has used it, as the gate is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import ClaimReference, Tenant
+from sharepod.api.objects import device_name
+from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class MakeClaim:
+    """Create the claim that a Pod behind its gate names."""
+
+    pod: PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateClaim:
+    """Allocate the claim of a Pod to the GPUs of the row that names it."""
+
+    pod: PodFacts
+    claim: ClaimFacts
+    node: str
+    row: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class FreeClaim:
+    """Take the allocation of a former place back."""
+
+    pod: PodFacts
+    claim: ClaimFacts
+
+
+ShareClaimStep = MakeClaim | AllocateClaim | FreeClaim
+
+
+def names_claim(reference: ClaimReference | None, pod: PodFacts, claim: ClaimFacts | None) -> bool:
+    """Return whether a row is attached as its Pod is: by the Pod's claim, or by CSI."""
+    if pod.claim is None:
+        return reference is None
+    return claim is not None and not claim.deleting and reference is not None and reference.uid == claim.uid
+
+
+def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeClaim | None:
+    """Return the step that a Pod needs before a place is asked for; None if it needs none. `claim`: as it is known."""
+    if pod.claim is None:
+        return None
+    if claim is None:
+        return MakeClaim(pod)
+    return FreeClaim(pod, claim) if claim.allocation is not None else None
+
+
+def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant) -> AllocateClaim | FreeClaim | None:
+    """Return the step that a Pod with a row needs before its gate opens; None if it needs none (C2)."""
+    if pod.claim is None or claim is None:
+        return None
+    if claim.allocation is None:
+        return AllocateClaim(pod, claim, node, row)  # C1
+    return None if is_of_row(claim.allocation, node, row) else FreeClaim(pod, claim)  # C3
+
+
+def is_of_row(allocation: Allocation, node: str, row: Tenant) -> bool:
+    """Return whether an allocation names the GPUs of a row."""
+    named = [device for _, _, device in allocation.devices]
+    return allocation.node == node and named == [device_name(uuid) for uuid in row.gpus]

@@ -1,0 +1,135 @@
+"""SharePods whose GPUs are attached by claims on a real kubelet: no runtime class, no volume, no variable.
+
+API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from harness.api import Object
+from harness.cluster import Cluster, wait_until
+from harness.installation import Installation
+from harness.machines import RealNode
+from harness.node import BASE_IMAGE
+from harness.shares import measured
+from node.claim_node import RESTRICTED, container, inventory, restricted_namespace
+from node.claim_system import NAMESPACE, ClaimSystem
+
+_LOOKS = "cat /etc/ld.so.preload; ls -d /run/sharepod/* | wc -l; ls /dev/nvidia* 2>/dev/null | wc -l"
+"""Shell command that prints what a container has of SharePod."""
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
+    file = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
+    file.write_text(inventory(2))
+    with RealNode(cluster, file) as machine:
+        installation = Installation(cluster)
+        installation.install_claims()
+        installation.add_to_pool(machine.node)
+        restricted_namespace(cluster, NAMESPACE)
+        system = ClaimSystem(cluster, machine, installation, {"SHAREPOD_ATTACH": "auto"})
+        cluster.wait_for(system.gpunode, _goes_by_claims, what="claims for new SharePods", timeout=60)
+        yield system
+
+
+def _goes_by_claims(gpunode: Object | None) -> bool:
+    conditions = (gpunode or {}).get("status", {}).get("conditions", [])
+    return ("SharePodsByClaims", "True") in [(each["type"], each["status"]) for each in conditions]
+
+
+@pytest.fixture
+def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
+    yield whole
+    whole.clear()
+
+
+def _await(system: ClaimSystem, name: str, phase: str = "Running", *, timeout: float = 60.0) -> Object:
+    def reached() -> bool:
+        return any(pod["metadata"]["name"] == name and pod["status"]["phase"] == phase for pod in system.pods())
+
+    wait_until(reached, what=f"{name} {phase}", timeout=timeout)
+    return next(pod for pod in system.pods() if pod["metadata"]["name"] == name)
+
+
+def _shares(system: ClaimSystem, name: str, request: float | None, **more: object) -> Object:
+    return system.sharepod(name, request, containers=[container(claim=None)], **more)
+
+
+@pytest.mark.promise("node-share-claim-attached")
+@pytest.mark.alone
+def test_sharepods_share_a_gpu_by_claims_are_resized_live_and_outlive_all_restarts(system: ClaimSystem) -> None:
+    system.apply(_shares(system, "left", 0.4), _shares(system, "right", 0.6))
+    for name in ("left", "right"):
+        spec = _await(system, name)["spec"]
+        assert "runtimeClassName" not in spec
+        assert not any(volume["name"] == "sharepod-gpu" for volume in spec.get("volumes", ()))
+        assert not any("NVIDIA" in variable["name"] for variable in spec["containers"][0]["env"])
+    left, right = system.rows()
+    assert left["gpus"] == right["gpus"]
+    assert all(row["claim"]["uid"] != row["id"] for row in (left, right))
+    system.machine.real.restart_kubelet()
+    system.restart_operator()
+    system.kill_agent()
+    system.start_agent()
+    path = f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods"
+    system.cluster.api.patch(f"{path}/right", {"spec": {"gpu": {"request": 0.3, "limit": 0.3}}})
+    wait_until(
+        lambda: sorted(row["requestMilli"] for row in system.rows()) == [300, 400], what="the new share", timeout=60
+    )
+
+    def connected() -> bool:
+        tenants = system.cluster.api.get(system.gpunode).get("status", {}).get("tenants", [])
+        return [tenant["connected"] for tenant in tenants] == [True, True]
+
+    wait_until(connected, what="both tenants in the next agent", timeout=60)
+    time.sleep(3)
+    measured(system.machine.busy_ns).expect(left=70, right=30)
+    assert system.restarts() == 0
+
+
+@pytest.mark.promise("node-share-claim-containers")
+def test_each_container_has_the_hook_and_an_exclusive_one_the_gpus_alone(system: ClaimSystem) -> None:
+    looks = {"image": BASE_IMAGE, "command": ["sh", "-c", _LOOKS], "securityContext": RESTRICTED}
+    init, main = {"name": "init", **looks}, {"name": "main", **looks}
+    once = {"initContainers": [init], "containers": [main], "restartPolicy": "Never"}
+    system.apply(
+        system.sharepod("shared", 0.2, gpu={"count": 2}, **once),
+        system.sharepod("whole", None, gpu={"count": 2}, **once),
+    )
+    for name, preload in (("shared", ["/run/sharepod/libsharepod.so"]), ("whole", [])):
+        _await(system, name, "Succeeded", timeout=90)
+        for each in ("init", "main"):
+            log = system.cluster.kubectl("logs", "-n", NAMESPACE, name, "-c", each).stdout.splitlines()
+            assert log[: len(preload)] == preload, (name, each, log)
+            assert len(log) == len(preload) + 2
+
+
+@pytest.mark.promise("node-claim-drained")
+def test_a_share_is_not_given_away_under_a_pod_that_was_deleted_by_force(system: ClaimSystem) -> None:
+    script = "trap '' TERM; while true; do sleep 0.1; done"
+    stubborn = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
+    system.apply(
+        system.sharepod(
+            "first",
+            0.9,
+            gpu={"count": 2},
+            containers=[stubborn],
+            terminationGracePeriodSeconds=8,
+            restartPolicy="Never",
+        )
+    )
+    _await(system, "first")
+    system.cluster.kubectl("delete", "pod", "first", "-n", NAMESPACE, "--force", "--grace-period=0")
+    system.apply(system.sharepod("next", 0.9, gpu={"count": 2}, containers=[container(claim=None)]))
+    wait_until(
+        lambda: any(row["podName"] == "first" and row["state"] == "Releasing" for row in system.rows()),
+        what="the first one's row to be released",
+        timeout=40,
+    )
+    assert [row["podName"] for row in system.rows()] == ["first"]
+    _await(system, "next", timeout=90)
+    assert [row["podName"] for row in system.rows()] == ["next"]

@@ -1,0 +1,64 @@
+"""How the GPUs of new Pods are attached, by setting, API server and nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.api.share_claims import Attach
+from sharepod.controller.decisions.attaching import AttachReason, AttachSituation, attaching
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
+
+GPU = {"uuid": "GPU-1", "index": 0, "model": "T", "memory": 1 << 34, "health": "Healthy", "shareable": True}
+
+
+def node(name: str, status: str | None = "True", *, message: str = "", **more: Any) -> GpuNodeFacts:
+    """A GPUNode whose agent says whether it attaches by claims; None: nothing."""
+    said = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
+    status_of = {"gpus": [GPU], "conditions": said, **more}
+    return gpunode_facts({"metadata": metadata, "spec": {"pool": "dedicated"}, "status": status_of})
+
+
+def situation(setting: Attach = Attach.AUTO, **known: Any) -> AttachSituation:
+    return AttachSituation(**{"setting": setting, "served": True, "guarded": True, **known})
+
+
+@pytest.mark.promise("operator-attach-auto")
+@pytest.mark.parametrize(
+    ("known", "nodes", "reason", "says"),
+    [
+        ({}, ["True", "True"], AttachReason.CLAIMS, "every node"),
+        ({}, ["True", "Unknown"], AttachReason.CLAIMS, "every node"),
+        ({}, ["True", "False"], AttachReason.NODE_CANNOT, "node node-1 cannot attach GPUs by claims: install it"),
+        ({}, ["True", None], AttachReason.NODE_CANNOT, "node node-1 cannot attach GPUs by claims: its agent"),
+        ({}, ["Unknown"], AttachReason.NODE_CANNOT, "no node"),
+        ({}, [], AttachReason.NODE_CANNOT, "no node"),
+        ({"served": False}, ["True"], AttachReason.NOT_SERVED, "1.34"),
+        ({"guarded": False}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
+        ({"guarded": None}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
+        ({"doubt": "kube-scheduler said no"}, ["True"], AttachReason.NOT_HONOURED, "kube-scheduler said no"),
+    ],
+)
+def test_auto_uses_claims_where_all_can_and_says_why_where_not(
+    known: dict[str, Any], nodes: list[str | None], reason: AttachReason, says: str
+) -> None:
+    found = attaching(
+        situation(**known), [node(f"node-{index}", status, message="install it") for index, status in enumerate(nodes)]
+    )
+    assert found.reason is reason
+    assert found.by_claims is (reason is AttachReason.CLAIMS)
+    assert says in found.message
+
+
+def test_a_node_without_a_gpu_to_share_has_no_say() -> None:
+    nodes = [node("a"), node("b", "False", gpus=[{**GPU, "shareable": False}]), node("c", "False", gpus=[])]
+    assert attaching(situation(), nodes).by_claims
+
+
+@pytest.mark.parametrize("setting", [Attach.CLAIMS, Attach.CSI])
+def test_a_setting_that_says_one_way_is_followed_whatever_the_nodes_say(setting: Attach) -> None:
+    for known in ({}, {"served": False, "guarded": False, "doubt": "x"}):
+        found = attaching(situation(setting, **known), [node("a", "False")])
+        assert found.by_claims is (setting is Attach.CLAIMS)
+        assert setting in found.message
