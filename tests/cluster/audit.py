@@ -94,6 +94,7 @@ class Audit:
             self._rows.clear()
             self._pods.clear()
             self._last = time.monotonic()
+            self.longest_silence = 0.0
         for watch in list(self._watches.values()):
             watch.close()
 
@@ -104,6 +105,7 @@ class Audit:
         while not self._stopped.is_set():
             try:
                 listed = self._api.get(path)
+                self.gaps += not first
                 self._begin(path, listed["items"])
                 watch = self._api.watch(path, resourceVersion=listed["metadata"]["resourceVersion"], timeout=3600)
                 self._watches[path] = watch
@@ -117,8 +119,7 @@ class Audit:
                 watch.close()
             except (OSError, ApiError):
                 pass
-            if not self._stopped.wait(0.1):
-                self.gaps += 1
+            self._stopped.wait(0.1)
 
     def _begin(self, path: str, items: list[Object]) -> None:
         with self._lock:

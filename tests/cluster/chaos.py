@@ -43,6 +43,7 @@ class Asked:
     deleted: int
     """Number of SharePods that are deleted while others are placed."""
     timeout: float
+    """Seconds within which all must have come to rest; then the outcome tells how it is."""
     strangers: int = 0
     """Number of GPUs with a process of no tenant, which must take nobody."""
     taken: int = 0
@@ -56,7 +57,8 @@ class Outcome:
     """`lost`: SharePods of the store that neither run nor were deleted. `doubled`: those with two rows in the end, or
     with two Pods that were ever bound. `over_committed`: GPUs that at any moment were promised more than they have, or
     promised at all although a stranger's process was on them. `left`: rows and Pods in the end of SharePods that are
-    gone. `ended`: operators that ended without being told to."""
+    gone. `ended`: operators that ended without being told to. `failed`: parts of the run itself that failed, or were
+    not done in time."""
 
     running: int
     lost: int
@@ -65,6 +67,7 @@ class Outcome:
     left: int
     kills: int
     ended: int
+    failed: tuple[str, ...]
     watch_gaps: int
     longest_silence: float
     seconds: float
@@ -90,64 +93,79 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     namespace = world.cluster.namespace(prefix)
     for name in taken:
         world.api.create(f"/api/v1/namespaces/{namespace}/pods", foreign_pod(name))
-    before, begun = len(audit.reserved), time.monotonic()
-    killing = _Killing(world, audit, kills, before)
+    before, begun, over = len(audit.reserved), time.monotonic(), threading.Event()
+    deadline = begun + asked.timeout
+    killing = _Killing(world, audit, kills, before, over)
     clients = [
-        _Client(world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete, asked)
+        _Client(
+            world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete, asked, over
+        )
         for first in range(_CLIENTS)
     ]
     threads: list[_Killing | _Client | Storm] = [*clients, killing, *([storm] if storm else [])]
     audit.expecting = True
     for thread in threads:
         thread.start()
+    failed: list[str] = []
     for thread in threads:
-        _join(thread, killing, asked.timeout)
+        failed += _join(thread, killing, deadline)
         told(f"{thread.name} is done")
+    over.set()
+    if storm is not None:
+        storm.stop()
     for name in taken:
-        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
+        with suppress(ApiError):
+            world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
-    _settle(world, audit, namespace, killing, asked.timeout)
-    told("all that are to run do")
-    outcome = _outcome(world, audit, namespace, killing, time.monotonic() - begun)
+    failed += _settle(world, audit, namespace, killing, deadline)
+    told("it is over" if failed else "all is at rest")
+    outcome = _outcome(world, audit, namespace, killing, failed, time.monotonic() - begun)
     audit.expecting = False
     return outcome
 
 
-def restored(world: World, audit: Audit, backup: Path, asked: Asked, prefix: str = "chaos") -> Outcome:
-    """Put the cluster's store back to a copy, as from a backup. Return the outcome for what it holds then."""
+def restored(world: World, audit: Audit, backup: Path, timeout: float, prefix: str = "chaos") -> Outcome:
+    """Put the cluster's store back to a copy, as from a backup. Return the outcome for what it holds then, within
+    `timeout` seconds.
+    """
     begun = time.monotonic()
-    killing = _Killing(world, audit, [], 0)
+    killing = _Killing(world, audit, [], 0, threading.Event())
     world.cluster.restore(backup)
     world.kubelets.forget()
     audit.forget()
     audit.expecting = True
     for pod in world.cluster.pods(prefix, selector=f"!{TENANT_LABEL}"):
         world.api.delete(f"/api/v1/namespaces/{prefix}/pods/{pod['metadata']['name']}", grace=0)
-    _settle(world, audit, prefix, killing, asked.timeout)
-    outcome = _outcome(world, audit, prefix, killing, time.monotonic() - begun)
+    failed = _settle(world, audit, prefix, killing, begun + timeout)
+    outcome = _outcome(world, audit, prefix, killing, failed, time.monotonic() - begun)
     audit.expecting = False
     return outcome
 
 
-def _join(thread: _Killing | _Client | Storm, killing: _Killing, timeout: float) -> None:
-    """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does."""
-    deadline = time.monotonic() + timeout
+def _join(thread: _Killing | _Client | Storm, killing: _Killing, deadline: float) -> list[str]:
+    """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does. Return what
+    failed.
+    """
     while thread.is_alive():
-        assert time.monotonic() < deadline, f"{thread.name}: not within {timeout:g} s; {killing.state()}"
+        if time.monotonic() > deadline:
+            return [f"{thread.name} is not done in time; {killing.state()}"]
         thread.join(0.5)
         killing.keep()
-    assert not thread.failures, thread.failures
+    return thread.failures
 
 
-def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, timeout: float) -> None:
-    """Wait until every SharePod of the store runs; without an error if that never is, as the outcome tells then."""
+def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, deadline: float) -> list[str]:
+    """Wait until every SharePod of the store runs. Return what failed."""
 
     def settled() -> bool:
         killing.keep()
         return _settled(world, audit, namespace)
 
-    with suppress(AssertionError):
-        wait(settled, what="settled", timeout=timeout, interval=0.5)
+    try:
+        wait(settled, what="all at rest", timeout=max(0.0, deadline - time.monotonic()), interval=0.5)
+    except AssertionError as error:
+        return [f"{error}; {killing.state()}"]
+    return []
 
 
 class _Stages:
@@ -164,11 +182,18 @@ class _Client(threading.Thread):
     """Creates its SharePods and deletes those that are to go, a few later."""
 
     def __init__(
-        self, world: World, namespace: str, on: str, requests: dict[str, int], to_delete: set[str], asked: Asked
+        self,
+        world: World,
+        namespace: str,
+        on: str,
+        requests: dict[str, int],
+        to_delete: set[str],
+        asked: Asked,
+        over: threading.Event,
     ) -> None:
-        super().__init__(name="client", daemon=True)
+        super().__init__(name="a client", daemon=True)
         self._pause = asked.spread / max(1, len(requests))
-        self._deadline = time.monotonic() + asked.timeout
+        self._over = over
         self._world = world
         self._namespace = namespace
         self._on = on
@@ -186,7 +211,8 @@ class _Client(threading.Thread):
                     doomed.append(name)
                 if len(doomed) > 5:
                     self._surely(partial(self._world.delete, self._namespace, doomed.pop(0)), done=404)
-                time.sleep(self._pause)
+                if self._over.wait(self._pause):
+                    return
             for name in doomed:
                 self._surely(partial(self._world.delete, self._namespace, name), done=404)
         except (ApiError, OSError, HTTPException) as error:
@@ -203,10 +229,10 @@ class _Client(threading.Thread):
             except ApiError as error:
                 if error.code == done:
                     return
-                if error.code not in (403, 404, 409, 429, 500, 503, 504) or time.monotonic() > self._deadline:
+                if error.code not in (403, 404, 409, 429, 500, 503, 504) or self._over.is_set():
                     raise
             except (OSError, HTTPException):
-                if time.monotonic() > self._deadline:
+                if self._over.is_set():
                     raise
             time.sleep(0.2)
 
@@ -214,14 +240,18 @@ class _Client(threading.Thread):
 class _Killing(threading.Thread):
     """Kills the operator each time that so many reservations more were seen, and starts the next at once."""
 
-    def __init__(self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int) -> None:
-        super().__init__(name="killing", daemon=True)
+    def __init__(
+        self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int, over: threading.Event
+    ) -> None:
+        super().__init__(name="who kills operators", daemon=True)
+        self._over = over
         self._world = world
         self._audit = audit
         self._kills = kills
         self._before = before
         self._lock = threading.Lock()
-        self._name = "operator"
+        self._operator = "operator"
+        """Name of the operator that runs."""
         self.done = 0
         self.ended = 0
         """Number of operators that ended without being told to."""
@@ -234,7 +264,7 @@ class _Killing(threading.Thread):
             if operator is not None and not operator.running():
                 self.ended += 1
                 print(f"chaos: the operator ended\n{operator.log_tail(8)}", file=sys.stderr, flush=True)
-                self._world.start_operator(self._name)
+                self._world.start_operator(self._operator)
 
     def state(self) -> str:
         """Say how far the operator has come, with the end of its log."""
@@ -244,14 +274,15 @@ class _Killing(threading.Thread):
         return f"{len(self._audit.reserved) - self._before} reservations, {self.done} kills; the operator's log:\n{log}"
 
     def _has_reserved(self, wanted: int) -> bool:
-        return len(self._audit.reserved) >= wanted
+        return self._over.is_set() or len(self._audit.reserved) >= wanted
 
     def run(self) -> None:
         try:
             for count, later, same_pod in self._kills:
                 wanted = self._before + count
                 wait(partial(self._has_reserved, wanted), what=f"{count} reservations", timeout=300, interval=0.005)
-                time.sleep(later)
+                if self._over.wait(later):
+                    return
                 with self._lock:
                     self._kill(same_pod)
         except Exception as error:
@@ -264,8 +295,8 @@ class _Killing(threading.Thread):
             operator.signal(signal.SIGKILL)
             operator.wait(10)
         self.done += 1
-        self._name = self._name if same_pod else f"operator-{self.done}"
-        self._world.start_operator(self._name)
+        self._operator = self._operator if same_pod else f"operator-{self.done}"
+        self._world.start_operator(self._operator)
 
 
 def _names(world: World, namespace: str) -> set[str]:
@@ -286,25 +317,27 @@ def _mine(audit: Audit, namespace: str) -> tuple[list[Object], list[Object]]:
 
 
 def _settled(world: World, audit: Audit, namespace: str) -> bool:
-    staying = _names(world, namespace)
     rows, pods = _mine(audit, namespace)
-    if not len(rows) == len(pods) == len(staying) or any(row["state"] != "Reserved" for row in rows):
-        return False
-    return _running(world.api, world.path(namespace)).keys() == staying
+    if len(rows) != len(pods) or any(row["state"] != "Reserved" for row in rows):
+        return False  # without a list, which costs the API server more than all that the operator asks of it
+    staying = _names(world, namespace)
+    return len(rows) == len(staying) and _running(world.api, world.path(namespace)).keys() == staying
 
 
 def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
-    """Count what the status of these SharePods says."""
+    """Count the phases and reasons of these SharePods."""
     found: Counter[str] = Counter()
     for item in world.api.get(world.path(namespace))["items"]:
         if item["metadata"]["name"] in names:
             status = item.get("status") or {}
-            said = [f"{one['type']} {one['reason']}: {one['message']}" for one in status.get("conditions") or ()]
-            found["; ".join([str(status.get("phase")), *said])] += 1
+            said = [f"{one['type']} {one['reason']}" for one in status.get("conditions") or ()]
+            found[", ".join([str(status.get("phase")), *said])] += 1
     return found
 
 
-def _outcome(world: World, audit: Audit, namespace: str, killing: _Killing, seconds: float) -> Outcome:
+def _outcome(
+    world: World, audit: Audit, namespace: str, killing: _Killing, failed: list[str], seconds: float
+) -> Outcome:
     staying = _names(world, namespace)
     running = _running(world.api, world.path(namespace))
     rows, pods = _mine(audit, namespace)
@@ -313,6 +346,8 @@ def _outcome(world: World, audit: Audit, namespace: str, killing: _Killing, seco
     tenants = [row["id"] for row in rows]
     uids = {item["metadata"]["uid"] for item in running.values()}
     podded = {item["status"]["podUID"] for item in running.values()}
+    for words in failed:
+        print(f"chaos: {words}", file=sys.stderr, flush=True)
     return Outcome(
         running=len(running),
         lost=len(staying - running.keys()) + len(uids - set(tenants)),
@@ -321,6 +356,7 @@ def _outcome(world: World, audit: Audit, namespace: str, killing: _Killing, seco
         left=len(set(tenants) - uids) + sum(pod["metadata"]["uid"] not in podded for pod in pods),
         kills=killing.done,
         ended=killing.ended,
+        failed=tuple(failed),
         watch_gaps=audit.gaps,
         longest_silence=audit.longest_silence,
         seconds=seconds,

@@ -41,12 +41,19 @@ class Storm(threading.Thread):
         """How often each kind of fault came."""
         self.backup: Path | None = None
         self.failures: list[str] = []
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Let no more faults come than the one that there is."""
+        self._over.set()
 
     def run(self) -> None:
         """Play all faults."""
         deck: list[Callable[[], None]] = []
         try:
             for number in range(self._faults):
+                if self._over.is_set():
+                    return
                 if not deck:
                     deck = [self.cut, self.silent, self.error, self.expired, self.outage, self.throttled, self.lost]
                     deck += [self.reset, self.late, self.slow, self.mute, self.restarted]
