@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 FULL_SECONDS = 1200.0
 SLICE_SECONDS = 8.0
 SLICE_SEED = 1
-SOAKS = 4  # that share SOAK_SECONDS in the suite: hook, memory, agent, placement
+SOAKS = 5  # that share SOAK_SECONDS in the suite: hook, memory, agent, placement, frames
 
 
 @dataclass
