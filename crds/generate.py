@@ -88,8 +88,8 @@ def of_test_cluster() -> dict[str, Any]:
     Raises `SchemaError` if it is another version than the one that the checked-in files are made with.
     """
     sys.path.insert(0, str(ROOT / "tests"))
-    from harness.build import KUBERNETES
     from harness.cluster import Cluster
+    from harness.releases import KUBERNETES
 
     with Cluster(scheduler=False, controller_manager=False) as cluster:
         version = cluster.api.get("/version")["gitVersion"]

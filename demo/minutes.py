@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from harness import build  # noqa: E402  it is found through the line above
+from harness import build, releases  # noqa: E402  it is found through the line above
 from harness.assets import VARIABLE  # noqa: E402
 from harness.errors import HarnessError  # noqa: E402
 from harness.node_packages import why_no_node  # noqa: E402
@@ -41,9 +41,11 @@ def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool) -> list[St
     if not all((root / "build" / mark).exists() for mark in ("shim.built", "doubles.built")):
         found.append(Step("hook, test doubles and programs, compiled", "about a minute"))
     if to_build:
-        found.append(Step(f"Kubernetes {build.KUBERNETES} from source: {', '.join(to_build)}", build.USUAL_DURATION))
+        found.append(
+            Step(f"Kubernetes {releases.KUBERNETES} from source: {', '.join(to_build)}", releases.USUAL_DURATION)
+        )
     if containerd:
-        found.append(Step(f"{build.CONTAINERD.name} from source, for the real node", build.CONTAINERD.duration))
+        found.append(Step(f"{releases.CONTAINERD.name} from source, for the real node", releases.CONTAINERD.duration))
     return found
 
 
@@ -53,7 +55,7 @@ def main() -> int:
     except HarnessError as error:
         print(error, file=sys.stderr)
         return 1
-    containerd = why_no_node() is None and build.built(build.CONTAINERD) is None
+    containerd = why_no_node() is None and build.built(releases.CONTAINERD) is None
     first = steps(ROOT, to_build, containerd=containerd)
     if not first:
         print("make demo: about one minute")

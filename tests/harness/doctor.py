@@ -123,7 +123,7 @@ def _disk(directory: Path, needed: int) -> Finding:
 
 
 def _node() -> Finding:
-    from harness import build
+    from harness import build, releases
     from harness.node_packages import missing_packages, why_no_node
 
     reason = why_no_node()
@@ -131,8 +131,9 @@ def _node() -> Finding:
         return Finding("a real node", f"node tests will be skipped: {reason}", required=False)
     missing = missing_packages()
     later = [f"apt-get will install {', '.join(missing)}"] if missing else []
-    if build.built(build.CONTAINERD) is None:
-        later.append(f"{build.CONTAINERD.name} will be built from Go modules, {build.CONTAINERD.duration}")
+    for release in (releases.CONTAINERD, releases.DEVICE_PLUGIN):
+        if build.built(release) is None:
+            later.append(f"{release.name} will be built from Go modules, {release.duration}")
     told = f" ({'; '.join(later)})" if later else ""
     return Finding(f"a real node: root, cgroups, namespaces, a free subnet{told}", required=False)
 

@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from harness import images, nvidia_cdi, nvidia_runtime
 from harness.api import ApiError
-from harness.build import CONTAINERD, own_programs
+from harness.build import own_programs
 from harness.cache import acquire
 from harness.cluster import Cluster, free_ports, wait_until
 from harness.commands import command
@@ -37,6 +37,7 @@ from harness.errors import HarnessError, NodeUnavailableError, StartError
 from harness.node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
 from harness.node_packages import cni_directory, free_subnet, install_packages, why_no_node
 from harness.node_traces import LOCK, OWN_DIRECTORIES, clean_what_was_left, make_cgroup, undo_commands, write_record
+from harness.releases import CONTAINERD
 from harness.services import Service, Services
 
 BASE_IMAGE = "sharepod.test/base:1"

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.build import CONTAINERD, own_programs, programs
+from harness.build import own_programs, programs
 from harness.cluster import Cluster
 from harness.node import Node
 from harness.node_packages import install_packages, why_no_node
+from harness.releases import CONTAINERD, DEVICE_PLUGIN
 
 _HERE = Path(__file__).parent
 _KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
@@ -29,11 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build and install before the first test's clock starts: the first time it takes minutes."""
-    mine = [item for item in session.items if _HERE in item.path.parents]
-    if not session.config.option.collectonly and any(item.get_closest_marker("skip") is None for item in mine):
+    mine = [item for item in session.items if _HERE in item.path.parents and item.get_closest_marker("skip") is None]
+    if mine and not session.config.option.collectonly:
         programs()
         install_packages()
         own_programs(CONTAINERD)
+        if any("device_plugin" in getattr(item, "fixturenames", ()) for item in mine):
+            own_programs(DEVICE_PLUGIN)
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 import structlog
 
+from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
@@ -29,11 +29,6 @@ from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
 from .settings import AgentSettings
-
-if TYPE_CHECKING:
-    from sharepod.agent.kubelet.plugin_pods import (
-        PluginPod,  # which needs grpc, and an agent without Kubernetes does not
-    )
 
 log = structlog.get_logger(__name__)
 
@@ -93,8 +88,8 @@ class Agent:
         self.successor_waits: Callable[[], bool] = lambda: False
         """Question whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, kept=kept)
-        self.plugin_pods: Mapping[str, PluginPod] = {}
-        """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID."""
+        self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
+        """GPUs that are open to tenants, where NVIDIA's device plugin owns them."""
         self.plugin_pod_utilization = UtilizationMeter()
         """Utilization of these pods' GPUs, by `namespace/name` and GPU UUID."""
         self._reading = Reading(gpus=(), processes=())
@@ -162,9 +157,15 @@ class Agent:
         """Last reading of the inventory."""
         return self._reading
 
-    def know_plugin_pods(self, pods: Mapping[str, PluginPod]) -> None:
-        """Take the pods that have a GPU of their own now, by GPU UUID."""
-        self.plugin_pods = pods
+    def know_plugin_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
+        """Take the pods that have a GPU of their own now, by GPU UUID, and why the plugin's GPUs cannot be shared."""
+        self.held_gpus.know_pods(given, problem)
+        self._compare_soon()
+
+    @property
+    def plugin_pods(self) -> Mapping[str, PluginPod]:
+        """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID; holders of ours are none."""
+        return self.held_gpus.native()
 
     def facts(self) -> AgentFacts:
         """Return what is known now. No I/O."""
@@ -265,12 +266,15 @@ class Agent:
             self.changed.set()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the inventory's GPUs, with those not shareable that have failed or that a foreign process uses."""
+        """Return the inventory's GPUs, with those not shareable that have failed or that a foreign process uses.
+
+        A process on a GPU that the device plugin has given to another pod is not foreign.
+        """
         gpus = []
-        for gpu in self._reading.gpus:
+        for gpu in map(self.held_gpus.mark, self._reading.gpus):
             if gpu.health is not Health.HEALTHY:
                 gpu = gpu.model_copy(update={"shareable": False})
-            elif gpu.shareable and self.foreign.get(gpu.uuid):
+            elif gpu.shareable and not gpu.taken and self.foreign.get(gpu.uuid):
                 reason = f"process {self.foreign[gpu.uuid][0]} on the node uses it and belongs to no tenant"
                 gpu = gpu.model_copy(update={"shareable": False, "reason": reason})
             gpus.append(gpu)

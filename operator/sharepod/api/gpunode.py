@@ -132,8 +132,11 @@ class HolderState(StrEnum):
     """State of a holder."""
 
     PENDING = "Pending"
+    """Its Pod exists, and the agent has not seen yet which GPU the kubelet gave it."""
     HELD = "Held"
+    """It has the GPU `uuid`, which takes tenants."""
     RELEASING = "Releasing"
+    """Its GPU takes no tenants any more, has none, and goes back to the device plugin."""
 
 
 class PluginHolder(Model):
@@ -141,6 +144,8 @@ class PluginHolder(Model):
 
     id: str
     """UID of the Pod."""
+    pod_name: Annotated[str, Field(max_length=253)] = ""
+    """Name of the Pod, in the operator's namespace."""
     state: HolderState
     """Pending, Held or Releasing."""
     uuid: str | None = None
@@ -190,6 +195,10 @@ class Gpu(Model):
     """Why the GPU is not shareable or not healthy; empty if it is both."""
     held: bool | None = None
     """In pool `device-plugin`: whether PodResources shows the GPU as held by a holder of ours."""
+    holder: Annotated[str | None, Field(max_length=64)] = None
+    """Id of that holder, as in its row of the ledger."""
+    taken: bool | None = None
+    """In pool `device-plugin`: the device plugin has given the GPU to a pod that is no holder of ours."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,6 +22,9 @@ TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets nobody else set it and nobody change
 it, so it identifies the tenant, unless the Pod's controller is another object."""
 
+HOLDER_PREFIX = f"{GROUP.partition('.')[0]}-holder-"
+"""Beginning of the name of each holder: a Pod of the operator's namespace that takes a GPU from the device plugin."""
+
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
 

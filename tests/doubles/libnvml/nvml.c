@@ -1,4 +1,5 @@
-/* Double of libnvidia-ml.so.1 on the simulated devices: the functions that the agent and programs call.
+/* Double of libnvidia-ml.so.1 on the simulated devices: the functions that the agent, programs and
+ * NVIDIA's device plugin call.
  *
  * Guarantees: figures are those of the state file (FAKE_CUDA_STATE) at the time of the call; processes are those that
  * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
@@ -26,8 +27,9 @@ enum {
     NVML_ARGUMENT_VERSION_MISMATCH = 25
 };
 
-/* SAMPLE_EACH: ns between two samples of utilization. */
-enum { SAMPLE_EACH = 100000000 };
+/* SAMPLE_EACH: ns between two samples of utilization. PCI_DOMAIN: of every device; no machine has a bus in it.
+ * TOPOLOGY_NODE: two devices on one NUMA node. */
+enum { SAMPLE_EACH = 100000000, PCI_DOMAIN = 0xffff, TOPOLOGY_NODE = 40 };
 
 struct memory {
     unsigned long long total, free, used;
@@ -46,6 +48,12 @@ struct process {
 
 struct utilization {
     unsigned gpu, memory;
+};
+
+struct pci {
+    char bus_id_legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
 };
 
 struct process_utilization {
@@ -174,6 +182,44 @@ EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *out) {
             return NVML_SUCCESS;
         }
     return NVML_INVALID_ARGUMENT;
+}
+
+EXPORT int nvmlDeviceGetMinorNumber(void *handle, unsigned *out) {
+    int device = device_of(handle);
+    if (device < 0 || out == NULL)
+        return NVML_INVALID_ARGUMENT;
+    *out = (unsigned)device;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *out) {
+    int device = device_of(handle);
+    if (device < 0 || out == NULL)
+        return NVML_INVALID_ARGUMENT;
+    uint8_t bus = (uint8_t)(device + 1);
+    *out = (struct pci){.domain = PCI_DOMAIN, .bus = bus};
+    snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04hX:%02hhX:00.0", (uint16_t)PCI_DOMAIN, bus);
+    snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02hhX:00.0", PCI_DOMAIN, bus);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetTopologyCommonAncestor(void *one, void *other, unsigned *out) {
+    if (device_of(one) < 0 || device_of(other) < 0 || out == NULL)
+        return NVML_INVALID_ARGUMENT;
+    *out = TOPOLOGY_NODE;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *out) {
+    (void)link, (void)out;
+    return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    if (device_of(handle) < 0 || major == NULL || minor == NULL)
+        return NVML_INVALID_ARGUMENT;
+    *major = 9, *minor = 0; /* as the double of the driver says */
+    return NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {

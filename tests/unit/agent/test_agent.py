@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from sharepod import protocol
 from sharepod.agent.agent import Agent
+from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import SimulatedInventory
-from sharepod.api.gpunode import TenantState
+from sharepod.api.gpunode import Pool, TenantState
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, until
 from unit.agent.in_process import started
 from unit.agent.program import replace, write_inventory
@@ -116,6 +117,13 @@ async def test_a_foreign_process_makes_a_gpu_unfit_to_be_shared_and_a_tenants_ow
         first, second = agent.facts().gpus
         assert first.shareable
         assert "process 1 on the node uses it" in second.reason
+        agent.held_gpus.know_ledger(Pool.DEVICE_PLUGIN, ())
+        agent.know_plugin_pods({GPU1: PluginPod("team", "trainer")}, None)
+        assert agent.facts().gpus[1].shareable, "the pod that the device plugin has given it to is no stranger"
+        agent.know_plugin_pods({}, None)
+        assert not agent.facts().gpus[1].shareable
+        agent.held_gpus.know_ledger(Pool.DEDICATED, ())
+        agent.changed.clear()
         agent.owner_of = lambda pid: "a"
         await asyncio.wait_for(agent.changed.wait(), 10)
         assert agent.facts().gpus[1].shareable

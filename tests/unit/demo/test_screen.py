@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from harness.build import CONTAINERD, KUBERNETES
+from harness.releases import CONTAINERD, KUBERNETES
 from minutes import steps
 from screen import Phase, Screen
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import build
+from harness import build, releases
 from harness.assets import OPTIONAL, REQUIRED, VARIABLE, Assets, find_assets
 from harness.errors import AssetsError
 
@@ -140,8 +140,8 @@ def test_folder_and_built_programs_stand_side_by_side(
     for _ in range(2):
         programs = build.programs()
         assert programs.emulated == "1.35"
-        assert {name: (programs.bin / name).readlink().parent for name in build.PROGRAMS} == {
-            name: own if name in ("kube-controller-manager", "kubelet") else where for name in build.PROGRAMS
+        assert {name: (programs.bin / name).readlink().parent for name in releases.PROGRAMS} == {
+            name: own if name in ("kube-controller-manager", "kubelet") else where for name in releases.PROGRAMS
         }
 
 

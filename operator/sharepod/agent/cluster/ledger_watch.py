@@ -11,6 +11,7 @@ Guarantees:
   docs/design.md).
 - The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
   run, but publishes no new volume.
+- Pool and holders of a ledger are told before its rows are put in force.
 - A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.
 """
 
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.agent.state import files
 from sharepod.agent.tenants.registry import UntakenRowsError
-from sharepod.api.gpunode import PLURAL, Tenant, TenantState
+from sharepod.api.gpunode import PLURAL, HolderState, PluginHolder, Pool, Tenant, TenantState
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
 from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
 
@@ -34,6 +35,9 @@ log = structlog.get_logger(__name__)
 
 GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 """Path of the GPUNodes in the API."""
+
+KnowLedger = Callable[[Pool, Sequence[PluginHolder]], None]
+"""Takes pool and holders of a ledger."""
 
 Apply = Callable[[Sequence[Tenant]], Awaitable[None]]
 """Sets up the tenants of these rows and removes all others; returns when that is done."""
@@ -46,13 +50,22 @@ class _Checkpoint(BaseModel):
     uid: str
     generation: int
     tenants: tuple[Json, ...]
+    pool: Pool = Pool.DEDICATED
+    holders: tuple[Json, ...] = ()
 
 
 class LedgerWatch:
     """Watch of the GPUNode with the name of this node. Called on one event loop."""
 
     def __init__(
-        self, api: Connection, *, node: str, apply: Apply, checkpoint: Path, on_change: Callable[[], None]
+        self,
+        api: Connection,
+        *,
+        node: str,
+        apply: Apply,
+        checkpoint: Path,
+        on_change: Callable[[], None],
+        on_ledger: KnowLedger = lambda _pool, _holders: None,
     ) -> None:
         """Args:
         api: connection to the API server.
@@ -60,6 +73,7 @@ class LedgerWatch:
         apply: puts rows in force.
         checkpoint: file that the ledger in force is kept in.
         on_change: called whenever a property of the watch has changed.
+        on_ledger: called with pool and holders of each ledger before its rows are put in force.
         """
         self._api = api
         self._node = node
@@ -69,6 +83,7 @@ class LedgerWatch:
         self._arrived = asyncio.Event()
         self._moved = asyncio.Event()
         self._on_change = on_change
+        self._on_ledger = on_ledger
         self._in_force: tuple[Tenant, ...] = ()
         self._entitling: tuple[Tenant, ...] = ()
         self._unreadable: tuple[str, ...] = ()
@@ -136,6 +151,7 @@ class LedgerWatch:
         rows, unreadable = read_rows(kept.tenants, ())
         if unreadable:
             log.warning("rows of the earlier agent's ledger cannot be read", rows=unreadable)
+        self._on_ledger(kept.pool, read_holders(kept.holders))
         try:
             await self._apply(rows)
         except OSError as error:
@@ -195,7 +211,10 @@ class LedgerWatch:
                 self._absent = None
                 self._move()
             return
-        tenants = _mapping(gpunode.get("spec")).get("tenants") or ()
+        spec = _mapping(gpunode.get("spec"))
+        tenants, holders = spec.get("tenants") or (), read_holders(spec.get("holders") or ())
+        pool = Pool.DEVICE_PLUGIN if spec.get("pool") == Pool.DEVICE_PLUGIN else Pool.DEDICATED
+        self._on_ledger(pool, holders)
         rows, self._unreadable = read_rows(tenants, self._in_force)
         if self._unreadable:
             log.error("rows of the ledger cannot be read", rows=self._unreadable)
@@ -212,9 +231,14 @@ class LedgerWatch:
         if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted meanwhile
             self._absent = None
         self._move()
-        await asyncio.to_thread(
-            self._keep, _Checkpoint(uid=uid, generation=generation, tenants=tuple(row.dump() for row in rows))
+        kept = _Checkpoint(
+            uid=uid,
+            generation=generation,
+            tenants=tuple(row.dump() for row in rows),
+            pool=pool,
+            holders=tuple(holder.dump() for holder in holders),
         )
+        await asyncio.to_thread(self._keep, kept)
         if failed is not None:
             raise failed
 
@@ -278,6 +302,19 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
             tenant = known[row_id]
         read[tenant.id] = tenant
     return tuple(read.values()), tuple(unreadable)
+
+
+def read_holders(rows: Sequence[Any]) -> tuple[PluginHolder, ...]:
+    """Return the holders that can be read. Any other, such as one with a state that this version does not know, counts
+    as none: its GPU is closed."""
+    known = [row for row in map(_mapping, rows) if row.get("state") in tuple(HolderState)]
+    read = []
+    for row in known:
+        try:
+            read.append(PluginHolder.model_validate(row, extra="ignore"))
+        except ValidationError as error:
+            log.error("a holder of the ledger cannot be read", holder=str(row.get("id")), error=str(error))
+    return tuple(read)
 
 
 def _not_in_force(error: Exception) -> str:

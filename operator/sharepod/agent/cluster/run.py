@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,11 +27,11 @@ from sharepod.agent.kubelet.dra.generation import CdiGenerator
 from sharepod.agent.kubelet.dra.gpu_devices import GpuDevices
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
 from sharepod.agent.kubelet.hook_integrity import HookIntegrity
-from sharepod.agent.kubelet.plugin_pods import PluginPods
+from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
-from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Tenant
+from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Pool, Tenant
 from sharepod.kube import ApiError, Connection, NotFoundError
 from sharepod.tasks import Supervisor
 
@@ -70,7 +71,15 @@ async def run(agent: Agent) -> None:
     checkpoint = settings.state_dir / "ledger.json"
     api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
     try:
-        ledger = LedgerWatch(api, node=node, apply=apply, checkpoint=checkpoint, on_change=agent.changed.set)
+        ledger = LedgerWatch(
+            api,
+            node=node,
+            apply=apply,
+            checkpoint=checkpoint,
+            on_change=agent.changed.set,
+            on_ledger=agent.held_gpus.know_ledger,
+        )
+        plugin_pods = await _first_word(agent)
         await agent.take_stock(needed=not checkpoint.exists())
         await ledger.restore()
         driver = Driver(
@@ -106,7 +115,6 @@ async def run(agent: Agent) -> None:
             },
             woken=agent.changed,
         )
-        plugin_pods = PluginPods(settings.kubelet_root)
         warn_of_propagation(settings.kubelet_root)
         await kubelet.start()
         try:
@@ -120,7 +128,7 @@ async def run(agent: Agent) -> None:
                 supervisor.start("kubelet-dra", dra.run())
                 supervisor.start("cdi", cdi.run())
                 supervisor.start("residue", pod_residue.run())
-                supervisor.start("plugin-pods", plugin_pods.run(known=agent.know_plugin_pods))
+                supervisor.start("plugin-pods", plugin_pods.run(agent.know_plugin_pods, partial(_interval_s, agent)))
                 await supervisor.wait()
         finally:
             await asyncio.gather(dra.stop(), kubelet.stop())
@@ -129,6 +137,19 @@ async def run(agent: Agent) -> None:
                 await report.say_stopped()
     finally:
         await api.close()
+
+
+async def _first_word(agent: Agent) -> PluginPods:
+    """Ask the kubelet which pod has which GPU, before any tenant is served: GPUs of the device plugin may be closed."""
+    plugin_pods = PluginPods(agent.settings.kubelet_root)
+    await plugin_pods.ask()
+    agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem)
+    return plugin_pods
+
+
+def _interval_s(agent: Agent) -> float:
+    """Return the seconds between two questions which pod has which GPU."""
+    return HELD_INTERVAL_S if agent.held_gpus.pool is Pool.DEVICE_PLUGIN else INTERVAL_S
 
 
 def process_watches(agent: Agent, attachments: Attachments, tenants_dir: Path) -> tuple[PodResidue, HookIntegrity]:
@@ -152,6 +173,8 @@ def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -
         return Readiness(ReadyReason.STARTING, "the kubelet has not registered the driver yet")
     if kubelet.problem is not None:
         return Readiness(ReadyReason.VOLUMES_UNAVAILABLE, kubelet.problem)
+    if agent.held_gpus.pool is Pool.DEVICE_PLUGIN and agent.held_gpus.problem is not None:
+        return Readiness(ReadyReason.DEVICE_PLUGIN_UNUSABLE, agent.held_gpus.problem)
     return Readiness(ReadyReason.SERVING)
 
 

@@ -51,6 +51,7 @@ class ReadyReason(StrEnum):
     INVENTORY_UNAVAILABLE = "InventoryUnavailable"
     LEDGER_UNREADABLE = "LedgerUnreadable"
     VOLUMES_UNAVAILABLE = "VolumesUnavailable"
+    DEVICE_PLUGIN_UNUSABLE = "DevicePluginUnusable"
 
     @property
     def status(self) -> str:

@@ -1,21 +1,21 @@
-"""Plugin pods: pods that have a whole GPU from NVIDIA's device plugin. Their utilization is measured beside tenants'.
+"""Plugin pods: pods that have a whole GPU from NVIDIA's device plugin, by the kubelet's pod resources socket.
 
 Guarantees:
-- The kubelet's pod resources socket is asked at intervals; no answer of it is needed by anything else.
-- While the kubelet does not answer, its last answer is valid for a minute.
-- Without the socket there are no plugin pods.
+- PP1 last-word: while no kubelet listens, its last answer is valid: a kubelet that does not run gives GPUs to nobody.
+- While a kubelet listens and does not answer, its last answer is valid for a minute.
+- Devices of the plugin that are no whole GPUs (replicas of time slicing, MIG) belong to no pod here, and are named.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import structlog
 
+from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import is_gpu_uuid
 from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
 
@@ -23,20 +23,21 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
 """Seconds between two questions: a pod's metrics begin at most this late."""
+HELD_INTERVAL_S = 1.0
+"""The same where tenants have GPUs of the device plugin: one that a holder has lost is closed at most this late, plus
+the time of an answer."""
 TIMEOUT_S = 5.0
 """Seconds that one answer may take."""
 STANDS_S = 60.0
-"""Seconds for which the last answer is valid: longer than a restart of the kubelet takes."""
+"""Seconds for which the last answer of a kubelet that listens is valid: more than a busy kubelet keeps one waiting."""
 _RESOURCE = "nvidia.com/"
 """Prefix of the resources that NVIDIA's device plugin offers."""
+_NAMED = 3
+"""Devices that are no whole GPUs and are named in a message."""
 
 
-@dataclass(frozen=True)
-class PluginPod:
-    """Pod with a GPU from the device plugin."""
-
-    namespace: str
-    name: str
+KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None], None]
+"""Takes the pod of each GPU, and why GPUs of the device plugin cannot be shared."""
 
 
 class PluginPods:
@@ -45,45 +46,72 @@ class PluginPods:
     def __init__(self, kubelet_root: Path) -> None:
         self._socket = kubelet_root / "pod-resources" / "kubelet.sock"
         self._asked_at: float | None = None
-        self._failing = False
-        self.by_gpu: Mapping[str, PluginPod] = {}
-        """By GPU UUID."""
+        self._failing: str | None = None
+        self._not_whole: tuple[str, ...] = ()
+        self.given: Mapping[str, PluginPod] | None = None
+        """Pod of each GPU that the plugin has given away, by UUID; None while that is not known."""
 
-    async def run(self, known: Callable[[Mapping[str, PluginPod]], None]) -> None:
-        """Ask at intervals until cancelled; call `known` with the pods each time."""
+    async def run(self, known: KnowPods, interval_s: Callable[[], float]) -> None:
+        """Ask at intervals until cancelled; call `known` with `given` and `problem` each time."""
         while True:
             await self.ask()
-            known(self.by_gpu)
-            await asyncio.sleep(INTERVAL_S)
+            known(self.given, self.problem)
+            await asyncio.sleep(interval_s())
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why GPUs of the device plugin cannot be shared; None if they can."""
+        if self.given is None:
+            return (
+                f"the kubelet does not tell which pod has which GPU ({self._failing or 'it was not asked yet'}); look "
+                f"at the kubelet and at the agent's mount of {self._socket.parent}"
+            )
+        if self._not_whole:
+            named = ", ".join(self._not_whole[:_NAMED])
+            return (
+                f"NVIDIA's device plugin offers devices that are no whole GPUs ({named}): SharePod does not share GPUs "
+                f"that time slicing, MPS or MIG divides already; turn that off on this node, or take the node from "
+                f"SharePod"
+            )
+        return None
 
     async def ask(self) -> None:
-        """Ask once and update `by_gpu`."""
+        """Ask once and update what is known."""
         now = asyncio.get_running_loop().time()
-        if not await asyncio.to_thread(self._socket.is_socket):
-            self.by_gpu = {}
-            return
         try:
-            self.by_gpu = by_gpu(await self._list())
+            given, offered = await self._list()
         except grpc.RpcError as error:
-            if not self._failing:
-                log.warning("kubelet does not tell which pod has which GPU", socket=str(self._socket), error=str(error))
-            self._failing = True
-            if self._asked_at is None or now - self._asked_at > STANDS_S:
-                self.by_gpu = {}
+            self._say(f"{error.code().name}: {error.details()}")
+            stands = error.code() is grpc.StatusCode.UNAVAILABLE
+            if not stands and (self._asked_at is None or now - self._asked_at > STANDS_S):
+                self.given = None
             return
-        self._asked_at, self._failing = now, False
+        self._asked_at, self._failing = now, None
+        self.given, self._not_whole = by_gpu(given), not_whole(offered.devices)
 
-    async def _list(self) -> podresources.ListPodResourcesResponse:
+    def _say(self, why: str) -> None:
+        if self._failing is None:
+            log.info("kubelet does not tell which pod has which GPU", socket=str(self._socket), error=why)
+        self._failing = why
+
+    async def _list(self) -> tuple[podresources.ListPodResourcesResponse, podresources.AllocatableResourcesResponse]:
+        """Return which pod has which devices, and which devices there are for pods."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
-            call = channel.unary_unary(
+            pods = channel.unary_unary(
                 "/v1.PodResourcesLister/List",
                 request_serializer=podresources.ListPodResourcesRequest.SerializeToString,
                 response_deserializer=podresources.ListPodResourcesResponse.FromString,
             )
-            answer: podresources.ListPodResourcesResponse = await call(
-                podresources.ListPodResourcesRequest(), timeout=TIMEOUT_S
+            offered = channel.unary_unary(
+                "/v1.PodResourcesLister/GetAllocatableResources",
+                request_serializer=podresources.AllocatableResourcesRequest.SerializeToString,
+                response_deserializer=podresources.AllocatableResourcesResponse.FromString,
             )
-            return answer
+            first, second = await asyncio.gather(
+                pods(podresources.ListPodResourcesRequest(), timeout=TIMEOUT_S),
+                offered(podresources.AllocatableResourcesRequest(), timeout=TIMEOUT_S),
+            )
+            return first, second
 
 
 def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
@@ -96,3 +124,11 @@ def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod
                     owner = PluginPod(pod.namespace, pod.name)
                     found.update((each, owner) for each in devices.device_ids if is_gpu_uuid(each))
     return found
+
+
+def not_whole(offered: Iterable[podresources.ContainerDevices]) -> tuple[str, ...]:
+    """Return the ids of the plugin's devices that are no whole GPUs."""
+    ids: Sequence[str] = [
+        each for devices in offered if devices.resource_name.startswith(_RESOURCE) for each in devices.device_ids
+    ]
+    return tuple(sorted(each for each in ids if not is_gpu_uuid(each)))

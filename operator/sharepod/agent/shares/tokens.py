@@ -6,6 +6,8 @@ Guarantees:
   that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
 - E2 silent-holder: where another tenant waits, a tenant of which no process that has not drained has had processor time
   for 5 ms has its gates barred, and the GPU passes on when its last work ends, if that is known.
+- E3 open-gpus: a tenant of a GPU that is not open is granted nothing. One that holds when a GPU of it is closed has its
+  gates barred at once.
 - Every call takes effect at once; what has to happen later is one timer.
 """
 
@@ -69,8 +71,8 @@ class TokenClient(Protocol):
 class _Token:
     """Token of one tenant, process by process."""
 
-    gpu_mask: int
-    """One bit per GPU of the tenant; a grant is for all of them."""
+    gpus: tuple[str, ...]
+    """UUIDs of the tenant's GPUs."""
     contended: Callable[[bool], None]
     """Called when other tenants begin or cease to want the tenant's GPUs."""
     bar: Callable[[int], None]
@@ -87,11 +89,18 @@ class _Token:
     """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
     grant_id: int | None = None
     """Id of the grant that the tenant has not drained; None if there is none."""
+    closed: bool = False
+    """One of its GPUs is not open (E3): those of its processes that want the token wait."""
     hinted: bool = False
     """Last value given to `contended`."""
     wanted_at: int | None = None
     """Since when the tenant waits for the token; None if it does not."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
+
+    @property
+    def gpu_mask(self) -> int:
+        """One bit per GPU of the tenant; a grant is for all of them."""
+        return (1 << len(self.gpus)) - 1
 
     def forget(self, client: TokenClient) -> None:
         """Forget that a client was told of a grant: it has drained, or is gone."""
@@ -112,6 +121,8 @@ class Tokens:
         self._scheduler = Scheduler(config)
         self._clock = clock
         self._tokens: dict[str, _Token] = {}
+        self._open: frozenset[str] | None = None
+        """GPUs that are open; None: all are."""
         self._timer: asyncio.TimerHandle | None = None
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
@@ -155,8 +166,35 @@ class Tokens:
             interactive=interactive,
             resumed=resumed,
         )
-        self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended, bar))
+        self._tokens.setdefault(tenant_id, _Token(gpus, contended, bar, closed=self._closes(gpus)))
         self._pump()
+
+    def set_open(self, gpus: frozenset[str] | None) -> None:
+        """Grant on these GPUs alone from now on (E3); None: on all."""
+        self._open = gpus
+        now = self._now()
+        for tenant_id, token in self._tokens.items():
+            closes = self._closes(token.gpus)
+            if closes and not token.closed:
+                self._close(now, tenant_id, token)
+            elif token.closed and not closes:
+                token.closed = False
+                if token.wanting and (token.grant_id is None or self._scheduler.displaced(tenant_id)):
+                    self._wait_for_turn(now, tenant_id, token)
+        self._pump()
+
+    def _closes(self, gpus: tuple[str, ...]) -> bool:
+        return self._open is not None and not self._open.issuperset(gpus)
+
+    def _close(self, now: int, tenant_id: str, token: _Token) -> None:
+        """Take the token from a tenant: nothing is launched any more, and what runs drains."""
+        token.closed, token.wanted_at = True, None
+        self._scheduler.unwant(now, tenant_id)
+        if token.grant_id is None:
+            return
+        token.bar(token.grant_id)
+        for client in list(token.undrained):
+            client.send(protocol.Revoke(token.grant_id))
 
     def remove(self, tenant_id: str) -> None:
         """Remove a tenant; its GPUs are free at once."""
@@ -170,6 +208,9 @@ class Tokens:
         displaced = self._scheduler.displaced(tenant_id)
         if client in token.undrained and not displaced:
             return  # it was told of a grant meanwhile
+        if token.closed:
+            token.wanting.add(client)
+            return
         now = self._now()
         if client.heartbeat is not None:
             client.heartbeat.read(self._clock)  # it has just had processor time
@@ -295,9 +336,10 @@ class Tokens:
                 self._pump()
             return
         token.grant_id = None
-        token.wanted_at = now if token.wanting else None
-        self._scheduler.drained(now, tenant_id, wanting=bool(token.wanting))
-        if not token.wanting:
+        wanting = bool(token.wanting) and not token.closed
+        token.wanted_at = now if wanting else None
+        self._scheduler.drained(now, tenant_id, wanting=wanting)
+        if not wanting:
             self._scheduler.unwant(now, tenant_id)
         if self._pump():
             self.hand_offs.add(self._clock() - now)
@@ -314,7 +356,7 @@ class Tokens:
             token = self._tokens[action.tenant]
             if isinstance(action, TokenGrant):
                 if action.grant_id == token.grant_id:  # renewed, or on new terms
-                    for client in list(token.undrained):
+                    for client in () if token.closed else list(token.undrained):
                         self._send_grant(token, client, action, renews=True)
                     continue
                 granted = True
@@ -358,6 +400,8 @@ class Tokens:
         return (self._pump() or granted) if waiting else granted
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: _Token) -> None:
+        if token.closed:
+            return
         if token.wanted_at is None:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)

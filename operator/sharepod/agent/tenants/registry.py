@@ -134,6 +134,10 @@ class TenantRegistry:
             text = f"{first.strerror or first} (tenant {tenant_id}, {len(failed)} of {len(wanted)} rows)"
             raise UntakenRowsError(first.errno, text, first.filename) from first
 
+    def set_open(self, gpus: frozenset[str] | None) -> None:
+        """Grant time on these GPUs alone from now on; None: on all."""
+        self._tokens.set_open(gpus)
+
     @property
     def known(self) -> bool:
         """True once a ledger has been applied since the start."""

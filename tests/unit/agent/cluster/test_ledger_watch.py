@@ -14,7 +14,7 @@ from aiohttp import web
 from sharepod.agent.cluster import ledger_watch as ledger
 from sharepod.agent.cluster.ledger_watch import LedgerWatch
 from sharepod.agent.tenants.registry import UntakenRowsError
-from sharepod.api.gpunode import Tenant
+from sharepod.api.gpunode import Pool, Tenant
 from sharepod.kube import Connection, connection
 from unit.scripted_server import Scripted
 
@@ -42,8 +42,14 @@ class Follower:
     def __init__(self, api: Connection, folder: Path) -> None:
         self.applied: list[list[str]] = []
         self.failures = 0
+        self.told: list[tuple[Pool, list[str]]] = []
         self.ledger = LedgerWatch(
-            api, node="node-1", apply=self.apply, checkpoint=folder / "ledger.json", on_change=lambda: None
+            api,
+            node="node-1",
+            apply=self.apply,
+            checkpoint=folder / "ledger.json",
+            on_change=lambda: None,
+            on_ledger=lambda pool, holders: self.told.append((pool, [each.id for each in holders])),
         )
 
     async def apply(self, rows: Any) -> None:
@@ -179,6 +185,22 @@ async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
     third = Follower(api, tmp_path)
     await third.ledger.restore()
     assert third.applied == []
+
+
+@pytest.mark.promise("node-held-first")
+async def test_pool_and_holders_come_before_the_rows_from_the_disk_too(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    ledger_of_5 = gpunode(5, "a")
+    holders = [{"id": "h1", "podName": "holder-1", "state": "Held", "uuid": "GPU-0"}, {"id": "h2", "state": "Newer"}]
+    ledger_of_5["spec"] |= {"pool": "device-plugin", "holders": holders}
+    plays(scripted, [listing(5, ledger_of_5)], [[]])
+    first, second = Follower(api, tmp_path), Follower(api, tmp_path)
+    await first.until(lambda: first.ledger.generation == 5 and (tmp_path / "ledger.json").exists())
+    assert first.told == [(Pool.DEVICE_PLUGIN, ["h1"])], "a state that this version does not know counts for nothing"
+    second.failures = 1
+    await second.ledger.restore()
+    assert (second.told, second.applied) == (first.told, [])
 
 
 @pytest.mark.promise("node-full-disk")

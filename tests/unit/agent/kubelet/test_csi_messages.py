@@ -50,4 +50,5 @@ def test_the_services_have_the_names_that_the_kubelet_calls() -> None:
         "/pluginregistration.Registration/GetInfo",
         "/pluginregistration.Registration/NotifyRegistrationStatus",
         "/v1.PodResourcesLister/List",
+        "/v1.PodResourcesLister/GetAllocatableResources",
     }

@@ -12,6 +12,7 @@ from sharepod.timeshare import Parameters
 from unit.agent.client import until
 
 MS = 1_000_000
+GPU = "GPU-0"
 
 
 class Clock:
@@ -66,7 +67,7 @@ def add(tokens: Tokens, *names: str, limit_milli: int = 1000, barred: list[int] 
     for name in names:
         tokens.set_tenant(
             name,
-            ("GPU-0",),
+            (GPU,),
             request_milli=min(400, limit_milli),
             limit_milli=limit_milli,
             contended=lambda _: None,
@@ -353,3 +354,61 @@ async def test_an_agent_that_was_held_up_looks_again_before_it_judges(tokens: To
     clock.now += 6 * MS
     await looks(tokens)
     assert len(barred) == 1
+
+
+@pytest.mark.promise("node-held-lost")
+async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(tokens: Tokens, clock: Clock) -> None:
+    barred: list[int] = []
+    add(tokens, "a", barred=barred)
+    tokens.set_open(frozenset({GPU}))
+    one, other = Process(1), Process(2)
+    tokens.want("a", one)
+    (first,) = one.grants()
+    tokens.set_open(frozenset())
+    assert barred == [first]
+    assert one.frames[-1] == protocol.Revoke(first)
+    tokens.want("a", other)
+    clock.now += 500 * MS
+    tokens.drained("a", one, protocol.Drained(first, wanting=True))
+    clock.now += 500 * MS
+    await until(lambda: True)
+    assert (one.grants(), other.grants()) == ([first], [])
+    tokens.set_open(frozenset({GPU}))
+    assert len(one.grants()) == 2
+    assert len(other.grants()) == 1
+
+
+async def test_a_tenant_that_comes_to_a_closed_gpu_gets_no_token(tokens: Tokens) -> None:
+    tokens.set_open(frozenset())
+    add(tokens, "a")
+    one = Process(1)
+    tokens.want("a", one)
+    assert one.grants() == []
+    tokens.set_open(None)
+    assert len(one.grants()) == 1
+
+
+async def test_a_grant_that_a_closed_gpu_has_ended_is_not_given_on_new_terms(tokens: Tokens) -> None:
+    add(tokens, "a", "b")
+    one = Process(1)
+    tokens.want("a", one)
+    tokens.set_open(frozenset())
+    frames = list(one.frames)
+    tokens.set_connected("b", connected=True)
+    assert one.frames == frames
+
+
+async def test_a_closed_gpu_closes_those_tenants_alone_that_have_it(tokens: Tokens) -> None:
+    add(tokens, "a")
+    tokens.set_tenant(
+        "b", (GPU, "GPU-1"), request_milli=100, limit_milli=1000, contended=lambda _: None, bar=lambda _: None
+    )
+    tokens.set_open(frozenset({GPU}))
+    one, other = Process(1), Process(2)
+    tokens.want("b", other)
+    tokens.want("a", one)
+    assert len(one.grants()) == 1
+    assert other.grants() == []
+    tokens.connection_lost("b", other)
+    tokens.set_open(None)
+    assert other.grants() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,10 +13,8 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sharepod.agent.agent import Agent
+from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import SimulatedInventory
-from sharepod.agent.kubelet.plugin_pods import PluginPod, PluginPods, by_gpu
-from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
-from sharepod.agent.kubelet.wire.rpc import UnixServer, service
 from sharepod.agent.telemetry.collector import AgentCollector
 from sharepod.agent.telemetry.families import FAMILIES
 from sharepod.agent.tenants.served import ServedTenant
@@ -148,7 +145,7 @@ async def test_a_process_without_the_hook_is_counted(agent: Agent, tmp_path: Pat
 async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(agent: Agent, tmp_path: Path) -> None:
     whole = row("whole", 1000, 1000, gpus=(GPU1,), mode=Mode.EXCLUSIVE, memory=16 * GI)
     await agent.tenants.apply([whole])
-    agent.know_plugin_pods({GPU0: PluginPod("team", "trainer")})
+    agent.know_plugin_pods({GPU0: PluginPod("team", "trainer")}, None)
     processes = [{"pid": 4242 + i, "uuid": uuid, "memory": f"{i + 1}Gi"} for i, uuid in enumerate((GPU0, GPU1))]
     write(tmp_path, *processes, busy=0.25)
     await until(agent, "sharepod_tenant_memory_used_bytes", GI, mode="Native")
@@ -167,54 +164,8 @@ async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(a
         assert 0 < ratio <= busy + 1e-6
         assert (value(samples, "sharepod_tenant_held_seconds_total", **about) or 0) > 0
         assert value(samples, "sharepod_tenant_grants_total", **about) is None, "nothing is granted to it"
-    agent.know_plugin_pods({})
+    agent.know_plugin_pods({}, None)
     assert value(scrape(agent), "sharepod_tenant_request_ratio", mode="Native") is None
-
-
-def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
-    answer = podresources.ListPodResourcesResponse()
-    for pod, device in gpus.items():
-        container = answer.pod_resources.add(name=pod, namespace="team").containers.add(name="main")
-        container.devices.add(resource_name="nvidia.com/gpu", device_ids=[device])
-        container.devices.add(resource_name="example.com/nic", device_ids=[GPU1])
-    return answer
-
-
-def test_only_whole_gpus_of_nvidias_plugin_belong_to_a_pod() -> None:
-    assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: PluginPod("team", "one")}
-
-
-async def test_the_kubelet_is_asked_who_has_which_gpu_and_believed_while_it_is_away() -> None:
-    with tempfile.TemporaryDirectory(prefix="shp-") as root:
-        native = PluginPods(Path(root))
-        await native.ask()
-        assert native.by_gpu == {}, "no socket, no such pods"
-        answers = [listed(one=GPU0)]
-
-        async def answer(_: object) -> podresources.ListPodResourcesResponse:
-            if not answers:
-                raise RuntimeError("no answer")
-            return answers.pop()
-
-        lister = service(podresources.DESCRIPTOR, "PodResourcesLister", {"List": answer})
-        server = UnixServer(Path(root) / "pod-resources" / "kubelet.sock", lister)
-        await server.start()
-        await native.ask()
-        assert native.by_gpu == {GPU0: PluginPod("team", "one")}
-        await native.ask()
-        assert native.by_gpu == {GPU0: PluginPod("team", "one")}, "a failure is not an answer"
-        await server.stop(0)
-        await native.ask()
-        assert native.by_gpu == {}
-
-
-def test_the_kubelets_numbers_are_spoken() -> None:
-    # pod resources v1: PodResources name 1, namespace 2, containers 3; ContainerDevices resource_name 1, device_ids 2
-    raw = (
-        b"\x0a\x17" + b"\x0a\x01p\x12\x01n" + b"\x1a\x0f" + b"\x0a\x01c" + b"\x12\x0a\x0a\x01r\x12\x01x\x1a\x02\x0a\x00"
-    )
-    [pod] = podresources.ListPodResourcesResponse.FromString(raw).pod_resources
-    assert (pod.name, pod.namespace, list(pod.containers[0].devices[0].device_ids)) == ("p", "n", ["x"])
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

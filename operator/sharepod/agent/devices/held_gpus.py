@@ -1,0 +1,90 @@
+"""GPUs of a node of pool `device-plugin` that holders of ours have, by the kubelet's word.
+
+Guarantees:
+- HG1 held-first: in pool `device-plugin` a GPU is open to tenants only while the kubelet's last answer shows it as
+  given to a pod that the ledger has as a holder, and the holder is not being released.
+- HG2 names: a holder is known by the namespace of the agent and its Pod's name, both the operator's.
+- In pool `dedicated` every GPU is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import Gpu, HolderState, PluginHolder, Pool
+from sharepod.api.objects import HOLDER_PREFIX
+
+
+@dataclass(frozen=True)
+class PluginPod:
+    """Pod with a GPU from the device plugin."""
+
+    namespace: str
+    name: str
+
+
+class HeldGpus:
+    """GPUs that are open to tenants.
+
+    Args:
+        namespace: Namespace of the holders' Pods.
+        set_open: Called with the GPUs that are open when they have changed; None: all are.
+    """
+
+    def __init__(self, namespace: str, set_open: Callable[[frozenset[str] | None], None]) -> None:
+        self._namespace = namespace
+        self._set_open = set_open
+        self._open: frozenset[str] | None = None
+        self._holders: Mapping[str, str] = {}
+        """Ids of the holders that are not being released, by Pod name."""
+        self._given: Mapping[str, PluginPod] | None = None
+        self.pool = Pool.DEDICATED
+        self.problem: str | None = None
+        """Reason why no GPU of the device plugin can be shared now; None if there is none."""
+
+    def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
+        """Take pool and holders of a ledger, before its rows are put in force."""
+        self.pool = pool
+        self._holders = {each.pod_name: each.id for each in holders if each.state is not HolderState.RELEASING}
+        self._settle()
+
+    def know_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
+        """Take which pod has which GPU from the device plugin, by UUID.
+
+        Args:
+            given: None if the kubelet does not tell.
+            problem: why the plugin's GPUs cannot be shared; None if they can.
+        """
+        self._given, self.problem = given, problem
+        self._settle()
+
+    def mark(self, gpu: Gpu) -> Gpu:
+        """Return the GPU with what the device plugin has done with it; in pool `dedicated` as it is."""
+        if self.pool is not Pool.DEVICE_PLUGIN:
+            return gpu
+        holder = self._holder_of(gpu.uuid)
+        taken = self._given is not None and gpu.uuid in self._given and holder is None
+        return gpu.model_copy(update={"held": holder is not None, "holder": holder, "taken": taken})
+
+    def native(self) -> Mapping[str, PluginPod]:
+        """Return the pods with a GPU from the device plugin that are no holders of ours, by the GPU's UUID."""
+        given = (self._given or {}).items()
+        ours = (self._namespace, HOLDER_PREFIX)
+        return {uuid: pod for uuid, pod in given if (pod.namespace, pod.name[: len(HOLDER_PREFIX)]) != ours}
+
+    def _holder_of(self, uuid: str) -> str | None:
+        pod = (self._given or {}).get(uuid)
+        if pod is None or pod.namespace != self._namespace:
+            return None
+        return self._holders.get(pod.name)
+
+    def _settle(self) -> None:
+        """Tell which GPUs are open, if that has changed."""
+        now: frozenset[str] | None = None
+        if self.pool is Pool.DEVICE_PLUGIN:
+            usable = () if self.problem is not None else self._given or ()
+            now = frozenset(uuid for uuid in usable if self._holder_of(uuid) is not None)
+        if now != self._open:
+            self._open = now
+            self._set_open(now)

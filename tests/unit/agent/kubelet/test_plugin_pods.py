@@ -1,0 +1,126 @@
+"""Which pod has which GPU of NVIDIA's device plugin, as the kubelet tells."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sharepod.agent.devices.held_gpus import PluginPod
+from sharepod.agent.kubelet.plugin_pods import PluginPods, by_gpu, not_whole
+from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
+from sharepod.agent.kubelet.wire.rpc import UnixServer, service
+from unit.agent.client import GPU0, GPU1
+
+ONE = PluginPod("team", "one")
+
+
+class Kubelet:
+    """A kubelet that says these things on its pod resources socket."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.gives = listed(one=GPU0)
+        self.offers = [GPU0, GPU1]
+        self.fails = False
+        lister = service(
+            podresources.DESCRIPTOR,
+            "PodResourcesLister",
+            {"List": self._list, "GetAllocatableResources": self._allocatable},
+        )
+        self.server = UnixServer(root / "pod-resources" / "kubelet.sock", lister)
+
+    async def _list(self, _: object) -> podresources.ListPodResourcesResponse:
+        if self.fails:
+            raise RuntimeError("no answer")
+        return self.gives
+
+    async def _allocatable(self, _: object) -> podresources.AllocatableResourcesResponse:
+        answer = podresources.AllocatableResourcesResponse()
+        answer.devices.add(resource_name="nvidia.com/gpu", device_ids=self.offers)
+        answer.devices.add(resource_name="example.com/nic", device_ids=["nic0"])
+        return answer
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Kubelet]:
+    with tempfile.TemporaryDirectory(prefix="shp-") as root:
+        yield Kubelet(Path(root))
+
+
+def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
+    answer = podresources.ListPodResourcesResponse()
+    for pod, device in gpus.items():
+        container = answer.pod_resources.add(name=pod, namespace="team").containers.add(name="main")
+        container.devices.add(resource_name="nvidia.com/gpu", device_ids=[device])
+        container.devices.add(resource_name="example.com/nic", device_ids=[GPU1])
+    return answer
+
+
+def test_only_whole_gpus_of_nvidias_plugin_belong_to_a_pod() -> None:
+    assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: ONE}
+
+
+async def test_a_kubelet_that_was_never_heard_has_told_nothing(kubelet: Kubelet) -> None:
+    pods = PluginPods(kubelet.root)
+    await pods.ask()
+    assert pods.given is None
+    assert "does not tell which pod has which GPU (UNAVAILABLE" in (pods.problem or "")
+
+
+@pytest.mark.promise("node-held-believed")
+async def test_the_kubelets_last_answer_is_valid_while_it_is_away(kubelet: Kubelet) -> None:
+    pods = PluginPods(kubelet.root)
+    await kubelet.server.start()
+    await pods.ask()
+    assert (pods.given, pods.problem) == ({GPU0: ONE}, None)
+    kubelet.fails = True
+    await pods.ask()
+    assert pods.given == {GPU0: ONE}, "a failure is not an answer"
+    await kubelet.server.stop(0)
+    await pods.ask()
+    assert pods.given == {GPU0: ONE}, "a kubelet that does not run gives no GPU to anybody"
+
+
+@pytest.mark.promise("node-held-believed")
+async def test_a_kubelet_that_listens_and_fails_is_believed_for_a_minute(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = PluginPods(kubelet.root)
+    await kubelet.server.start()
+    await pods.ask()
+    kubelet.fails = True
+    monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.STANDS_S", -1.0)
+    await pods.ask()
+    assert pods.given is None
+    await kubelet.server.stop(0)
+
+
+@pytest.mark.promise("node-whole-gpus")
+@pytest.mark.parametrize("device", [f"{GPU1}::0", "MIG-10000000-0000-0000-0000-000000000001"])
+async def test_devices_that_are_no_whole_gpus_are_refused_and_named(kubelet: Kubelet, device: str) -> None:
+    pods = PluginPods(kubelet.root)
+    kubelet.offers = [GPU0, device]
+    await kubelet.server.start()
+    await pods.ask()
+    assert f"devices that are no whole GPUs ({device})" in (pods.problem or "")
+    kubelet.offers = [GPU0, GPU1]
+    await pods.ask()
+    assert pods.problem is None
+    await kubelet.server.stop(0)
+
+
+def test_devices_of_others_than_nvidia_are_nobodys_affair() -> None:
+    answer = podresources.AllocatableResourcesResponse()
+    answer.devices.add(resource_name="example.com/nic", device_ids=["nic0"])
+    assert not_whole(answer.devices) == ()
+
+
+def test_the_kubelets_numbers_are_spoken() -> None:
+    # pod resources v1: PodResources name 1, namespace 2, containers 3; ContainerDevices resource_name 1, device_ids 2
+    raw = (
+        b"\x0a\x17" + b"\x0a\x01p\x12\x01n" + b"\x1a\x0f" + b"\x0a\x01c" + b"\x12\x0a\x0a\x01r\x12\x01x\x1a\x02\x0a\x00"
+    )
+    [pod] = podresources.ListPodResourcesResponse.FromString(raw).pod_resources
+    assert (pod.name, pod.namespace, list(pod.containers[0].devices[0].device_ids)) == ("p", "n", ["x"])
