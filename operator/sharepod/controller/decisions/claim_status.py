@@ -15,6 +15,7 @@ from typing import Any
 from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_DRIVER, device_name
+from sharepod.api.sharepod import SpecError
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import of_claims
 
@@ -54,13 +55,13 @@ def allocation(node: str, row: Tenant, names: Sequence[str], now: str) -> Json:
     }
 
 
-def devices(node: str, row: Tenant, resize: Refusal | None, before: Sequence[Any], now: str) -> list[Json]:
+def devices(node: str, row: Tenant, resize: Refusal | SpecError | None, before: Sequence[Any], now: str) -> list[Json]:
     """Return `status.devices` for a row: the share in force of each GPU.
 
     Args:
         node: Name of the node.
         row: The row as the ledger has it.
-        resize: Refusal of the share that is asked for instead; None if none was refused.
+        resize: Refusal of the share that is asked for instead, or why that cannot be read; None if neither.
         before: The entries as they are, of which conditions that have not changed keep their time.
         now: RFC 3339, in whole seconds.
     """
@@ -85,11 +86,14 @@ def devices(node: str, row: Tenant, resize: Refusal | None, before: Sequence[Any
     ]
 
 
-def _conditions(row: Tenant, resize: Refusal | None) -> Iterator[Json]:
+def _conditions(row: Tenant, resize: Refusal | SpecError | None) -> Iterator[Json]:
     yield {"message": share(row), "reason": "Reserved", "status": "True", "type": CONDITION_GRANTED}
     if resize is not None:
-        text = of_claims(resize.message)[:_CONDITION_MESSAGE]
-        yield {"message": text, "reason": resize.outlook.value, "status": "False", "type": CONDITION_RESIZED}
+        if isinstance(resize, SpecError):
+            reason, text = "Invalid", str(resize)
+        else:
+            reason, text = resize.outlook.value, of_claims(resize.message)
+        yield {"message": text[:_CONDITION_MESSAGE], "reason": reason, "status": "False", "type": CONDITION_RESIZED}
 
 
 def _since(condition: Json, former: Json | None, now: str) -> Json:

@@ -283,7 +283,7 @@ class ClaimReconciler:
             (item for item in snapshot.reserved if claim.allocation is not None and holds(item, claim.allocation)), None
         )
         if row is not None and row.written is not None and not claim.deleting:
-            await self._writer.show(claim, row.node, row.written, memo.resize_refusal)
+            await self._writer.show(claim, row.node, row.written, claim.error or memo.resize_refusal)
             if claim.by_line:
                 for pod in snapshot.pods:
                     await self._writer.name_gpus(pod, row.written)

@@ -17,6 +17,7 @@ import structlog
 
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_FINALIZER, GPUS_ANNOTATION, SHARE_REQUEST
+from sharepod.api.sharepod import SpecError
 from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says
 from sharepod.controller.state.claims_seen import ClaimsSeen
@@ -90,7 +91,7 @@ class ClaimWriter:
         """Take an allocation back. Return False if the claim is not as it was last seen; it is read again."""
         return await self._write(claim, lambda: self._patch_status(claim, {"allocation": None, "devices": None}))
 
-    async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | None) -> None:
+    async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
         """Bring `status.devices` up to date, if it says something else."""
         wanted = devices(node, row, resize, claim.shown, self._now())
         if says(wanted) != says(claim.shown):

@@ -256,6 +256,32 @@ async def test_the_annotation_lowers_and_raises_the_share_in_place(world: World)
     assert world.rows()[uid]["memory"] == memory, "time alone"
 
 
+@pytest.mark.promise("operator-claim-resize-refused")
+@pytest.mark.parametrize("said", ["0.5", "a lot"])
+async def test_an_annotation_that_cannot_be_meant_keeps_the_share_and_is_shown(world: World, said: str) -> None:
+    world.node()
+    await running(world)
+
+    def conditions() -> Json:
+        (shown,) = (world.read("resourceclaims", "share") or {})["status"]["devices"]
+        assert shown["data"]["requestMilli"] == 400
+        return {item["type"]: item for item in shown["conditions"]}
+
+    for asked, shows in (({"sharepod.dev/gpu-request": said}, True), ({}, False)):
+        world.change(
+            "resourceclaims",
+            "share",
+            lambda item, a=asked: item["metadata"].update(annotations=a),  # type: ignore[misc]
+        )
+        await world.look_at_claim(times=2)
+        assert world.rows()[world.claim_uid()]["requestMilli"] == 400
+        assert ("Resized" in conditions()) is shows
+        if shows:
+            assert (conditions()["Resized"]["status"], conditions()["Resized"]["reason"]) == ("False", "Invalid")
+            assert "gpu-request" in conditions()["Resized"]["message"]
+
+
+@pytest.mark.promise("operator-claim-resize-refused")
 async def test_a_raise_without_room_keeps_the_share_and_says_so(world: World) -> None:
     world.node()
     await running(world)
