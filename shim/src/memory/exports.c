@@ -1,5 +1,9 @@
 /* Watched and kept descriptors of exported memory.
  *
+ * Which of them are open is read for all at once, in time that grows with their number. So where that is not urgent a
+ * count is made once as many calls as a part of the descriptors have asked for it: a call then costs the same on
+ * average, however many there are.
+ *
  * An entry of the epoll instance is a pair of file and number. So whether a number still stands for the file that was
  * kept under it is asked by changing the entry: that fails for any other file.
  */
@@ -10,15 +14,18 @@
 #include <sys/epoll.h>
 
 #include "base/descriptors.h"
+#include "base/hashed.h"
 #include "memory/state.h"
 
 /* A descriptor that the driver has exported. With the lock. */
 struct export {
+    struct hash_link link; /* in the table, by its own address */
     struct export *next;
     uint32_t *open_count; /* of open descriptors of what it is of */
     bool open;            /* found by the count under way */
 };
 
+enum { COUNT_PART = 16 };  /* lines of fdinfo that exports_count_seldom reads for each call, on average */
 enum { KEPT_MOST = 4096 }; /* kept copies have numbers below it: a child of fork closes them by this list of bits */
 
 /* Not in wiped memory: a child of fork closes them. The instance is told from other files by an entry, the marker. */
@@ -62,7 +69,7 @@ bool exports_watch(uint32_t *open, int descriptor) {
         exports_count();
         memory->export_most = 2 * memory->export_count + 64;
     }
-    int number = prepare();
+    int number = hashed_room(&memory->exports_table) ? prepare() : -1;
     struct export *export = number >= 0 ? slab_take(&memory->export_slab, sizeof *export) : NULL;
     bool watched = export != NULL;
     if (watched) {
@@ -73,6 +80,7 @@ bool exports_watch(uint32_t *open, int descriptor) {
             *export = (struct export){.next = memory->exports, .open_count = open};
             memory->exports = export;
             memory->export_count++;
+            hashed_add(&memory->exports_table, &export->link, hash_of((uintptr_t)export, 0));
             ++*open;
         } else {
             slab_give(&memory->export_slab, export);
@@ -85,9 +93,11 @@ bool exports_watch(uint32_t *open, int descriptor) {
 
 /* Find the export of an entry's data among those that are watched, and note that it is open. */
 static void found(uint64_t data) {
-    for (struct export *export = memory_state()->exports; export != NULL; export = export->next)
-        if ((uintptr_t)export == data)
-            export->open = true;
+    const struct hashed *table = &memory_state()->exports_table;
+    uint64_t hash = hash_of(data, 0);
+    for (struct hash_link *link = NULL; (link = hashed_next(table, hash, link)) != NULL;)
+        if ((uintptr_t)link == data)
+            ((struct export *)link)->open = true;
 }
 
 /* Read the data of each entry: the hexadecimal number behind "data:" in its line. False: it cannot be read. */
@@ -135,6 +145,7 @@ static bool read_entries(int number) {
 void exports_count(void) {
     struct memory *memory = memory_state();
     int number = present();
+    memory->export_asked = 0;
     if (memory->exports == NULL)
         return;
     if (number >= 0 && !read_entries(number)) /* no /proc: nothing is known to be closed */
@@ -148,8 +159,15 @@ void exports_count(void) {
         *at = export->next;
         --*export->open_count;
         memory->export_count--;
+        hashed_remove(&memory->exports_table, &export->link);
         slab_give(&memory->export_slab, export);
     }
+}
+
+void exports_count_seldom(void) {
+    struct memory *memory = memory_state();
+    if (++memory->export_asked * COUNT_PART >= memory->export_count)
+        exports_count();
 }
 
 int exports_keep(int descriptor) {

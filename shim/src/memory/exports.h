@@ -20,6 +20,8 @@
 bool exports_watch(uint32_t *open, int descriptor);
 /* Take the descriptors that are closed from their counts. With the lock. */
 void exports_count(void);
+/* The same, but with more than a few descriptors not in each call. With the lock. */
+void exports_count_seldom(void);
 /* Keep a copy of an imported descriptor; return it, or -1: none is to be had. */
 int exports_keep(int descriptor);
 /* Close a kept copy, unless the program has closed it. */

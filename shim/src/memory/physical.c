@@ -38,7 +38,7 @@ void physical_unlock(struct physical *physical) {
         return;
     }
     if (physical->exports > 0)
-        exports_count();
+        exports_count_seldom();
     if (physical->exports == 0) {
         free_and_unlock(physical);
         return;
@@ -53,26 +53,33 @@ void physical_unlock(struct physical *physical) {
         session_wake();
 }
 
-/* Take a lingering struct physical without an open descriptor out of the list; NULL: there is none. With the lock. */
+/* Take all that linger without an open descriptor out of the list; return them as a list. With the lock. */
 static struct physical *take_closed(void) {
-    for (struct physical **at = &memory_state()->lingering, *physical; (physical = *at) != NULL; at = &physical->next)
-        if (physical->exports == 0) {
-            *at = physical->next;
-            return physical;
+    struct physical *closed = NULL;
+    for (struct physical **at = &memory_state()->lingering, *physical; (physical = *at) != NULL;) {
+        if (physical->exports > 0) {
+            at = &physical->next;
+            continue;
         }
-    return NULL;
+        *at = physical->next;
+        physical->next = closed;
+        closed = physical;
+    }
+    return closed;
 }
 
 bool physical_refresh(void) {
-    bool less = false;
     memory_lock();
     if (memory_state()->lingering != NULL)
         exports_count();
-    for (struct physical *physical; (physical = take_closed()) != NULL; less = true) {
-        free_and_unlock(physical);
-        memory_lock();
-    }
+    struct physical *closed = take_closed();
     memory_unlock();
+    bool less = closed != NULL;
+    for (struct physical *next; closed != NULL; closed = next) {
+        next = closed->next;
+        memory_lock();
+        free_and_unlock(closed);
+    }
     return less;
 }
 

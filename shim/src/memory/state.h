@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/hashed.h"
 #include "base/slab.h"
 #include "memory/allocations.h"
 #include "session/session.h"
@@ -44,8 +45,10 @@ struct memory {
     bool (*refresh)(int place);
     struct allocation_table allocations;
     struct slab physical_slab, binding_slab, export_slab;
+    struct hashed exports_table;
     struct export *exports; /* descriptors that the driver has exported, if they were open when last counted */
     size_t export_count, export_most; /* in the list; count them again before it gets longer */
+    size_t export_asked;              /* calls that have asked for a count since the last */
     struct physical *lingering;       /* memory of which nothing but exported descriptors is left */
     uint64_t physical_next_look;      /* sys_now() of the next look at these; the hook thread's, without the lock */
     uint64_t largest_mapping;         /* bytes: the longest mapping that was ever made */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hook.conftest import MIB, TENANT_MEMORY
+from hook.conftest import MIB, TENANT_MEMORY, Tenant
 from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY, Probe
 
@@ -179,3 +179,12 @@ def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: Ma
     for each in (address, managed):
         check.probe.ok("free", each)
     assert check.same() == 0
+
+
+def test_freeing_beside_many_descriptors_is_no_dearer(tenant: Tenant) -> None:
+    """Which of them are open is read for all at once, so that is not done in each call."""
+    tenant.agent()
+    few, many = (tenant.probe(label) for label in ("few", "many"))
+    for probe in (few, many):
+        probe.start_cuda()
+    assert many.ok("free_exported", 1500, 100) < 10 * few.ok("free_exported", 15, 100)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -203,6 +205,23 @@ class MemoryCalls:
         descriptor = c_int(-1)
         arguments = c_uint64(address), c_size_t(size), 1, c_uint64(0)
         return self.cuda("cuMemGetHandleForAddressRange", byref(descriptor), *arguments), descriptor.value
+
+    def free_exported(self, beside: int, count: int) -> tuple[int, Any]:
+        """Free linear memory of which a descriptor is open, `count` times beside that of `beside` other descriptors.
+
+        Return the seconds of processor time that one took.
+        """
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
+        addresses = [c_uint64() for _ in range(beside + count)]
+        for address in addresses:
+            code = self.cuda("cuMemAlloc_v2", byref(address), c_size_t(4096))
+            code = code or self.range_export(address.value, 4096)[0]
+            if code != 0:
+                return code, None
+        begun = time.process_time()
+        codes = [self.cuda("cuMemFree_v2", address) for address in addresses[:count]]
+        return max(codes), (time.process_time() - begun) / count
 
     def descriptor_copy(self, descriptor: int, pid: int) -> tuple[int, Any]:
         """Return a copy of another process's descriptor."""
