@@ -57,6 +57,7 @@ _BESIDE_OTHERS = {
     "memory/test_nvml.py",
     "memory/test_pools.py",
     "memory/test_refused.py",
+    "memory/test_shareable_pools.py",
     "memory/test_shared.py",
     "memory/test_virtual.py",
     "process/test_file.py",

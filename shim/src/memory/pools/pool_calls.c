@@ -94,9 +94,10 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     memory_lock();
     if (await_turn(memory, true))
         memory->alone = call->alone = true;
+    bool overgrown = memory->overgrown;
     memory_unlock();
-    if (could_reuse(memory, call->bytes) ||
-        (may_reuse == REUSE_LIKELY && pool_figure(memory, false, &there) && there >= call->bytes))
+    if (!overgrown && (could_reuse(memory, call->bytes) ||
+                       (may_reuse == REUSE_LIKELY && pool_figure(memory, false, &there) && there >= call->bytes)))
         return true;
     memory_lock();
     leave_turn(call);
@@ -113,18 +114,22 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
 static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     memory_lock();
-    bool exact = memory->pool == NULL || step_known();
-    uint64_t until = memory->refused_until, wanted = step(memory, call->bytes);
+    call->learns = memory->pool != NULL && !step_known();
+    bool exact = !call->learns || memory->origin == POOL_SHAREABLE;
+    uint64_t until = memory->overgrown ? 0 : memory->refused_until, wanted = step(memory, call->bytes);
     memory_unlock();
-    call->learns = !exact;
     call->reserved = wanted;
     if (credits_take(memory->place, call->reserved)) /* 1 */
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(memory, call->bytes);
     if (reuse && (!atomic_load(&memory_state()->session->ready) || sys_now() < until)) /* 2 */
         return reuse_alone(call, may_reuse);
-    if (reserve_new(call, exact)) /* 3 */
+    if (reserve_new(call, exact)) { /* 3 */
+        memory_lock();
+        memory->overgrown = false;
+        memory_unlock();
         return true;
+    }
     call->reserved = wanted;
     if (!reuse && pool_trim(memory) && reserve_new(call, exact)) /* 4 */
         return true;
@@ -212,6 +217,7 @@ bool pool_call_end(struct pool_call *call) {
 void pool_call_close(struct pool_call *call) {
     memory_lock();
     finish_call(call, 0);
+    call->memory->overgrown = call->memory->origin == POOL_SHAREABLE;
     memory_unlock();
     pool_settle(call->memory);
 }

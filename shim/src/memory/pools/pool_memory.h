@@ -11,6 +11,11 @@
  * C9 no-read-while-ending: the driver is asked for nothing about a pool that it is being asked to destroy.
  * C10 shrinking-is-seen: what a pool has given back to the device stops counting with the next call, when the program
  *    asks how much is free, when the agent recalls credits, and every POOL_LOOK_NS.
+ * C11 shareable-never-shrinks: CUDA documents that a pool which other processes can import gives no memory back before
+ *    its end: it has no trim and no release threshold. So it may grow only within the limit: where the whole step that
+ *    is expected is not to be had it is asked for memory that it has, and after a call that made it grow nevertheless,
+ *    which cannot be undone, for no more until the agent has granted bytes for it again. It is destroyed once nothing
+ *    of it is in use.
  *
  * pool_registry.c knows the pools, pool_settle.c reads the driver's figures, pool_calls.c stands around calls.
  */
@@ -32,9 +37,10 @@ enum pool_state {
 };
 
 enum pool_origin {
-    POOL_FOUND,    /* there without the program: a device's default pool, its graph pool */
-    POOL_MADE,     /* made by the program */
-    POOL_ELSEWHERE /* of host memory, or of another process: nothing of it counts here */
+    POOL_FOUND,     /* there without the program: a device's default pool, its graph pool */
+    POOL_MADE,      /* made by the program */
+    POOL_SHAREABLE, /* the same, and other processes can import it: the driver keeps its memory until its end (C11) */
+    POOL_ELSEWHERE  /* of host memory, or of another process: nothing of it counts here */
 };
 
 /* A pool, or the graph pool of a device. With the lock of struct gpus, but for those fields that say otherwise. Entries
@@ -51,6 +57,7 @@ struct pool_memory {
     _Atomic uint32_t calls;   /* calls begun plus calls ended; a futex for the threads that wait for an end */
     bool alone;               /* one call has the pool for itself: nothing was charged for it (C8) */
     bool awaited;             /* a thread waits for a call to end */
+    bool overgrown;           /* grew beyond the limit in a call that could not be undone (C11) */
     uint32_t trims;           /* how often the hook saw the graph pool trimmed */
     uint64_t counted;         /* bytes of credits in use for it */
     uint64_t pending;         /* bytes of `counted` that were charged for calls under way */

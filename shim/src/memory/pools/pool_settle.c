@@ -113,12 +113,12 @@ static void go_on_as(struct pool_memory *memory, enum pool_state state) {
     memory_unlock();
 }
 
-/* Trim a claimed pool; return whether nothing is left in it. */
+/* Trim a claimed pool; return whether nothing is left in it, or nothing in use of one that cannot be trimmed (C11). */
 static bool empty(const struct pool_memory *memory) {
-    uint64_t reserved = 0;
+    uint64_t left = 0;
     if (HAS(cuMemPoolTrimTo))
         DRIVER(cuMemPoolTrimTo)(memory->pool, 0);
-    return !pool_figure(memory, false, &reserved) || reserved == 0;
+    return !pool_figure(memory, memory->origin == POOL_SHAREABLE, &left) || left == 0;
 }
 
 /* Destroy a claimed pool. If the driver refuses, its state is `before` again. */

@@ -166,8 +166,10 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
     if (result != CUDA_SUCCESS)
         return result;
-    bool counts = of_device(properties, &device);
-    return known(*pool, device, counts ? POOL_MADE : POOL_ELSEWHERE, properties->maxSize);
+    enum pool_origin origin = properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE ? POOL_SHAREABLE : POOL_MADE;
+    if (!of_device(properties, &device))
+        origin = POOL_ELSEWHERE;
+    return known(*pool, device, origin, properties->maxSize);
 }
 
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *from, CUmemAllocationHandleType type,

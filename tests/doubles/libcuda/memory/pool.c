@@ -3,7 +3,8 @@
  * A pool grows by what is missing, in chunks of 32 MiB (FAKE_CUDA_POOL_CHUNK says otherwise), and by the 2 MiB that are
  * enough if that is too much for the device or the pool's own limit. Memory that was freed on a stream serves that
  * stream at once, others when the work before the free is over. What is above the release threshold goes back to the
- * device when the host waits for a stream, an event or a context.
+ * device when the host waits for a stream, an event or a context. A pool that can be exported gives nothing back before
+ * its end, as CUDA documents: trimming it does nothing, and its threshold is ignored.
  */
 #include "memory/pool.h"
 
@@ -55,6 +56,9 @@ static void give(struct pool *pool, uint64_t bytes) {
 
 /* Give unused memory above `keep` bytes back to the device, in whole pages. */
 static void trim(struct pool *pool, uint64_t keep) {
+    bool ended = pool->destroyed && pool->used + pool->returning == 0;
+    if (pool->handles != CU_MEM_HANDLE_TYPE_NONE && !ended)
+        return;
     uint64_t needed = fake_round(pool->used + pool->returning, PAGE_BYTES);
     uint64_t left = needed > keep ? needed : fake_round(keep, PAGE_BYTES);
     if (left < pool->reserved)
@@ -241,7 +245,7 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
 static uint64_t *figure(struct pool *pool, CUmemPool_attribute attribute) {
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return &pool->threshold;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return &pool->reserved;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: return pool->imported ? &pool->used : &pool->reserved;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: return &pool->reserved_high;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return &pool->used;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->used_high;
