@@ -61,8 +61,8 @@ def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) 
     check.probe.ok("alloc", 20 * MIB)
 
 
+def test_it_grows_beyond_the_limit_in_one_call_at_most(make_check: MakeCheck) -> None:
     """Memory that a stream has freed is out of reach of others while its work is unfinished: only the driver knows."""
-    """What one stream has freed is out of another's reach while its work is unfinished, which only the driver knows."""
     check = make_check(FAKE_CUDA_POOL_CHUNK=str(PAGE))
     probe, pool = check.probe, shareable(check)
     for name in ("s", *(f"other {n}" for n in range(5))):
