@@ -180,7 +180,7 @@ class TakeBackPod:
     message: str
     """Reason for users: kube-scheduler's own words where it refused the Pod."""
     unseen: bool = False
-    """No scheduler has looked at it: another node would not help."""
+    """No scheduler has looked at it, or none can bind it: another node would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +497,8 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
 def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
     """Return the next step for a SharePod whose Pod has a share: it waits for a binding, then for a container."""
     due = float("inf")
+    if (why := share_claim_steps.lost(pod, snapshot.claim)) is not None:
+        return TakeBackPod(pod, why, unseen=True)
     if pod.node is None and snapshot.unbound_since is not None:
         due = snapshot.unbound_since + snapshot.bind_timeout
         if snapshot.now >= due:

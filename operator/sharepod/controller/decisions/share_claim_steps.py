@@ -72,6 +72,15 @@ def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant)
     return None if is_of_row(claim.allocation, node, row) else FreeClaim(pod, claim)  # C3
 
 
+def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
+    """Return why a Pod whose gate is open can never be bound: its claim is gone, or goes, or has no allocation."""
+    if pod.claim is None or pod.node is not None:
+        return None
+    if claim is None or claim.deleting:
+        return f"somebody has deleted its ResourceClaim {pod.claim}"
+    return f"its ResourceClaim {pod.claim} has lost its allocation" if claim.allocation is None else None
+
+
 def is_of_row(allocation: Allocation, node: str, row: Tenant) -> bool:
     """Return whether an allocation names the GPUs of a row."""
     named = [device for _, _, device in allocation.devices]

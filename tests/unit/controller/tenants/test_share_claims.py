@@ -111,6 +111,32 @@ async def test_a_claim_that_somebody_deletes_is_made_again_and_the_row_is_for_th
     assert len(world.server.made("create", "pods")) == 1
 
 
+@pytest.mark.promise("operator-share-claim-again")
+@pytest.mark.parametrize("what", ["deletes it", "takes its allocation"])
+async def test_a_pod_that_loses_its_claim_before_it_is_bound_is_taken_back(world: World, what: str) -> None:
+    world.node()
+    await world.placed()
+    await world.look()
+    former, uid = the_claim(world)["metadata"], (world.read("pods") or {})["metadata"]["uid"]
+    if what == "deletes it":
+        world.delete("resourceclaims", former["name"])
+    else:
+        world.deallocates(former["name"])
+    for _ in range(6):
+        await world.look()
+        await asyncio.sleep(0.01)
+    assert (world.read("pods") or {}).get("metadata", {}).get("uid") != uid
+    assert any(former["name"] in note for note in world.told("PodTakenBack"))
+    world.now += world.settings.bind_timeout
+    world.renew()
+    await world.look()
+    world.place()
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    assert gates(world) == []
+    assert world.rows()[world.tenant]["claim"]["uid"] != former["uid"]
+
+
 async def test_a_claim_that_is_being_deleted_is_waited_for_without_a_share(world: World) -> None:
     world.node()
     await world.placed()
