@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from sharepod.api.units import Bytes, TenantId
+from sharepod.controller.placing import loop as loop_module
 from sharepod.placement.resizing import resize
-from sharepod.placement.state.types import Assignment, PlacementRequest, Taint
+from sharepod.placement.state.types import Assignment, PlacementRequest, Refusal, Taint
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
-from unit.controller.objects import sharepod_object
+from unit.controller.objects import pod_object, sharepod_object
 
 
 @pytest.fixture
@@ -163,6 +164,39 @@ async def test_no_refusal_is_explained_once_leadership_is_lost_during_a_pass(
     await world.want("pair", 0.5, count=2)
     assert not world.leading, "the pass has decided"
     assert world.why("pair") == ""
+
+
+@pytest.mark.promise("security-flood")
+async def test_one_that_comes_does_not_wait_until_all_refusals_are_explained(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "_EXPLAIN_S", 0.0)
+    world.node("a")
+    await world.want("taken", 0.5)
+    for number in range(20):
+        spec = {"gpu": {"request": 0.6}}
+        world.state.put_sharepod(sharepod_object(uid=f"crowd-{number}", name=f"crowd-{number}", spec=spec))
+        gated = pod_object(uid=f"pod-{number}", name=f"crowd-{number}", owner=f"crowd-{number}", gated=True)
+        world.state.put_pod(gated)
+        world.loop.want_place(f"crowd-{number}")
+    explained: list[str] = []
+    explain = world.loop.engine.place
+
+    def place(request: PlacementRequest) -> Assignment | Refusal:
+        explained.append(request.name)
+        if len(explained) == 1:
+            world.state.put_sharepod(sharepod_object(uid="newcomer", name="newcomer", spec={"gpu": {"request": 0.1}}))
+            world.state.put_pod(pod_object(uid="pod-new", name="newcomer", owner="newcomer", gated=True))
+            world.loop.want_place("newcomer")
+        elif len(explained) == 2:
+            assert "newcomer" in world.placed
+        return explain(request)
+
+    monkeypatch.setattr(world.loop.engine, "place", place)
+    await world.settle()
+    assert "newcomer" in world.placed
+    await world.later(10)
+    assert all(world.why(f"crowd-{number}") for number in range(20)), "each has its reason in the end"
 
 
 async def test_what_is_kept_is_let_go_when_the_queue_is_emptied(world: World) -> None:
