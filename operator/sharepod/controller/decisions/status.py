@@ -16,7 +16,6 @@ from sharepod.api.sharepod import (
     GpuRequest,
     Phase,
     SharePodStatus,
-    Usage,
 )
 from sharepod.api.units import format_fraction
 from sharepod.controller.state.facts.pod_facts import PodFacts
@@ -43,10 +42,6 @@ Json = dict[str, Any]
 
 MINOR = frozenset({"conditions", "usage", "observedGeneration", "restarts", "summary", "readyContainers", "podIP"})
 """Fields of the status that only explain: nothing is decided by them."""
-USAGE_STEP_MILLI = 50
-"""Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
-Metrics and GPUNode show smaller ones.
-"""
 
 
 def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> Json:
@@ -192,24 +187,6 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
         inputs.gpus,
         sharepod.gpu,
         finish,
-    )
-
-
-def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return whether the usage that an agent reports is worth a write.
-
-    Args:
-        was: Usage as it was last written.
-        seen: The agent's report of the tenant.
-        row: The tenant's row, by whose memory a change of memory is measured.
-    """
-    if seen is None or row is None:
-        return was is not None
-    if was is None:
-        return seen.connected
-    moved = abs(seen.memory - was.memory)
-    return abs(seen.held_milli - was.held_milli) >= USAGE_STEP_MILLI or (
-        moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI
     )
 
 

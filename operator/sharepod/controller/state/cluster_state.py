@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from sharepod.api.pod import PodSettings
+from sharepod.api.sharepod import Usage
 from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import Reservation, Resources
@@ -368,10 +369,14 @@ class ClusterState:
             self._load(item)
         if before is None or placement_facts(before) != placement_facts(item):
             self.refresh_node(item.name)
-        for tenant in tenants_concerned(before, item):
+        for tenant in tenants_concerned(before, item, self._usage_written):
             self.on_tenant_changed(tenant)
         if before is None or reconciler_facts(before) != reconciler_facts(item):
             self.on_node_changed(item.name)
+
+    def _usage_written(self, tenant: str) -> Usage | None:
+        sharepod = self.sharepods.get(tenant)
+        return sharepod.status.usage if sharepod is not None else None
 
     def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
         """Return the GPUNode with each unreadable row as it was when it last could be read."""

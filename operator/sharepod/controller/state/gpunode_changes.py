@@ -1,12 +1,35 @@
-"""Concern with a new version of a GPUNode: for whom it changes something; everyone else is left alone."""
+"""Concern with a new version of a GPUNode: for whom it changes something; everyone else is left alone.
+
+Guarantees:
+- Usage that has moved by less than a step since it was written concerns nobody: at rest no tenant is looked at.
+- Memory, by which a smaller share may become possible, concerns its tenant however little of it is freed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from sharepod.api.gpunode import Tenant, TenantStatus
+from sharepod.api.sharepod import Usage
+
 from .facts.node_facts import GpuNodeFacts
 
+USAGE_STEP_MILLI = 50
+"""Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
+Metrics and GPUNode show smaller ones.
+"""
 
-def tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
-    """Return the tenants whose row, report or release is not as it was."""
+
+def tenants_concerned(
+    before: GpuNodeFacts | None, now: GpuNodeFacts, written: Callable[[str], Usage | None]
+) -> set[str]:
+    """Return the tenants whose row, report or release is not as it was.
+
+    Args:
+        before: The GPUNode as it was known; None: it was not.
+        now: The GPUNode.
+        written: Return the usage in a tenant's status, as it was last written.
+    """
     rows = now.rows
     if before is None:
         return set(rows)
@@ -14,7 +37,12 @@ def tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str
     tenants = {tenant for tenant in {*old, *rows} if _differ(old.get(tenant), rows.get(tenant))}
     seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
     tenants |= before.unreadable ^ now.unreadable
-    tenants |= {tenant for tenant in {*seen, *was} if _differ(seen.get(tenant), was.get(tenant))}
+    tenants |= {
+        tenant
+        for tenant in {*seen, *was}
+        if _differ(one := seen.get(tenant), other := was.get(tenant))
+        and not (_only_held(one, other) and not usage_moved(written(tenant), one, rows.get(tenant)))
+    }
     health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
     turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
@@ -23,9 +51,38 @@ def tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str
     return tenants | (before.forced ^ now.forced)
 
 
+def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
+    """Return whether the usage that an agent reports is worth a write.
+
+    Args:
+        was: Usage as it was last written.
+        seen: The agent's report of the tenant.
+        row: The tenant's row, by whose memory a change of memory is measured.
+    """
+    if seen is None or row is None:
+        return was is not None
+    if was is None:
+        return seen.connected
+    moved = abs(seen.memory - was.memory)
+    return abs(seen.held_milli - was.held_milli) >= USAGE_STEP_MILLI or (
+        moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI
+    )
+
+
 def reconciler_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that the node's reconciler acts on."""
     return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
+
+
+def _only_held(one: TenantStatus | None, other: TenantStatus | None) -> bool:
+    """Return whether two reports differ in the time held, or the number of processes, alone."""
+    if one is None or other is None:
+        return False
+    return _held_aside(one) == _held_aside(other)
+
+
+def _held_aside(seen: TenantStatus) -> tuple[object, ...]:
+    return seen.memory, seen.connected, seen.enforced, seen.findings, seen.drained
 
 
 def _differ(one: object, other: object) -> bool:

@@ -29,6 +29,7 @@ from sharepod.controller.decisions.lifecycle import Ending, TenantSnapshot
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
+from sharepod.controller.state.gpunode_changes import usage_moved
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.kube import ConflictError, InvalidError, Json, NotFoundError
 
@@ -86,7 +87,7 @@ class StatusWriter:
         pod = snapshot.pod
         cleared = pod is not None and pod.taken_back and sharepod.status.pod_uid == pod.uid
         now = self._clock()
-        if status.usage_moved(sharepod.status.usage, inputs.seen, inputs.row):
+        if usage_moved(sharepod.status.usage, inputs.seen, inputs.row):
             due = now if memo.usage_written is None else memo.usage_written + self._settings.usage_interval
             inputs = replace(inputs, usage_due=now >= due)
             if now < due:

@@ -11,9 +11,10 @@ from sharepod.api.sharepod import Phase, SharePodStatus, Usage
 from sharepod.controller.decisions import status as composing
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
-from sharepod.controller.decisions.status import MINOR, difference, gpus_of, looked_at, major, usage_moved
+from sharepod.controller.decisions.status import MINOR, difference, gpus_of, looked_at, major
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
+from sharepod.controller.state.gpunode_changes import usage_moved
 from sharepod.controller.state.memos import Blocked, BlockedReason
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 from unit.controller.objects import TENANT, pod, row, sharepod

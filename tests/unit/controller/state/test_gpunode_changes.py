@@ -1,0 +1,70 @@
+"""Concern with a new report of an agent: usage that stands still concerns nobody, whatever else is news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sharepod.controller.state.cluster_state import ClusterState
+from unit.controller.objects import TENANT, sharepod_object
+from unit.controller.state.test_cluster_state import gpunode_object, new_state, node_object
+
+GIB = 1 << 30
+SEEN = {"id": TENANT, "connected": True, "heldMilli": 400, "memory": GIB, "enforced": True, "processes": 1}
+
+
+def reporting(*, written: bool = True) -> tuple[list[str], Callable[..., None]]:
+    """Return who was told, and a function that takes in the next report; usage of 400 is `written`, or none is."""
+    told: list[str] = []
+    state: ClusterState = new_state()
+    state.put_node(node_object())
+    usage = {"usage": {"heldMilli": 400, "memory": GIB, "shown": "0.4"}} if written else {}
+    state.put_sharepod(sharepod_object(status={"phase": "Running", **usage}))
+    version = 0
+
+    def report(**fields: Any) -> None:
+        nonlocal version
+        version += 1
+        raw = gpunode_object(TENANT, version=version)
+        raw["metadata"]["generation"] = 1
+        raw["status"]["tenants"] = [SEEN | fields]
+        told.clear()
+        state.put_gpunode(raw)
+
+    report()
+    state.on_tenant_changed = told.append
+    return told, report
+
+
+def test_a_drift_concerns_its_tenant_once_it_is_five_points_from_what_was_written() -> None:
+    told, report = reporting()
+    for held in (410, 430, 449, 380, 351):
+        report(heldMilli=held, processes=2)
+        assert told == [], held
+    for held in (350, 470, 460):
+        report(heldMilli=held)
+        assert told == [TENANT], held
+
+
+def test_the_first_usage_concerns_its_tenant() -> None:
+    told, report = reporting(written=False)
+    report(heldMilli=401)
+    assert told == [TENANT]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        {"memory": GIB - 1},
+        {"connected": False},
+        {"enforced": False},
+        {"drained": True},
+        {"findings": [{"reason": "HookMissing", "message": "m", "since": "2026-01-01T00:00:00Z"}]},
+        {"id": "another"},
+    ],
+)
+def test_whatever_else_is_news_concerns_its_tenant_at_once(news: dict[str, Any]) -> None:
+    told, report = reporting()
+    report(heldMilli=401, **news)
+    assert TENANT in told
