@@ -23,14 +23,14 @@ UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableException
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
 	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster compiled)
-export PYTHONPATH := tests:benchmarks
+export PYTHONPATH := tests:benchmarks:manifests
 export PYTHONDONTWRITEBYTECODE :=
 
 SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native shim/src -type f)) setup.py
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -78,6 +78,24 @@ build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 	@mkdir -p build
 	@$(MAKE) --no-print-directory -C tests/doubles PYTHON=$(abspath $(BIN)/python)
 	@touch $@
+
+# Programs that only releases need: the locks' and the audit's, and the writer of SPDX documents.
+.venv/release: .venv/installed
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"], sep="\n")' > $@.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
+	@touch $@
+
+images: .venv/installed ## operator's and agent's image as OCI archives in build/images, without a container engine; root; minutes once, then half a minute; IMAGES_ARGS
+	@$(BIN)/python -m images $(IMAGES_ARGS)
+
+sbom: .venv/release ## what is in the images, as SPDX documents in build/images
+	@$(BIN)/python -m images.sbom
+
+locks: .venv/release ## versions and hashes of all that the images need, from pyproject.toml, into manifests/images/locks
+	@$(BIN)/python -m images.relock
+
+audit: .venv/release ## known vulnerabilities of what the locks name, where pip-audit's data can be had
+	@$(BIN)/python -m images.audit
 
 cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to nine minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
 	@$(BIN)/python -m harness build
@@ -133,7 +151,7 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/ruff check .
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/vulture
-	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
+	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs manifests/images
 	$(BIN)/lint-imports
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.cache import acquire, cache_dir
@@ -111,15 +111,27 @@ def why_no_node() -> str | None:
 
 
 def install_packages() -> None:
-    """Install what is missing with apt-get, a line of progress each 10 s. One process at a time: the others wait, and
-    find it done. Errors: NodeUnavailableError.
+    """Install what a node needs and is missing; see `install_missing`."""
+    install_missing(missing_packages)
+
+
+def install_packages_of(programs: Mapping[str, str]) -> None:
+    """Install the packages of the programs that are not on PATH; `programs`: name to package. See `install_missing`."""
+    install_missing(lambda: sorted({package for name, package in programs.items() if shutil.which(name) is None}))
+
+
+def install_missing(missing: Callable[[], Sequence[str]]) -> None:
+    """Install the packages that `missing` names with apt-get, a line of progress each 10 s. One process at a time: the
+    others wait, and find it done. Errors: NodeUnavailableError.
     """
-    if not missing_packages():
+    if not missing():
         return
     lock = acquire(cache_dir() / "packages.lock", what="installing packages", timeout=2 * _APT_TIMEOUT)
     try:
-        if missing := missing_packages():
-            _install(missing)
+        if packages := missing():
+            _install(packages)
+        if still := missing():
+            raise NodeUnavailableError(f"installed, but their programs are not on PATH: {', '.join(still)}")
     finally:
         os.close(lock)
 
@@ -130,8 +142,6 @@ def _install(missing: Sequence[str]) -> None:
         _apt(["apt-get", "update"], "updating the package lists")
         if (said := _apt(command, "installing " + " ".join(missing))) is not None:
             raise NodeUnavailableError(f"`{' '.join(command)}` failed: {said}")
-    if still := missing_packages():
-        raise NodeUnavailableError(f"installed, but their programs are not on PATH: {', '.join(still)}")
 
 
 def _apt(command: list[str], label: str) -> str | None:

@@ -1,0 +1,118 @@
+"""Layers of images: compressed tar files whose bytes depend on names, modes, owners and contents alone.
+
+Guarantees: entries are in the order of their names and have one time; the compressed form has no time and no name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_TIME = 315532800
+"""Time of each file: the first that zip files can hold, too (1980-01-01)."""
+_LEVEL = 6
+_FILE, _FACTS = "layer.tar.gz", "layer.json"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer. `digest`, `size`: of the compressed file; `diff_id`: digest of the tar file within."""
+
+    path: Path
+    digest: str
+    diff_id: str
+    size: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Layer:
+        """Return the layer that was written to a folder."""
+        return cls(folder / _FILE, **json.loads((folder / _FACTS).read_text()))
+
+    def members(self) -> Iterator[tuple[str, bytes]]:
+        """Give name and content of each regular file."""
+        with tarfile.open(self.path, "r:gz") as archive:
+            for member in archive:
+                if member.isfile():
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    yield member.name, content.read()
+
+
+def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -> None:
+    """Write the layer of a tar file to `folder`; of the folders `left_out` nothing but the folder itself."""
+    with tarfile.open(archive) as source:
+        chosen = []
+        for member in source.getmembers():
+            name = member.name.removeprefix("./").strip("/")
+            if name in ("", ".") or any(name.startswith(f"{folder}/") for folder in left_out):
+                continue
+            member.name = name
+            if member.islnk():
+                member.linkname = member.linkname.removeprefix("./")
+            chosen.append(member)
+        # A hard link comes after what it is a link to.
+        chosen.sort(key=lambda member: (member.islnk(), member.name))
+        _write(folder, ((member, source.extractfile(member) if member.isreg() else None) for member in chosen))
+
+
+def layer_of_folder(root: Path, folder: Path, *, top: str) -> None:
+    """Write the layer of all that lies below `root / top` to `folder`, owned by root."""
+
+    def entries() -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+        parents = [root / Path(*Path(top).parts[:depth]) for depth in range(1, len(Path(top).parts) + 1)]
+        for path in [*parents, *sorted((root / top).rglob("*"))]:
+            member = tarfile.TarInfo(str(path.relative_to(root)))
+            status = path.lstat()
+            member.mode = 0o777 if path.is_symlink() else 0o755 if status.st_mode & 0o100 else 0o644
+            if path.is_symlink():
+                member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
+                yield member, None
+            elif path.is_dir():
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+                yield member, None
+            else:
+                member.size = status.st_size
+                with path.open("rb") as content:
+                    yield member, content
+
+    _write(folder, entries())
+
+
+def _write(folder: Path, entries: Iterable[tuple[tarfile.TarInfo, IO[bytes] | None]]) -> None:
+    target = folder / _FILE
+    with target.open("wb") as file:
+        compressed = _Hashing(file)
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=compressed, mtime=0) as packed:
+            plain = _Hashing(packed)
+            with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+                for member, content in entries:
+                    member.mtime = _TIME
+                    member.uname = member.gname = ""
+                    member.pax_headers = {}
+                    archive.addfile(member, content)
+    facts = {"digest": compressed.digest(), "diff_id": plain.digest(), "size": target.stat().st_size}
+    (folder / _FACTS).write_text(json.dumps(facts))
+
+
+class _Hashing:
+    """A file to write to that knows the digest of what was written."""
+
+    def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+
+    def write(self, part: bytes) -> int:
+        self._hash.update(part)
+        return self._file.write(part)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"

@@ -1,0 +1,153 @@
+"""Layers with SharePod: what it imports, by the locks, and the package itself, compiled from a source tree.
+
+Guarantees:
+
+- Only wheels whose hash is in a lock are installed; the machine's pip fetches them, and nothing that is built has
+  network.
+- A layer is addressed by what it is made of (locks, sources, root) and kept in the cache.
+- An image without the hook, or with a token scheduler that is not compiled, is not made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from images.layers import Layer, layer_of_folder
+from images.roots import CompilingRoot, cached
+from images.steps import ImageError, NotHadError, run
+
+LOCKS = Path(__file__).parent / "locks"
+PREFIX = "opt/sharepod"
+_SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operator")
+_BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", "_wire.c", "_scores.c")
+_OLDEST_LIBC = 17
+"""Minor version of the oldest glibc that wheels are made for (manylinux2014)."""
+_BY = "1"
+_TIMEOUT = 900.0
+
+
+def imports_layer(root: CompilingRoot, part: str) -> Layer:
+    """Return the layer with a virtual environment and the packages of the lock of `part` (operator, agent)."""
+    lock = LOCKS / f"{part}.lock"
+
+    def make(folder: Path) -> None:
+        with root.folder() as work:
+            _fetch(root, lock, work / "wheels")
+            shutil.copy(lock, work / "lock")
+            _environment(root)
+            _pip(root, f"packages of the {part}", "install", f"--find-links={root.inside(work)}/wheels",
+                 "--require-hashes", f"--requirement={root.inside(work)}/lock")  # fmt: skip
+            _finish(root, folder)
+
+    return Layer.read(cached(f"imports-{part}-{_key(root, lock.read_bytes())}", make))
+
+
+def package_layer(root: CompilingRoot, source: Path) -> Layer:
+    """Return the layer with the package of a source tree, compiled, hook included."""
+    lock = LOCKS / "build.lock"
+    contents = [
+        part for path in _files(source) for part in (path.relative_to(source).as_posix().encode(), path.read_bytes())
+    ]
+
+    def make(folder: Path) -> None:
+        with root.folder() as work:
+            _fetch(root, lock, work / "wheels")
+            shutil.copy(lock, work / "lock")
+            inside = root.inside(work)
+            _venv(root, "/opt/build", "--copies")
+            _pip(root, "compiler's packages", "install", f"--find-links={inside}/wheels", "--require-hashes",
+                 f"--requirement={inside}/lock", prefix="/opt/build")  # fmt: skip
+            _copy_sources(source, root.path / "src")
+            _pip(root, "sharepod: compiling", "wheel", "--no-build-isolation", "--no-deps",
+                 f"--wheel-dir={inside}/made", "/src", prefix="/opt/build", usual_s=40)  # fmt: skip
+            _environment(root)
+            _pip(root, "sharepod: installing", "install", "--no-deps", f"--find-links={inside}/made", "sharepod")
+            _check(root.path / PREFIX)
+            for left in (*(root.path / PREFIX / "bin").glob("python*"), root.path / PREFIX / "pyvenv.cfg"):
+                left.unlink()  # of the layer below
+            _finish(root, folder)
+
+    return Layer.read(cached(f"package-{_key(root, lock.read_bytes(), *contents)}", make))
+
+
+def _key(root: CompilingRoot, *contents: bytes) -> str:
+    digest = hashlib.sha256(f"{_BY} {root.path.parent.name}".encode())
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()[:16]
+
+
+def _files(source: Path) -> Iterator[Path]:
+    for name in _SOURCES:
+        top = source / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and not any(part.match(built) for built in _BUILT for part in (path, *path.parents)):
+                yield path
+
+
+def _copy_sources(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    for path in _files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def _fetch(root: CompilingRoot, lock: Path, folder: Path) -> None:
+    """Have the machine's pip fetch the wheels of a lock for the Python of the root, each checked by its hash."""
+    machine = platform.machine()
+    libcs = [f"manylinux_2_{minor}" for minor in range(root.libc[1], _OLDEST_LIBC - 1, -1)]
+    platforms = [f"{libc}_{machine}" for libc in (*libcs, "manylinux2014", "manylinux2010", "manylinux1", "linux")]
+    version = "".join(map(str, root.python))
+    argv = [
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"),
+        *("--require-hashes", f"--requirement={lock}", f"--dest={folder}", "--only-binary=:all:"),
+        *("--implementation=cp", f"--python-version={version}", f"--abi=cp{version}", "--abi=abi3", "--abi=none"),
+        *(f"--platform={name}" for name in platforms),
+    ]
+    run(f"wheels of {lock.name}: fetching", argv, timeout=_TIMEOUT, failure=NotHadError)
+
+
+def _environment(root: CompilingRoot) -> None:
+    shutil.rmtree(root.path / PREFIX, ignore_errors=True)
+    _venv(root, f"/{PREFIX}", "--without-pip")
+
+
+def _venv(root: CompilingRoot, prefix: str, *options: str) -> None:
+    shutil.rmtree(root.path / prefix.removeprefix("/"), ignore_errors=True)
+    root.run("virtual environment", ["/usr/bin/python3", "-m", "venv", *options, prefix])
+
+
+def _pip(
+    root: CompilingRoot, label: str, command: str, *arguments: str, prefix: str = f"/{PREFIX}", usual_s: float = 0.0
+) -> None:
+    # Debian's own virtual environment has pip; one for an image has none.
+    pip = ["/opt/pip/bin/python", "-m", "pip", f"--python={prefix}/bin/python"]
+    if not (root.path / "opt/pip").is_dir():
+        _venv(root, "/opt/pip")
+    quiet = ["--disable-pip-version-check", "--no-input", command, "--quiet", "--no-index"]
+    compiled = ["--no-compile"] if command == "install" else []
+    root.run(label, [*pip, *quiet, *compiled, *arguments], usual_s=usual_s)
+
+
+def _check(prefix: Path) -> None:
+    package = next(prefix.glob("lib/python3.*/site-packages/sharepod"))
+    hook = package / "agent/hook/libsharepod.so"
+    if not hook.is_file() or hook.stat().st_size == 0:
+        raise ImageError("sharepod: the package has no hook; an agent without it would let tenants run unmetered")
+    if not list(package.glob("timeshare/scheduler.*.so")):
+        raise ImageError("sharepod: the token scheduler is not compiled")
+
+
+def _finish(root: CompilingRoot, folder: Path) -> None:
+    """Compile to byte code, so that a read-only root need not at each start, and write the layer."""
+    site = f"/{PREFIX}/lib"
+    compiles = ["/usr/bin/python3", "-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash", site]
+    root.run("byte code", compiles)
+    layer_of_folder(root.path, folder, top=PREFIX)
+    shutil.rmtree(root.path / PREFIX)

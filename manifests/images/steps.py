@@ -1,0 +1,81 @@
+"""Programs that run for minutes while an image is made: what they do is shown, and a failure ends with what they said.
+
+Guarantees: a program ends within its time, or with the one that waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.process import die_with
+
+_SHOWN_EACH_S = 10.0
+_LINES = 25
+"""Last lines of a failed program that are shown."""
+
+
+class ImageError(HarnessError):
+    """An image could not be made; the message says which step failed, and what its program said."""
+
+
+class NotHadError(ImageError):
+    """What an image is made of could not be fetched; the first line is fit for a skip reason."""
+
+
+def tell(text: str) -> None:
+    """Show a line of progress."""
+    print(f"images: {text}", file=sys.stderr, flush=True)
+
+
+def run(
+    label: str,
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    usual_s: float = 0.0,
+    failure: type[ImageError] = ImageError,
+) -> None:
+    """Run a program to its end. Raise `failure` if it fails, or after `timeout` seconds.
+
+    Args:
+        label: what it does, for people.
+        env: its whole environment (None: this process's).
+        usual_s: how long it takes on two idle cores; told at the start, where it is not 0.
+    """
+    tell(label + (f" (about {usual_s:.0f} s)" if usual_s else ""))
+    began = shown = time.monotonic()
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as output:
+        process = subprocess.Popen(
+            [str(part) for part in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            preexec_fn=functools.partial(die_with, os.getpid()),
+        )
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                if now - began > timeout:
+                    raise failure(f"{label}: no end after {timeout:.0f} s")
+                if now - shown > _SHOWN_EACH_S:
+                    shown = now
+                    tell(f"{label}, {now - began:.0f} s")
+                time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(timeout=10)
+        if process.returncode != 0:
+            output.seek(0)
+            said = "\n".join(output.read().strip().splitlines()[-_LINES:])
+            raise failure(f"{label}: status {process.returncode}\n{said}")
