@@ -61,6 +61,7 @@ _BESIDE_OTHERS = {
     "memory/test_shared.py",
     "memory/test_virtual.py",
     "process/test_file.py",
+    "process/test_loading.py",
     "process/test_portable.py",
     "process/test_resolution.py",
     "process/test_table.py",

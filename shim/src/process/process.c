@@ -82,9 +82,14 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     return true;
 }
 
-/* Find the clock that needs no system call. */
+/* Find the clock that needs no system call; once, also for children of fork: in one that was forked while a thread
+ * loaded a library the loader's lock, which a look at the loaded objects takes, is held for ever
+ * (H6). */
 static void find_clock(void) {
+    static _Atomic bool looked;
     struct object kernel;
+    if (atomic_exchange(&looked, true))
+        return;
 #if defined(__x86_64__)
     const char *name = "__vdso_clock_gettime";
 #else
@@ -110,7 +115,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. the clock and the driver's functions, and whether it is initialized (H4);
+ * 1. the clock, and whether the driver is initialized (H4);
  * 2. what the tenant was granted, by the file `limits`;
  * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
  * 4. the hook thread;
@@ -119,8 +124,6 @@ static CUresult start(struct process *process) {
     struct limits limits;
     /* 1. */
     find_clock();
-    if (!entries_load())
-        return CUDA_ERROR_NOT_FOUND;
     if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||
         !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventDestroy_v2)) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
@@ -172,6 +175,8 @@ CUresult process_enter(void) {
         return CUDA_SUCCESS;
     if (process == NULL && (process = map_process()) == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!entries_load()) /* not with the start lock (H6): constructors that call CUDA run with the loader's lock */
+        return CUDA_ERROR_NOT_FOUND;
     CUresult result = CUDA_SUCCESS;
     lock(&process->start_lock);
     if (atomic_load(&process->gate.word) == 0)

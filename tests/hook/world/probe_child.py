@@ -310,6 +310,25 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         _, status = os.waitpid(pid, 0)
         return os.waitstatus_to_exitcode(status), json.loads(content) if content else None
 
+    def fork_while_loading(self) -> tuple[int, Any]:
+        """Fork with the loader's lock held, which a list of the loaded objects takes; return what an allocation of the
+        child's returned. It has ten seconds."""
+        assert self.library is not None
+        allocate, address, children = self.library.cuMemAlloc_v2, ctypes.c_uint64(), []
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)  # type: ignore[untyped-decorator]
+        def visit(*_: Any) -> int:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                os._exit(allocate(ctypes.byref(address), ctypes.c_size_t(1)))
+            children.append(pid)
+            return 1
+
+        ctypes.CDLL(None).dl_iterate_phdr(visit, None)
+        _, status = os.waitpid(children[0], 0)
+        return os.waitstatus_to_exitcode(status), None
+
 
 def _file_of(address: int) -> str:
     for line in Path("/proc/self/maps").read_text().splitlines():
