@@ -26,6 +26,7 @@ from typing import Protocol
 import structlog
 
 from sharepod.controller import metrics
+from sharepod.controller.state.unreadable_log import UnreadableLog
 from sharepod.kube import (
     ApiError,
     ErrorEventError,
@@ -59,7 +60,7 @@ _PAGE_STEP = 4
 _PAGE_GROWS_WITHIN = 1 / 4
 """Part of the timeout within which a page that is larger by `_PAGE_STEP` must be expected to arrive."""
 _LOG_S = 10.0
-"""Least seconds between two log lines of the same kind: a user can make thousands of objects that cannot be read."""
+"""Least seconds between two log lines about a failure that lasts."""
 _LOG_OPTIONAL_S = 3600.0
 """The same for a kind that placement does not depend on."""
 _LONGEST_WHY = 300
@@ -142,7 +143,7 @@ class Reflector:
         self._failures = 0
         self._failure: ApiError | None = None
         self._failed_at = self._told_at = clock()
-        self._logged_at: float | None = None
+        self._unreadable_log = UnreadableLog(clock)
         self._page: int | None = None
         """Objects in a page, while pages are smaller because one did not arrive in time; None: as many as usual."""
         self._watching: asyncio.Task[None] | None = None
@@ -400,10 +401,8 @@ class Reflector:
     def _pass_over(self, item: Unreadable) -> None:
         metrics.UNREADABLE.labels(self.kind).inc()
         why = item.why[:_LONGEST_WHY]
-        if self._logged_at is None or self._clock() >= self._logged_at + _LOG_S:
-            self._logged_at = self._clock()
-            named = {key: str(item.metadata.get(key) or "")[:_LONGEST_WHY] for key in ("namespace", "name", "uid")}
-            log.warning("object cannot be read", kind=self.kind, why=why, **named)
+        named = {key: str(item.metadata.get(key) or "")[:_LONGEST_WHY] for key in ("namespace", "name", "uid")}
+        self._unreadable_log.say(self.kind, why, **named)
         if not _uid(item.metadata):
             return
         try:

@@ -319,7 +319,7 @@ class ClusterState:
     def _take_node(self, item: NodeFacts) -> None:
         taken, before, _ = self.nodes.put(item)
         if taken:
-            self._unreadable_log.say("Node", item.name, item.error)
+            self._say_unreadable("Node", item)
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
@@ -362,7 +362,7 @@ class ClusterState:
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
-        self._unreadable_log.say("GPUNode", item.name, item.error)
+        self._say_unreadable("GPUNode", item)
         if replaced is not None:
             self._ledger_gone(replaced)
         if before is None or before.generation != item.generation:
@@ -373,6 +373,10 @@ class ClusterState:
             self.on_tenant_changed(tenant)
         if before is None or reconciler_facts(before) != reconciler_facts(item):
             self.on_node_changed(item.name)
+
+    def _say_unreadable(self, kind: str, item: NodeFacts | GpuNodeFacts) -> None:
+        if item.error is not None:
+            self._unreadable_log.say(kind, item.error, follows="it takes no tenants", name=item.name)
 
     def _usage_written(self, tenant: str) -> Usage | None:
         sharepod = self.sharepods.get(tenant)

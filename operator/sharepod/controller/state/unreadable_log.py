@@ -9,7 +9,8 @@ import structlog
 from sharepod.rate_limit import RateLimiter
 
 _SAID_EVERY_S = 10.0
-"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often."""
+"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often, and a user can make
+thousands of objects that cannot be read."""
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +22,16 @@ class UnreadableLog:
         self._clock = clock
         self._limiters: dict[str, RateLimiter] = {}
 
-    def say(self, kind: str, name: str, error: str | None) -> None:
-        """Log why an object cannot be read, unless one of its kind was named a moment ago. `error`: None if it can."""
-        if error is None:
-            return
+    def say(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
+        """Log why an object cannot be read, unless one of its kind was named a moment ago.
+
+        Args:
+            kind: Its kind.
+            error: Why.
+            follows: What follows from it.
+            named: What it is called: name, namespace, uid.
+        """
         now = self._clock()
         limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
         if limiter.take(now):
-            log.warning("object cannot be read; it takes no tenants", kind=kind, name=name, error=error)
+            log.warning(f"object cannot be read; {follows}", kind=kind, error=error, **named)

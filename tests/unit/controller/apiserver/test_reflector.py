@@ -17,6 +17,7 @@ from sharepod.controller.apiserver import sights
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.reflector import Reflector
 from sharepod.kube import Json, UnavailableError, connection
+from structlog.testing import capture_logs
 
 PATIENCE_S = 30.0
 """Longest wait for something that a busy machine may take long for; nothing waits for it to pass."""
@@ -349,6 +350,19 @@ async def test_an_exception_in_taking_an_object_in_costs_that_object_alone(idle:
         idle.create("a")
         await idle.shows("a", "bad")
         assert "RecursionError" in idle.mirror.unreadable["bad"]
+
+
+async def test_thousands_of_objects_that_cannot_be_read_make_few_log_lines(idle: World) -> None:
+    names = [f"bad-{number}" for number in range(50)]
+    idle.mirror.poison.update(names)
+    for name in names:
+        idle.create(name)
+    with capture_logs() as logs:
+        await idle.reflector.list_all()
+    said = [line for line in logs if "cannot be read" in line["event"]]
+    assert [(line["kind"], line["name"] in names, line["namespace"]) for line in said] == [("sharepods", True, "n")]
+    assert len(idle.mirror.unreadable) == 50
+    await idle.client.close()
 
 
 async def test_what_the_server_asks_for_is_waited_and_what_fails_is_tried_again(idle: World) -> None:
