@@ -123,6 +123,13 @@ def test_delete_pod_and_wait(world: World) -> None:
     runs_again(world, namespace, "Deleted")
     prints(5, deleted + events(world, namespace, "Deleted"))
     prints(6, kubectl(world, "wait", "--for=condition=Ready", "sharepod/server", "-n", namespace, "--timeout=60s"))
+    kubectl(world, "delete", "pod", "server", "-n", namespace)
+    waits = world.condition(namespace, "server", "Placed", status="False", reason="BackOff")
+    assert "is placed again at" in waits
+    shown = world.sharepod(namespace, "server")
+    assert not shown["status"].get("gpus")
+    owners = {item["operation"] for item in shown["metadata"]["managedFields"] if item.get("subresource") == "status"}
+    assert owners == {"Apply"}  # a second one would own the list of GPUs, and hold it when it is to be empty
 
 
 def test_delete_in_the_foreground_and_with_its_namespace(world: World) -> None:

@@ -318,6 +318,11 @@ class SharePodStatus(Model):
     observed_generation: int | None = None
     """Generation of the spec that the status describes."""
 
+    def dump(self) -> dict[str, object]:
+        """Return the status as it is written to the API. Without GPUs it has no list of them: an empty one, once
+        applied, would be what nobody owns."""
+        return {key: value for key, value in super().dump().items() if key != "gpus" or value}
+
     @property
     def ended(self) -> bool:
         """True once the SharePod has ended for good: `endTime` says so.

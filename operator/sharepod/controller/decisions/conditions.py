@@ -25,7 +25,7 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 from sharepod.api.units import format_fraction
-from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER, PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
@@ -153,12 +153,17 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if pod.waits_for_share:
         return _pod_gated(pod, inputs)
     if pod.node is None:
-        return _condition(
-            kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"
-        )
+        return _condition(kind, "False", "NotScheduled", pod.unschedulable or _unseen(pod))
     if pod.ready:
         return _condition(kind, "True", "Ready")
     return _condition(kind, "False", "ContainersNotReady", pod.waiting)
+
+
+def _unseen(pod: PodFacts) -> str:
+    """Return what a Pod waits for that has its share and that no scheduler has looked at."""
+    if pod.scheduler == DEFAULT_SCHEDULER:
+        return "kube-scheduler has not bound the pod yet"
+    return f"the scheduler {pod.scheduler} has not bound the pod yet: see whether there is one of that name"
 
 
 def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:

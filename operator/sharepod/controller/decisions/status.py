@@ -66,9 +66,9 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
     status: Json = {
         "phase": phase.value,
         "node": inputs.node if row is not None else was.node if over else None,
-        "gpus": gpus,
+        "gpus": gpus or None,
         "gpuIndexes": ",".join(str(gpu["index"]) for gpu in gpus) or None,
-        "summary": _summary(phase, pod, row, stated),
+        "summary": _summary(was, phase, pod, row, stated),
         "readyContainers": pod.containers if pod is not None else was.ready_containers if over else None,
         "podIP": (pod.address or None) if pod is not None and not pod.ended else None,
         "replicas": 0 if between or over or pod is None or pod.waits_for_share or pod.taken_back else 1,
@@ -87,10 +87,13 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
     return {key: value for key, value in status.items() if value is not None}
 
 
-def _summary(phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Sequence[Stated | None]) -> str:
+def _summary(
+    was: SharePodStatus, phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Sequence[Stated | None]
+) -> str:
     """Return STATUS for `kubectl get`: the Pod's own while it has a share, else why it has none.
 
     Args:
+        was: The status as it is.
         phase: The phase to be shown.
         pod: The Pod.
         row: Its row.
@@ -100,7 +103,11 @@ def _summary(phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Seq
     if phase is Phase.SUCCEEDED:
         return "Completed"
     if phase is Phase.FAILED:
-        return pod_ready.reason if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED else "Error"
+        if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED:
+            return pod_ready.reason
+        if pod is not None and pod.ended:  # as its containers ended: Error, OOMKilled, ContainerCannotRun
+            return pod.summary
+        return was.summary if was.ended and was.summary else "Error"
     if row is not None and pod is not None and not pod.waits_for_share and (placed is None or placed.status == "True"):
         return pod.summary
     if placed is not None and placed.status != "True" and placed.reason != "Waiting":

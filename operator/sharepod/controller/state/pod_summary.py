@@ -9,50 +9,74 @@ from sharepod.api.bounds import MAX_LABEL
 
 Json = Mapping[str, Any]
 
+_TERMINAL = ("Succeeded", "Failed")
+
 
 def ready_containers(spec: Json, status: Json) -> str:
-    """Return how many containers are ready and how many there are: `1/2`."""
-    ready = sum(bool(item.get("ready")) for item in status.get("containerStatuses") or ())
-    return f"{ready}/{len(spec.get('containers') or ())}"
+    """Return how many containers are ready and how many there are: `1/2`. A sidecar is one of them."""
+    sidecars = _sidecars(spec)
+    ready = sum(
+        bool(item.get("ready"))
+        for item in (
+            *(status.get("containerStatuses") or ()),
+            *(item for item in status.get("initContainerStatuses") or () if item.get("name") in sidecars),
+        )
+    )
+    return f"{ready}/{len(spec.get('containers') or ()) + len(sidecars)}"
 
 
 def summary(metadata: Json, spec: Json, status: Json) -> str:
     """Return the STATUS of a Pod: its phase, or the reason of the container that keeps it from running."""
-    found = str(status.get("reason") or "") or str(status.get("phase") or "Pending")
-    if any(item.get("reason") == "SchedulingGated" for item in status.get("conditions") or ()):
+    phase = str(status.get("phase") or "Pending")
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    found = str(status.get("reason") or "") or phase
+    if spec.get("schedulingGates"):
         found = "SchedulingGated"
-    found = _starting(spec, status) or _of_containers(status.get("containerStatuses") or (), found)
-    if metadata.get("deletionTimestamp"):
+    starting = _starting(spec, status)
+    if starting and not _true(conditions, "Initialized"):
+        found = starting
+    else:
+        found = _of_containers(status.get("containerStatuses") or (), found, ready=_true(conditions, "Ready"))
+    if metadata.get("deletionTimestamp") and phase not in _TERMINAL:
         found = "Terminating"
     return found[:MAX_LABEL]
 
 
+def _true(conditions: Mapping[Any, Json], kind: str) -> bool:
+    return (conditions.get(kind) or {}).get("status") == "True"
+
+
+def _sidecars(spec: Json) -> set[Any]:
+    """Return the names of the init containers that run on beside the containers."""
+    return {item.get("name") for item in spec.get("initContainers") or () if item.get("restartPolicy") == "Always"}
+
+
 def _starting(spec: Json, status: Json) -> str:
     """Return what the init container says that is not done; empty if all are."""
-    listed = spec.get("initContainers") or ()
-    restarted = {item.get("name") for item in listed if item.get("restartPolicy") == "Always"}
+    sidecars = _sidecars(spec)
     statuses: Sequence[Json] = status.get("initContainerStatuses") or ()
     for number, item in enumerate(statuses):
         state = item.get("state") or {}
         terminated, waiting = state.get("terminated"), state.get("waiting") or {}
         if terminated is not None and not terminated.get("exitCode"):
             continue
-        if item.get("name") in restarted and item.get("started"):
+        if item.get("name") in sidecars and item.get("started"):
             continue
         if terminated is not None:
-            return f"Init:{terminated.get('reason') or 'ExitCode:' + str(terminated.get('exitCode'))}"
+            return f"Init:{_how(terminated)}"
         if waiting.get("reason") and waiting["reason"] != "PodInitializing":
             return f"Init:{waiting['reason']}"
-        return f"Init:{number}/{len(listed)}"
+        return f"Init:{number}/{len(spec.get('initContainers') or ())}"
     return ""
 
 
-def _of_containers(statuses: Sequence[Json], found: str) -> str:
-    reasons = list(_reasons(statuses))
-    if reasons:
-        found = reasons[0]
+def _of_containers(statuses: Sequence[Json], found: str, *, ready: bool) -> str:
+    """Return the reason of the first container that waits or has ended, or what was found before."""
+    found = next(_reasons(statuses), found)
     running = any((item.get("state") or {}).get("running") is not None and item.get("ready") for item in statuses)
-    return "Running" if found == "Completed" and running else found
+    if found == "Completed" and running:
+        return "Running" if ready else "NotReady"
+    return found
 
 
 def _reasons(statuses: Sequence[Json]) -> Iterator[str]:
@@ -62,4 +86,13 @@ def _reasons(statuses: Sequence[Json]) -> Iterator[str]:
         if waiting.get("reason"):
             yield str(waiting["reason"])
         elif terminated is not None:
-            yield str(terminated.get("reason") or f"ExitCode:{terminated.get('exitCode')}")
+            yield _how(terminated)
+
+
+def _how(terminated: Json) -> str:
+    """Return how a container ended: the kubelet's word, else its signal or exit code."""
+    if terminated.get("reason"):
+        return str(terminated["reason"])
+    if terminated.get("signal"):
+        return f"Signal:{terminated['signal']}"
+    return f"ExitCode:{terminated.get('exitCode')}"

@@ -148,10 +148,19 @@ class StatusWriter:
         return True
 
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
-        """Write a status; return the SharePod as it is then."""
+        """Write a status; return the SharePod as it is then.
+
+        Server-side apply leaves null, which no schema allows, of a list that another manager of fields has as well,
+        once its last entry goes. What cannot be applied is merged, by which that manager loses it.
+        """
         metadata: Json = {"name": sharepod.name, "uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         body: Json = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
-        answer = await self._client.apply_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
+        try:
+            answer = await self._client.apply_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
+        except InvalidError:
+            metadata = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
+            body = {"metadata": metadata, "status": status.difference(sharepod.raw_status, wanted)}
+            return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
         left = status.difference(answer.get("status") or {}, wanted)
         if not left:
             return answer

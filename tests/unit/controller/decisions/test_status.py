@@ -10,6 +10,7 @@ from sharepod.api.gpunode import Finding, FindingReason, Gpu, Health, TenantStat
 from sharepod.api.sharepod import Phase, SharePodStatus, Usage
 from sharepod.controller.decisions import status as composing
 from sharepod.controller.decisions.conditions import StatusInputs
+from sharepod.controller.decisions.ends import EndReason
 from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
 from sharepod.controller.decisions.status import MINOR, difference, gpus_of, looked_at, major
 from sharepod.controller.state.facts.pod_facts import PodFacts
@@ -328,3 +329,15 @@ def test_the_first_usage_is_that_of_a_connected_tenant_and_the_last_goes_with_it
     assert not usage_moved(None, TenantStatus(id=TENANT), row())
     assert usage_moved(was, None, row())
     assert not usage_moved(None, None, None)
+
+
+@pytest.mark.promise("operator-columns")
+def test_a_failed_sharepod_shows_how_its_containers_ended_as_a_pod_does_and_after_its_pod_is_gone() -> None:
+    killed = {"name": "main", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    ended = pod(node="node-a", phase="Failed", status={"containerStatuses": [killed]})
+    finish = Finish(Phase.FAILED, EndReason.POD_FAILED, "container main ended")
+    own = again(compose(sharepod(), placed(sharepod(), ended), finish))
+    assert own.status.summary == "OOMKilled"
+    assert compose(own, inputs(own)).summary == "OOMKilled"
+    unseen = compose(sharepod(), inputs(sharepod()), finish)
+    assert unseen.summary == "Error"

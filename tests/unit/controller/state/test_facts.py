@@ -247,3 +247,15 @@ def test_what_a_newer_agent_reports_costs_nothing_but_itself() -> None:
     assert seen is not None
     assert seen.drained
     assert [finding.reason for finding in seen.findings] == ["SomethingNewer"]
+
+
+@pytest.mark.parametrize("later", [1, 0])
+def test_a_pod_fails_by_the_container_that_failed_first_and_not_by_a_sidecar_that_was_ended_for_it(later: int) -> None:
+    def ended(name: str, code: int, second: int) -> Json:
+        finished = f"2026-01-01T00:00:0{second}Z"
+        return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": finished}}}
+
+    containers = [ended("other", 137, 5 + later), ended("main", 3, 5 - later)]
+    status = {"initContainerStatuses": [ended("sidecar", 143, 5)], "containerStatuses": containers[later - 1 :]}
+    found = pod_facts(pod_object(phase="Failed", status=status))
+    assert found.message == "container main ended with exit code 3 (Error)"

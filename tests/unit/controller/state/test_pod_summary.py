@@ -8,6 +8,8 @@ import pytest
 from sharepod.controller.state.pod_summary import ready_containers, summary
 
 GATED = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+READY = [{"type": "Ready", "status": "True"}]
+INITIALIZED = [{"type": "Initialized", "status": "True"}]
 
 
 def container(ready: bool = False, **state: Any) -> dict[str, Any]:
@@ -27,15 +29,17 @@ DONE = container(terminated={"exitCode": 0, "reason": "Completed"})
     ("status", "printed"),
     [
         ({}, "Pending"),
-        ({"phase": "Pending", "conditions": GATED}, "SchedulingGated"),
+        ({"phase": "Pending", "conditions": GATED}, "Pending"),
         ({"phase": "Running", "containerStatuses": [RUNS]}, "Running"),
         ({"phase": "Running", "containerStatuses": [waits("CrashLoopBackOff")]}, "CrashLoopBackOff"),
         ({"phase": "Pending", "containerStatuses": [waits("ImagePullBackOff")]}, "ImagePullBackOff"),
         ({"phase": "Pending", "containerStatuses": [waits("ContainerCreating")]}, "ContainerCreating"),
         ({"phase": "Succeeded", "containerStatuses": [DONE]}, "Completed"),
-        ({"phase": "Running", "containerStatuses": [DONE, RUNS]}, "Running"),
+        ({"phase": "Running", "containerStatuses": [DONE, RUNS], "conditions": READY}, "Running"),
+        ({"phase": "Running", "containerStatuses": [DONE, RUNS]}, "NotReady"),
         ({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 3, "reason": "Error"})]}, "Error"),
         ({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 3})]}, "ExitCode:3"),
+        ({"phase": "Failed", "containerStatuses": [container(terminated={"signal": 9, "exitCode": 137})]}, "Signal:9"),
         ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
         ({"phase": "Pending", "initContainerStatuses": [container(running={})]}, "Init:0/2"),
         ({"phase": "Pending", "initContainerStatuses": [DONE, waits("PodInitializing")]}, "Init:1/2"),
@@ -46,15 +50,37 @@ DONE = container(terminated={"exitCode": 0, "reason": "Completed"})
 def test_a_pod_is_summed_up_as_kubectl_does(status: dict[str, Any], printed: str) -> None:
     spec = {"containers": [{"name": "c"}], "initContainers": [{"name": "a"}, {"name": "b"}]}
     assert summary({}, spec, status) == printed
-    assert summary({"deletionTimestamp": "x"}, spec, status) == "Terminating"
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    assert summary({"deletionTimestamp": "x"}, spec, status) == (printed if ended else "Terminating")
+
+
+def test_a_gate_is_told_while_it_is_there_and_not_by_what_the_api_server_has_said_of_it() -> None:
+    spec = {"containers": [{}], "schedulingGates": [{"name": "g"}]}
+    assert summary({}, spec, {"phase": "Pending", "conditions": GATED}) == "SchedulingGated"
+
+
+SIDECAR: dict[str, Any] = {"containers": [{}], "initContainers": [{"name": "c", "restartPolicy": "Always"}]}
+"""PodSpec with a sidecar."""
 
 
 def test_a_sidecar_that_runs_keeps_nobody_waiting() -> None:
-    spec: dict[str, Any] = {"containers": [{}], "initContainers": [{"name": "c", "restartPolicy": "Always"}]}
     sidecar = {**RUNS, "started": True}
-    assert summary({}, spec, {"phase": "Running", "initContainerStatuses": [sidecar], "containerStatuses": [RUNS]}) == (
-        "Running"
-    )
+    status = {"phase": "Running", "initContainerStatuses": [sidecar], "containerStatuses": [RUNS]}
+    assert summary({}, SIDECAR, status) == "Running"
+    assert ready_containers(SIDECAR, status) == "2/2"
+
+
+@pytest.mark.promise("operator-columns")
+@pytest.mark.parametrize(
+    "sidecar", [waits("CrashLoopBackOff"), container(terminated={"exitCode": 137, "reason": "Error"})]
+)
+def test_a_sidecar_that_fails_once_all_have_started_is_not_ready_and_starts_nothing_again(
+    sidecar: dict[str, Any],
+) -> None:
+    status = {"phase": "Running", "initContainerStatuses": [sidecar], "containerStatuses": [RUNS]}
+    assert summary({}, SIDECAR, {**status, "conditions": INITIALIZED}) == "Running"
+    assert summary({}, SIDECAR, status).startswith("Init:")
+    assert ready_containers(SIDECAR, status) == "1/2"
 
 
 def test_ready_containers_are_counted_of_those_that_are_asked_for() -> None:

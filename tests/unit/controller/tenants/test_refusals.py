@@ -218,6 +218,25 @@ async def refused(world: World) -> tuple[str, str]:
     return uid, here
 
 
+@pytest.mark.promise("operator-not-started")
+async def test_a_pod_that_no_scheduler_has_looked_at_is_not_refused_by_one(world: World) -> None:
+    """The API server's word on the gate stays in the Pod's condition after the gate is open."""
+    world.node("node-a")
+    await world.placed()
+    await world.look()
+    gated = UNSCHEDULABLE | {"reason": "SchedulingGated", "message": "Scheduling is blocked due to scheduling gates"}
+    world.now += 1
+    world.change("pods", "one", lambda item: item.update(status={"conditions": [gated]}), status=True)
+    await world.look()
+    assert world.condition("PodReady")["message"] == "kube-scheduler has not bound the pod yet"
+    assert world.status()["summary"] == "Pending"
+    world.now += world.settings.bind_timeout
+    world.renew("node-a")
+    await world.look()
+    assert not (world.read("pods") or {})["metadata"].get("finalizers")
+    assert world.looks_again(world.settings.start_timeout - world.settings.bind_timeout - 1)
+
+
 async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
     uid, here = await refused(world)
     await world.look()

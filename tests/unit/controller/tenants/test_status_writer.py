@@ -186,8 +186,18 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
     assert world.status()["observedGeneration"] == 2
 
 
+async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
+    """Server-side apply makes null of a list whose last entry goes and which somebody else owns too."""
+    world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "status.gpus: Invalid value: null"))
+    world.now += 1
+    await waits_for(world, "one")
+    assert "one" in world.condition("PodReady")["message"]
+    assert not world.told("StatusRefused")
+
+
 async def test_a_status_that_is_refused_is_told(world: World) -> None:
-    world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "no such field"))
+    for _ in range(2):
+        world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "no such field"))
     world.now += 1
     with pytest.raises(InvalidError):
         await waits_for(world, "one")

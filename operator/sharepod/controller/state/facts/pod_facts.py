@@ -42,6 +42,8 @@ from .object_facts import (
 )
 
 _TERMINAL = ("Succeeded", "Failed")
+DEFAULT_SCHEDULER = "default-scheduler"
+"""Name of the scheduler of a Pod that names none: kube-scheduler's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +180,13 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         pin=None if waits else _pin(spec),
         phase=str(status.get("phase") or "Pending"),
         reason=clipped(str(status.get("reason") or "")),
-        message=clipped(_message(status, containers)),
+        message=clipped(_message(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
         disrupted=_disruption(disruption),
         disrupted_by=clipped(str(disruption.get("reason") or "")) if disruption.get("status") == "True" else "",
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         waiting=clipped(_waiting(containers)),
-        unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
+        unschedulable=clipped(_refusal(scheduled)),
         gates=gates,
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(str(status.get("startTime") or "")),
@@ -195,7 +197,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
         finalizers=texts_of(metadata.get("finalizers")),
         ended_first=_ended_first(metadata, containers),
-        scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
+        scheduler=clipped(str(spec.get("schedulerName") or DEFAULT_SCHEDULER)),
         needs=without_line(needs),
         carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
@@ -289,16 +291,39 @@ def _waiting(containers: Sequence[Json]) -> str:
     return ""
 
 
-def _message(status: Json, containers: Sequence[Json]) -> str:
+def _exit_code(container: Json) -> int:
+    return whole_number(_ended_state(container).get("exitCode"))
+
+
+def _ended_at(container: Json) -> float:
+    time = seconds(str(_ended_state(container).get("finishedAt") or ""))
+    return time if time is not None else float("inf")
+
+
+def _message(status: Json) -> str:
+    """Return why a Pod failed: its own message, or that of the container that failed first.
+
+    Those that ended later, sidecars above all, were ended because of it.
+    """
     if status.get("message"):
         return str(status["message"])
-    for container in containers:
+    containers = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    for container in sorted(filter(_exit_code, containers), key=_ended_at)[:1]:
         ended = _ended_state(container)
-        if ended.get("exitCode"):
-            said = f": {ended['message']}" if ended.get("message") else ""
-            how = f"exit code {ended['exitCode']} ({ended.get('reason')})"
-            return f"container {container.get('name')} ended with {how}{said}"
+        said = f": {ended['message']}" if ended.get("message") else ""
+        how = f"exit code {ended['exitCode']} ({ended.get('reason')})"
+        return f"container {container.get('name')} ended with {how}{said}"
     return ""
+
+
+def _refusal(scheduled: Json) -> str:
+    """Return why the scheduler does not bind a Pod, by its condition PodScheduled; empty if it has not said so.
+
+    What the API server says of a gate stays in it after the gate is open, until a scheduler looks at the Pod.
+    """
+    if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
+        return ""
+    return str(scheduled.get("message") or "")
 
 
 def _disruption(condition: Json) -> str | None:
