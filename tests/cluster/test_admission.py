@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from cluster.admission import GPUNODES, sharepod
@@ -41,6 +42,23 @@ def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None
     everything = server.kubectl("get", "all").stdout
     assert "sharepod.sharepod.dev/columns" in everything
     assert "gpunode" not in everything, "a tenant may not see GPUNodes"
+
+
+@pytest.mark.promise("operator-unseen")
+def test_a_sharepod_that_no_operator_has_looked_at_yet_is_not_ready(server: Cluster) -> None:
+    server.api.create(SHAREPODS, sharepod("unseen", {"request": 0.25}))
+    unseen = server.api.get(f"{SHAREPODS}/unseen")
+    assert unseen["status"] == {"observedGeneration": -1, "phase": "Pending", "summary": "Pending"}
+    assert unseen["metadata"]["generation"] == 1, "kstatus: on its way, as the status is of another generation"
+    assert "Pending" in server.kubectl("get", "shp", "unseen").stdout
+
+
+@pytest.mark.parametrize(("field", "value"), [("containers", []), ("activeDeadlineSeconds", 0)])
+def test_what_no_pod_can_be_made_of_is_refused_at_apply(server: Cluster, field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        server.api.create(SHAREPODS, sharepod("unmade", {"request": 0.25}, **{field: value}))
+    assert refused.value.code == 422
+    assert f"spec.{field}" in refused.value.message
 
 
 @pytest.mark.promise("operator-one-pod")

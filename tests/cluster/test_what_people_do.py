@@ -170,6 +170,7 @@ def test_an_editor_of_a_namespace_gets_all_and_no_ledger(world: World) -> None:
     prints(15, everything)
     assert "Forbidden" not in everything
     prints(16, kubectl(world, "get", "gpunodes", kubeconfig=eve))
+    prints(26, kubectl(world, "scale", "sharepod", "server", "-n", namespace, "--replicas=2", kubeconfig=eve))
 
 
 @pytest.mark.promise("operator-unknown-fields", "operator-limit-default")

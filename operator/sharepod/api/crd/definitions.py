@@ -26,6 +26,7 @@ from sharepod.api.sharepod import (
     OWN_FIELDS,
     REPLICAS,
     TTL,
+    Phase,
     PlacementPolicy,
     SharePodStatus,
 )
@@ -34,6 +35,12 @@ from sharepod.api.sharepod import PLURAL as SHAREPODS
 from .schema import Schema, by_key, model_schema
 
 Rule = dict[str, str]
+
+_UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
+"""Status of a SharePod that no operator has looked at yet. By the generation, tools that go by kstatus (Helm, Flux) see
+that it is on its way; without it they take what has no conditions for ready."""
+_POD_BOUNDS = {"containers": {"minItems": 1}, "activeDeadlineSeconds": {"minimum": 1, "maximum": (1 << 31) - 1}}
+"""Bounds of a PodSpec's fields that its OpenAPI document does not say and without which no pod is made."""
 
 
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
@@ -68,7 +75,10 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         },
     }
     spec["x-kubernetes-validations"] = _fixed_pod_rules(spec)
+    for name, bounds in _POD_BOUNDS.items():
+        spec["properties"][name] |= bounds
     status = model_schema(SharePodStatus)
+    status["default"] = dict(_UNSEEN)
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
     return _definition(
