@@ -61,6 +61,14 @@ def test_what_no_pod_can_be_made_of_is_refused_at_apply(server: Cluster, field: 
     assert f"spec.{field}" in refused.value.message
 
 
+def test_a_port_under_two_names_and_a_variable_said_again_are_taken_as_of_a_pod(server: Cluster) -> None:
+    ports = [{"containerPort": 80, "name": "web"}, {"containerPort": 80, "name": "metrics"}]
+    env = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    twice = {"name": "c", "image": "i", "ports": ports, "env": env}
+    made = server.api.create(SHAREPODS, sharepod("twice", {"request": 0.25}, containers=[twice]))
+    assert [item["name"] for item in made["spec"]["containers"][0]["ports"]] == ["web", "metrics"]
+
+
 @pytest.mark.promise("operator-one-pod")
 def test_a_sharepod_is_one_pod_and_says_so_to_who_wants_more(server: Cluster) -> None:
     made = server.api.create(SHAREPODS, sharepod("single", {"request": 0.25}))

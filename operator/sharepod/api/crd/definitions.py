@@ -39,8 +39,14 @@ Rule = dict[str, str]
 _UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
 """Status of a SharePod that no operator has looked at yet. By the generation, tools that go by kstatus (Helm, Flux) see
 that it is on its way; without it they take what has no conditions for ready."""
-_POD_BOUNDS = {"containers": {"minItems": 1}, "activeDeadlineSeconds": {"minimum": 1, "maximum": (1 << 31) - 1}}
+_POD_BOUNDS: dict[str, Schema] = {
+    "containers": {"minItems": 1},
+    "activeDeadlineSeconds": {"minimum": 1, "maximum": (1 << 31) - 1},
+}
 """Bounds of a PodSpec's fields that its OpenAPI document does not say and without which no pod is made."""
+_REPEATING = frozenset({"env", "ports"})
+"""Lists of a container in which a Pod may have a key twice (a port under two names, a variable said again), although
+their document has them by key. None of them changes, so nothing has to be merged."""
 
 
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
@@ -75,8 +81,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         },
     }
     spec["x-kubernetes-validations"] = _fixed_pod_rules(spec)
-    for name, bounds in _POD_BOUNDS.items():
-        spec["properties"][name] |= bounds
+    _as_a_pod_takes_them(spec["properties"])
     status = model_schema(SharePodStatus)
     status["default"] = dict(_UNSEEN)
     by_key(status, "conditions", key="type")
@@ -114,6 +119,17 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
         ],
     )
+
+
+def _as_a_pod_takes_them(fields: dict[str, Schema]) -> None:
+    """Change the fields of a PodSpec, in place, where its document says less or more than the API server does."""
+    for name in fields.keys() & _POD_BOUNDS.keys():
+        fields[name] |= _POD_BOUNDS[name]
+    for containers in fields.keys() & {"containers", "initContainers"}:
+        own = fields[containers]["items"].get("properties", {})
+        for name in own.keys() & _REPEATING:
+            own[name].pop("x-kubernetes-list-map-keys", None)
+            own[name]["x-kubernetes-list-type"] = "atomic"
 
 
 def gpunode_crd() -> dict[str, Any]:
