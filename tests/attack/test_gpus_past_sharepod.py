@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.admission import PODS, as_user, sharepod
+from cluster.admission import PODS, as_user, pod_of, sharepod
 from harness.api import Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
@@ -140,7 +140,10 @@ def test_a_controller_gets_no_further_than_its_owner(server: Cluster) -> None:
 
 def test_the_system_and_the_operator_pass(server: Cluster) -> None:
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
-    operator.create(PODS, pod("of-a-sharepod", runtimeClassName="nvidia", container={"env": [VISIBLE]}))
+    ours = pod_of(server, "of-a-sharepod")
+    ours["spec"] |= {"runtimeClassName": "nvidia"}
+    ours["spec"]["containers"][0]["env"] = [VISIBLE]
+    operator.create(PODS, ours)
     assert server.api.get(f"/api/v1/namespaces/{NAMESPACE}")["metadata"]["labels"]["sharepod.dev/system"] == "true"
     server.kubectl("create", "namespace", "gpu-tools")
     server.kubectl("create", "rolebinding", "bob", "--clusterrole=admin", "--user=bob", "--namespace=gpu-tools")

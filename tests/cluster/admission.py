@@ -10,7 +10,8 @@ import pytest
 from cluster.malformed import CONTAINER
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
-from harness.installation import NAMESPACE
+from harness.installation import NAMESPACE, SHAREPODS
+from sharepod.api.pod import PodSettings, build_pod
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -27,6 +28,12 @@ def sharepod(
     if gpu is not None:
         body["gpu"] = gpu
     return {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": metadata, "spec": body}
+
+
+def pod_of(server: Cluster, name: str, claim: str | None = None) -> Object:
+    """Create a SharePod in namespace default; return the operator's Pod for it. `claim`: what brings its GPUs."""
+    made = server.api.create(SHAREPODS, sharepod(name, {"request": 0.25, "memory": "1Gi"}))
+    return build_pod(made, PodSettings(runtime_class=""), claim)
 
 
 def refusal(api: Api, *request: Any, **options: Any) -> str:

@@ -184,7 +184,7 @@ class OneNode:
         request = csi.NodeUnpublishVolumeRequest(volume_id="csi-1", target_path=str(self.target(pod)))
         self.call(self.csi_socket, "/csi.v1.Node/NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse)
 
-    def make_pod(self, name: str, owner_uid: str | None = None, node: str | None = None) -> Object:
+    def make_pod(self, name: str, owner_uid: str | None = None) -> Object:
         owner = {
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "SharePod",
@@ -196,7 +196,7 @@ class OneNode:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "ownerReferences": [owner] if owner_uid else []},
-            "spec": {"nodeName": node or self.name, "containers": [{"name": "main", "image": "none"}]},
+            "spec": {"nodeName": self.name, "containers": [{"name": "main", "image": "none"}]},
         }
         return self.api.create("/api/v1/namespaces/default/pods", body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster.admission import PODS, as_user, refusal, sharepod
+from cluster.admission import PODS, as_user, pod_of, refusal, sharepod
 from cluster.malformed import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
@@ -32,7 +32,7 @@ def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Clust
     assert "spec.volumes[mine]" in said
     assert "create a SharePod in place of this pod" in said
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
-    operator.create(PODS, volume_pod("made"))
+    operator.create(PODS, pod_of(server, "made"))
 
 
 @pytest.mark.promise("security-create-pods")
@@ -96,8 +96,7 @@ def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server:
     code, said = as_user(server, alice, "apply", "-f", "-", body=body)
     assert code != 0
     assert "metadata.labels[sharepod.dev/tenant]: is put on the pods of SharePods alone" in said
-    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
-    operator.create(PODS, body)
+    server.api.create(PODS, body)
     for value in ("another", None):
         message = refusal(server.api, f"{PODS}/labelled", {"metadata": {"labels": {"sharepod.dev/tenant": value}}})
         assert "cannot be changed; delete the SharePod to end this pod" in message
@@ -117,11 +116,10 @@ def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) 
         "/api/v1/namespaces/default/configmaps",
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}},
     )
-    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
     body = volume_pod("owned")
     body["spec"].pop("volumes")
     body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "ownerReferences": owners(owner["metadata"]["uid"])}
-    operator.create(PODS, body)
+    server.api.create(PODS, body)
     merge = {"metadata": {"ownerReferences": owners("victim")}}
     assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
     server.api.patch(f"{PODS}/owned", {"metadata": {"labels": {"app": "x"}}})
@@ -135,7 +133,7 @@ def test_the_gate_and_the_gpus_of_a_sharepods_pod_are_the_operators_alone(server
     body = volume_pod("gated")
     body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "annotations": {"sharepod.dev/gpus": "void"}}
     body["spec"]["schedulingGates"] = [{"name": "sharepod.dev/share"}, {"name": "team.example/approved"}]
-    uid = operator.create(PODS, body)["metadata"]["uid"]
+    uid = server.api.create(PODS, body)["metadata"]["uid"]
     code, said = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus=all", "--overwrite")
     assert code != 0
     assert "metadata.annotations[sharepod.dev/gpus]: names the GPUs" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -15,7 +16,10 @@ import yaml
 from cluster.agent_world import GPUNODES, GPUS, LEASES, OneNode, one_node, row
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, suppress_reason, wait_until
+from sharepod.agent.cluster.own_node_check import OwnNodeCheck
+from sharepod.agent.cluster.status_report import Readiness
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
+from sharepod.kube import Connection
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -29,6 +33,10 @@ def node(cluster: Cluster) -> Iterator[OneNode]:
     for path in (made.path, f"/api/v1/nodes/{made.name}"):
         with suppress_reason("NotFound"):
             cluster.api.delete(path)
+
+
+def uid_of(pod: Object) -> str:
+    return str(pod["metadata"]["uid"])
 
 
 def condition(status: Object, kind: str = "AgentReady") -> Object:
@@ -178,14 +186,39 @@ def test_an_agent_may_write_nothing_but_its_own_status_and_lease(node: OneNode) 
     node.api.delete(f"/api/v1/nodes/{other.name}")
 
 
+@pytest.mark.promise("security-own-node-told")
+def test_an_agent_says_whether_the_policy_on_agents_is_in_force(node: OneNode) -> None:
+    node.make_gpunode()
+    node.start_agent()
+    told = "the verdict"
+    held = node.await_status(lambda seen: condition(seen, "OwnNodeOnly").get("status") == "True", told)
+    assert condition(held, "OwnNodeOnly")["reason"] == "Held"
+
+    async def look() -> Readiness:
+        """Ask as somebody of whom the policy does not speak: as an agent under another ServiceAccount would."""
+        api = await Connection.open(node.cluster.kubeconfig, "an agent")
+        try:
+            check = OwnNodeCheck(api, namespace="sharepod-system", changed=lambda: None)
+            await check.look()
+            return check.verdict
+        finally:
+            await api.close()
+
+    verdict = asyncio.run(look())
+    assert (verdict.reason.status, verdict.reason.value) == ("False", "PolicyNotInForce")
+    assert "policy sharepod-agent-own-node is not installed" in verdict.message
+    left = [lease["metadata"]["name"] for lease in node.api.get(LEASES)["items"]]
+    assert not [name for name in left if "does.not.exist" in name], "a dry run"
+
+
 @needs_root
 def test_drained_is_told_once_the_volume_is_unpublished_and_not_before(node: OneNode) -> None:
     pod = node.make_pod("pod-of-a", "a")
-    node.make_gpunode(row("a"), row("never-published"))
+    node.make_gpunode(row("a", podUID=uid_of(pod)), row("never-published"))
     node.start_agent()
     node.await_observed(1)
     node.publish(pod)
-    releasing = row("a", state="Releasing")
+    releasing = row("a", podUID=uid_of(pod), state="Releasing")
     generation = node.reserve(releasing, row("never-published", state="Releasing"))
 
     def drained(status: Object) -> list[str]:
@@ -208,32 +241,28 @@ def test_drained_is_told_once_the_volume_is_unpublished_and_not_before(node: One
 
 @pytest.mark.promise("node-pod-compared", "security-identity")
 @needs_root
-def test_a_volume_goes_to_the_pod_that_the_api_server_knows_and_to_no_other(node: OneNode) -> None:
+def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: OneNode) -> None:
     mine = node.make_pod("pod-of-a", "a")
-    stranger = node.make_pod("pod-of-b", "somebody-else")
     unreserved = node.make_pod("pod-of-c", "c")
-    elsewhere = node.make_pod("pod-of-d", "d", node="another-node")
-    node.make_gpunode(row("a"), row("b"), row("d"))
+    node.make_gpunode(row("a", podUID=uid_of(mine)), row("b", podUID="another"))
     node.start_agent()
     node.await_observed(1)
     node.publish(mine, tenant="b")
     node.publish(mine)
-    gone = {"metadata": {**mine["metadata"], "name": "pod-of-z"}}
+    renamed = {"metadata": {**mine["metadata"], "name": "pod-of-b"}}
     reborn = {"metadata": {**mine["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
     for pod, says in (
-        (stranger, "the owner of this pod is somebody-else"),
         (unreserved, "no share of a GPU is reserved on node"),
-        (elsewhere, "belongs to node another-node"),
-        (gone, "does not exist any more"),
-        (reborn, "is now another one"),
+        (renamed, "is for the pod with UID another"),
+        (reborn, f"is for the pod with UID {uid_of(mine)}"),
     ):
         with pytest.raises(grpc.RpcError, match=says):
             node.publish(pod)
     # The row comes a moment after the kubelet's call.
     waiting = node.make_pod("pod-of-e", "e")
-    node.reserve(row("a"), row("b"), row("d"), row("e"))
+    node.reserve(row("a", podUID=uid_of(mine)), row("e", podUID=uid_of(waiting)))
     node.publish(waiting)
-    for pod in (mine, stranger, unreserved, elsewhere, waiting):
+    for pod in (mine, unreserved, waiting):
         node.api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace=0)
 
 
@@ -302,17 +331,15 @@ def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluste
     cluster = cluster_factory(scheduler=False, controller_manager=True)
     node = one_node(cluster)
     pod = node.make_pod("pod-of-a", "a")
-    node.make_gpunode(row("a"))
+    node.make_gpunode(row("a", podUID=uid_of(pod)))
     service = node.start_agent()
     node.await_observed(1)
     node.publish(pod)
     cluster.restart_apiserver(down=1.0)
-    node.await_observed(node.reserve(row("a"), row("b")))
+    node.await_observed(node.reserve(row("a", podUID=uid_of(pod)), row("b")))
     cluster.stop_apiserver()
     assert node.connects("a")
-    with pytest.raises(grpc.RpcError) as refused:
-        node.publish(pod)
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    node.publish(pod)  # nothing of it is asked of the API server
     assert service.stop() == 0
     # Started while there is no API server: who runs is served, whose volume is to go gets rid of it.
     node.start_agent()

@@ -150,7 +150,6 @@ ALLOWED = [
     ("sharepod-operator", "create", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"),
     ("sharepod-operator", "patch", "/api/v1/nodes/status"),
     ("sharepod-operator", "update", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"),
-    ("sharepod-agent", "get", "/api/v1/namespaces/default/pods"),
     ("sharepod-agent", "watch", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "patch", "/apis/sharepod.dev/v1alpha1/gpunodes/status"),
     ("sharepod-agent", "patch", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"),
@@ -164,6 +163,7 @@ REFUSED = [
     ("sharepod-operator", "delete", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"),
     ("sharepod-operator", "create", "/apis/resource.k8s.io/v1/resourceslices"),
     ("sharepod-operator", "patch", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"),
+    ("sharepod-agent", "get", "/api/v1/namespaces/default/pods"),
     ("sharepod-agent", "list", "/api/v1/namespaces/default/pods"),
     ("sharepod-agent", "patch", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "create", "/apis/sharepod.dev/v1alpha1/gpunodes"),
@@ -217,7 +217,7 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         for document in rendered()
         if document["kind"] in ("Deployment", "DaemonSet")
         for container in document["spec"]["template"]["spec"].get("containers", [])  # a component's patch may have none
-        for port in container["ports"]
+        for port in container.get("ports", [])
     }
     (conversion,) = documents(MANIFESTS / "conversion" / "operator.yaml")
     (environment,) = (each["env"] for each in conversion["spec"]["template"]["spec"]["containers"])

@@ -130,14 +130,17 @@ class Bench:
         }
         return made, row
 
-    def make_pod(self, sharepod: Object) -> str:
-        """The pod that the operator would make; returns its path."""
+    def make_pod(self, sharepod: Object, row: Object | None = None) -> str:
+        """The pod that the operator would make; returns its path. `row`: reserved for that pod."""
         pod = build_pod(sharepod, PodSettings())
         del pod["spec"]["schedulingGates"]
         require_node(pod["spec"], self.node.name)
         pod["metadata"]["annotations"][GPUS_ANNOTATION] = GPU
         namespace, name = sharepod["metadata"]["namespace"], sharepod["metadata"]["name"]
-        self.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+        made = self.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+        if row is not None:
+            row["podUID"] = made["metadata"]["uid"]
+            self.reserve(row)
         return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
     def await_phase(self, pod: str, phase: str) -> Object:
@@ -234,8 +237,7 @@ def test_a_restricted_pod_starts_with_its_agent_and_finds_socket_limits_and_hook
     bench: Bench, cluster: Cluster, namespace: str
 ) -> None:
     sharepod, row = bench.make_sharepod(namespace, "train")
-    bench.reserve(row)
-    pod = bench.make_pod(sharepod)
+    pod = bench.make_pod(sharepod, row)
     bench.await_message(namespace, "gpu.sharepod.dev not found in the list of registered CSI drivers")
     assert cluster.api.get(pod)["status"]["phase"] == "Pending"
     bench.start_agent()
@@ -288,9 +290,8 @@ def test_pods_outlive_their_agent_and_are_unmounted_when_it_is_back(
     bench: Bench, cluster: Cluster, namespace: str
 ) -> None:
     sharepod, row = bench.make_sharepod(namespace, "train")
-    bench.reserve(row)
     first = bench.start_agent()
-    pod = bench.make_pod(sharepod)
+    pod = bench.make_pod(sharepod, row)
     bench.await_phase(pod, "Running")
     first.signal(signal.SIGKILL)
     first.wait(10)
@@ -308,9 +309,8 @@ def test_pods_outlive_their_agent_and_are_unmounted_when_it_is_back(
 
 def test_a_process_that_outlives_its_pod_keeps_the_share_taken(bench: Bench, cluster: Cluster, namespace: str) -> None:
     sharepod, row = bench.make_sharepod(namespace, "train")
-    bench.reserve(row)
     bench.start_agent()
-    pod = bench.make_pod(sharepod)
+    pod = bench.make_pod(sharepod, row)
     uid = bench.await_phase(pod, "Running")["metadata"]["uid"]
     # In a cgroup that is named as the pod's are, and that no kubelet clears.
     script = (

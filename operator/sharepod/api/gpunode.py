@@ -24,6 +24,8 @@ CONDITION_AGENT_READY = "AgentReady"
 """Condition of a GPUNode: False while its agent cannot serve new tenants."""
 CONDITION_CDI_DEVICES = "CDIDevices"
 """Condition of a GPUNode: True while its agent can attach every GPU by a resource claim, as CDI devices."""
+CONDITION_OWN_NODE = "OwnNodeOnly"
+"""Condition of a GPUNode: False while the API server would let its agent write for other nodes."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]

@@ -10,16 +10,15 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import structlog
 
 from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.kubelet.attachments import Attachments
-from sharepod.agent.kubelet.csi.driver import Driver, GetPod, PodsUnavailableError, PodUnknownError
+from sharepod.agent.kubelet.csi.driver import Driver
 from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.dra.cdi_watch import CdiWatch
 from sharepod.agent.kubelet.dra.claim_driver import ClaimDriver
@@ -31,12 +30,13 @@ from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, Plug
 from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
-from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Pool, Tenant
-from sharepod.kube import ApiError, Connection, NotFoundError
+from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, CONDITION_OWN_NODE, Pool, Tenant
+from sharepod.kube import Connection
 from sharepod.tasks import Supervisor
 
 from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
+from .own_node_check import OwnNodeCheck
 from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
 
 log = structlog.get_logger(__name__)
@@ -89,7 +89,6 @@ async def run(agent: Agent) -> None:
             ledger=ledger,
             directory=agent.tenants.directory,
             trouble=agent.tenants.unservable,
-            get_pod=pod_getter(api),
         )
         cdi = cdi_watch(agent)
         await cdi.look()
@@ -104,6 +103,7 @@ async def run(agent: Agent) -> None:
         kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
         dra = KubeletRegistration(settings.kubelet_root, claim_driver.services(), DRA_PLUGIN, changed=agent.changed.set)
         lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
+        own_node = OwnNodeCheck(api, namespace=settings.namespace, changed=agent.changed.set)
         report = StatusReport(
             api,
             node=node,
@@ -112,6 +112,7 @@ async def run(agent: Agent) -> None:
             readiness=lambda: {
                 CONDITION_AGENT_READY: readiness(agent, ledger, kubelet),
                 CONDITION_CDI_DEVICES: cdi_readiness(cdi, dra),
+                CONDITION_OWN_NODE: own_node.verdict,
             },
             woken=agent.changed,
         )
@@ -120,15 +121,19 @@ async def run(agent: Agent) -> None:
         try:
             await dra.start()
             async with Supervisor() as supervisor:
-                supervisor.start("ledger-follow", ledger.follow())
-                supervisor.start("ledger-enforce", ledger.enforce())
-                supervisor.start("report", report.run())
-                supervisor.start("lease", lease.run())
-                supervisor.start("kubelet", kubelet.run())
-                supervisor.start("kubelet-dra", dra.run())
-                supervisor.start("cdi", cdi.run())
-                supervisor.start("residue", pod_residue.run())
-                supervisor.start("plugin-pods", plugin_pods.run(agent.know_plugin_pods, partial(_interval_s, agent)))
+                for name, loop in {
+                    "ledger-follow": ledger.follow(),
+                    "ledger-enforce": ledger.enforce(),
+                    "report": report.run(),
+                    "lease": lease.run(),
+                    "own-node": own_node.run(),
+                    "kubelet": kubelet.run(),
+                    "kubelet-dra": dra.run(),
+                    "cdi": cdi.run(),
+                    "residue": pod_residue.run(),
+                    "plugin-pods": plugin_pods.run(agent.know_plugin_pods, partial(_interval_s, agent)),
+                }.items():
+                    supervisor.start(name, loop)
                 await supervisor.wait()
         finally:
             await asyncio.gather(dra.stop(), kubelet.stop())
@@ -194,17 +199,3 @@ def cdi_readiness(cdi: CdiWatch, dra: KubeletRegistration) -> Readiness:
     if cdi.problem is not None:
         return Readiness(CdiReason.DEVICES_MISSING, cdi.problem)
     return Readiness(CdiReason.ATTACHABLE)
-
-
-def pod_getter(api: Connection) -> GetPod:
-    """Return a function that reads one pod from the API server."""
-
-    async def get_pod(namespace: str, name: str) -> Mapping[str, object]:
-        try:
-            return await api.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
-        except NotFoundError as error:
-            raise PodUnknownError(f"{namespace}/{name}") from error
-        except ApiError as error:
-            raise PodsUnavailableError(str(error)) from error
-
-    return get_pod

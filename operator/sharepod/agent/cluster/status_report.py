@@ -73,11 +73,24 @@ class CdiReason(StrEnum):
         return {CdiReason.ATTACHABLE: "True", CdiReason.STARTING: "Unknown"}.get(self, "False")
 
 
+class OwnNodeReason(StrEnum):
+    """Reason of the condition `OwnNodeOnly`."""
+
+    HELD = "Held"
+    NOT_IN_FORCE = "PolicyNotInForce"
+    NOT_ASKED = "NotAsked"
+
+    @property
+    def status(self) -> str:
+        """Status of the condition: `True`, `False` or `Unknown`."""
+        return {OwnNodeReason.HELD: "True", OwnNodeReason.NOT_ASKED: "Unknown"}.get(self, "False")
+
+
 @dataclass(frozen=True)
 class Readiness:
     """Readiness of the agent to run a pod that is placed here now, in one respect."""
 
-    reason: ReadyReason | CdiReason
+    reason: ReadyReason | CdiReason | OwnNodeReason
     message: str = ""
     """Sentence for people."""
 

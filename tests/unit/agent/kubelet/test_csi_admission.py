@@ -1,4 +1,4 @@
-"""Only the pod that the ledger names, as the kubelet and the API server know it, gets a tenant's volume."""
+"""Only the pod that the ledger names, as the kubelet knows it, gets a tenant's volume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from sharepod.agent.kubelet.csi.admission import (
     PodIdentity,
     VolumeRefusalReason,
     VolumeRefusedError,
-    check_pod,
     choose_tenant,
     identify,
 )
@@ -31,15 +30,12 @@ def context(**changes: str) -> dict[str, str]:
     }
 
 
-def pod(uid: str = "pod-uid", node: str | None = NODE, owners: list[dict[str, Any]] | None = None) -> dict[str, object]:
-    return {"metadata": {"uid": uid, "ownerReferences": owners}, "spec": {"nodeName": node} if node else {}}
-
-
 def row(**changes: Any) -> Tenant:
     fields = {
         "id": "tenant-a",
         "namespace": "team",
         "pod_name": "train",
+        "pod_uid": "pod-uid",
         "gpus": ("GPU-0",),
         "request_milli": 400,
         "limit_milli": 1000,
@@ -69,83 +65,51 @@ def test_a_volume_that_names_no_pod_is_malformed(given_context: dict[str, str], 
     assert refusal.value.reason is VolumeRefusalReason.MALFORMED
 
 
-def test_the_owner_is_the_controller_or_else_the_pod_itself() -> None:
-    others: list[dict[str, Any]] = [{"uid": "other"}, {"uid": "not-it", "controller": False}]
-    assert check_pod(pod(owners=[*others, {"uid": "tenant-a", "controller": True}]), WHO, NODE) == "tenant-a"
-    assert check_pod(pod(owners=others), WHO, NODE) == "pod-uid"
-    assert check_pod(pod(), WHO, NODE) == "pod-uid"
+def test_the_row_with_the_pods_name_and_uid_entitles_it() -> None:
+    mine = row()
+    assert choose_tenant([row(id="b", pod_name="other"), mine], WHO, NODE) == mine
 
 
 @pytest.mark.promise("node-pod-compared")
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("rows", "reason", "says"),
     [
-        (pod(uid="made-again"), "is now another one"),
-        (pod(node="node-2"), "belongs to node node-2"),
-        (pod(node=None), "belongs to node None"),
-        ({}, "is now another one"),
-        ({"metadata": "nonsense"}, "is now another one"),
+        ([], VolumeRefusalReason.NO_RESERVATION, "create a SharePod"),
+        ([row(namespace="other")], VolumeRefusalReason.NO_RESERVATION, "no share of a GPU is reserved on node node-1"),
+        ([row(pod_name="other")], VolumeRefusalReason.NO_RESERVATION, "for pod team/train"),
+        ([row(pod_uid="made-again")], VolumeRefusalReason.NO_RESERVATION, "for the pod with UID made-again"),
+        ([row(pod_uid=None)], VolumeRefusalReason.NO_RESERVATION, "names no pod yet"),
+        ([row(state=TenantState.RELEASING)], VolumeRefusalReason.NOT_ENTITLED, "is being released"),
     ],
 )
-def test_another_pod_of_that_name_or_node_is_not_entitled(found: dict[str, object], says: str) -> None:
+def test_who_has_no_reservation_is_told_so(rows: list[Tenant], reason: VolumeRefusalReason, says: str) -> None:
     with pytest.raises(VolumeRefusedError, match=says) as refusal:
-        check_pod(found, WHO, NODE)
-    assert refusal.value.reason is VolumeRefusalReason.NOT_ENTITLED
-
-
-def test_the_row_of_the_pods_owner_entitles_it() -> None:
-    mine = row()
-    assert choose_tenant([row(id="b", pod_name="other"), mine], WHO, "tenant-a", NODE) == mine
-
-
-def test_a_plain_pod_is_its_own_tenant() -> None:
-    assert choose_tenant([row(id="pod-uid")], WHO, "pod-uid", NODE).id == "pod-uid"
-
-
-@pytest.mark.parametrize(
-    ("rows", "owner", "reason", "says"),
-    [
-        ([], "tenant-a", VolumeRefusalReason.NO_RESERVATION, "create a SharePod"),
-        (
-            [row(namespace="other")],
-            "tenant-a",
-            VolumeRefusalReason.NO_RESERVATION,
-            "no share of a GPU is reserved on node node-1",
-        ),
-        ([row(pod_name="other")], "tenant-a", VolumeRefusalReason.NO_RESERVATION, "for pod team/train"),
-        ([row()], "someone-else", VolumeRefusalReason.NOT_ENTITLED, "is SharePod tenant-a's"),
-        ([row()], "pod-uid", VolumeRefusalReason.NOT_ENTITLED, "delete this pod"),
-        ([row(state=TenantState.RELEASING)], "tenant-a", VolumeRefusalReason.NOT_ENTITLED, "is being released"),
-    ],
-)
-def test_who_has_no_reservation_is_told_so(
-    rows: list[Tenant], owner: str, reason: VolumeRefusalReason, says: str
-) -> None:
-    with pytest.raises(VolumeRefusedError, match=says) as refusal:
-        choose_tenant(rows, WHO, owner, NODE)
+        choose_tenant(rows, WHO, NODE)
     assert refusal.value.reason is reason
 
 
 _names = st.sampled_from(["a", "b"])
 _ids = st.sampled_from(["x", "y", "z"])
+_uids = st.sampled_from(["u", "v", None])
 
 
 @pytest.mark.promise("node-identity", "security-identity")
 @given(
-    rows=st.lists(st.tuples(_ids, _names, _names, st.sampled_from(TenantState)), max_size=4, unique_by=lambda r: r[0]),
+    rows=st.lists(
+        st.tuples(_ids, _names, _names, _uids, st.sampled_from(TenantState)), max_size=4, unique_by=lambda r: r[0]
+    ),
     namespace=_names,
     name=_names,
-    owner=_ids,
 )
-def test_no_pod_ever_gets_a_tenant_that_is_not_reserved_under_its_own_name_for_its_own_owner(
-    rows: list[tuple[str, str, str, TenantState]], namespace: str, name: str, owner: str
+def test_no_pod_ever_gets_a_tenant_that_is_not_reserved_for_it_by_name_and_uid(
+    rows: list[tuple[str, str, str, str | None, TenantState]], namespace: str, name: str
 ) -> None:
-    ledger = [row(id=i, namespace=ns, pod_name=n, state=state) for i, ns, n, state in rows]
-    entitled = (owner, namespace, name, TenantState.RESERVED) in rows
+    ledger = [row(id=i, namespace=ns, pod_name=n, pod_uid=uid, state=state) for i, ns, n, uid, state in rows]
+    states = [state for _, ns, n, uid, state in rows if (ns, n, uid) == (namespace, name, "u")]
     try:
-        tenant = choose_tenant(ledger, PodIdentity(namespace=namespace, name=name, uid="u"), owner, NODE)
+        tenant = choose_tenant(ledger, PodIdentity(namespace=namespace, name=name, uid="u"), NODE)
     except VolumeRefusedError:
-        assert not entitled
+        assert states[:1] != [TenantState.RESERVED]
     else:
-        assert entitled
-        assert (tenant.id, tenant.namespace, tenant.pod_name) == (owner, namespace, name)
+        assert tenant.state is TenantState.RESERVED
+        assert (tenant.namespace, tenant.pod_name, tenant.pod_uid) == (namespace, name, "u")

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet import registration as kubelet_module
-from sharepod.agent.kubelet.csi.driver import Driver, PodsUnavailableError, PodUnknownError
+from sharepod.agent.kubelet.csi.driver import Driver
 from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.registration import KubeletRegistration, propagation_problem
 from sharepod.agent.kubelet.wire import csi_pb2 as csi
@@ -38,9 +38,7 @@ class Bench:
         self.pods_dir.mkdir(parents=True)
         self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=state_dir or root)
         self.ledger = LedgerOfTest()
-        self.pods: dict[tuple[str, str], Mapping[str, object]] = {}
         self.troubles: dict[str, str] = {}
-        self.api_down = False
         self.changes = 0
         self.driver = Driver(
             node=NODE,
@@ -49,7 +47,6 @@ class Bench:
             ledger=self.ledger,
             directory=lambda tenant_id: None if tenant_id in self.troubles else self.tenants_dir / tenant_id,
             trouble=lambda tenant_id: self.troubles[tenant_id],
-            get_pod=self.get_pod,
             reservation_wait_s=0.2,
         )
         self.kubelet = KubeletRegistration(root / "kubelet", self.driver.services(), changed=self._count)
@@ -57,20 +54,6 @@ class Bench:
 
     def _count(self) -> None:
         self.changes += 1
-
-    async def get_pod(self, namespace: str, name: str) -> Mapping[str, object]:
-        if self.api_down:
-            raise PodsUnavailableError("connection refused")
-        try:
-            return self.pods[namespace, name]
-        except KeyError:
-            raise PodUnknownError(name) from None
-
-    def add_pod(self, name: str = "train", *, uid: str = "pod-uid", owner: str = "tenant-a", node: str = NODE) -> None:
-        self.pods["team", name] = {
-            "metadata": {"uid": uid, "ownerReferences": [{"uid": owner, "controller": True}]},
-            "spec": {"nodeName": node},
-        }
 
     def target(self, uid: str = "pod-uid") -> Path:
         return self.pods_dir / uid / "volumes" / "kubernetes.io~csi" / "sharepod-gpu" / "mount"
@@ -123,6 +106,7 @@ def row(**changes: Any) -> Tenant:
         "id": "tenant-a",
         "namespace": "team",
         "pod_name": "train",
+        "pod_uid": "pod-uid",
         "gpus": ("GPU-0",),
         "request_milli": 400,
         "limit_milli": 1000,
@@ -228,7 +212,6 @@ async def test_a_socket_that_is_taken_away_comes_back(bench: Bench, monkeypatch:
 
 
 async def test_a_reserved_pod_gets_its_tenants_directory(bench: Bench) -> None:
-    bench.add_pod()
     bench.ledger.set(row())
     for _ in range(2):
         await bench.publish(attributes={"tenant": "tenant-b", "csi.storage.k8s.io/serviceAccount.name": "default"})
@@ -241,7 +224,6 @@ async def test_a_reserved_pod_gets_its_tenants_directory(bench: Bench) -> None:
 
 
 async def test_a_row_that_comes_a_moment_later_is_waited_for(bench: Bench) -> None:
-    bench.add_pod()
     bench.ledger.absent = "the agent has not read its ledger yet"
     publishing = asyncio.create_task(bench.publish())
     await asyncio.sleep(0.02)
@@ -254,7 +236,6 @@ async def test_a_row_that_comes_a_moment_later_is_waited_for(bench: Bench) -> No
 
 @pytest.mark.promise("operator-row-before-use")
 async def test_a_pod_without_reservation_is_refused_within_the_bound_with_advice(bench: Bench) -> None:
-    bench.add_pod()
     begun = asyncio.get_running_loop().time()
     await refused(
         bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "no share of a GPU is reserved", "create a SharePod"
@@ -265,30 +246,20 @@ async def test_a_pod_without_reservation_is_refused_within_the_bound_with_advice
 
 
 async def test_a_tenant_that_cannot_be_served_is_refused_with_the_reason(bench: Bench) -> None:
-    bench.add_pod()
     bench.ledger.set(row())
     bench.troubles["tenant-a"] = "gpus: 'GPU-0' is not the UUID of a GPU"
     await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "is not the UUID of a GPU", "node-1")
 
 
 async def test_who_is_not_entitled_is_refused(bench: Bench) -> None:
-    bench.ledger.set(row())
-    denied = grpc.StatusCode.PERMISSION_DENIED
-    await refused(bench.publish(), grpc.StatusCode.NOT_FOUND, "pod team/train does not exist")
-    bench.add_pod(owner="tenant-b")
-    await refused(bench.publish(), denied, "is SharePod tenant-a's")
-    bench.add_pod(uid="another")
-    await refused(bench.publish(), denied, "is now another one")
-    bench.add_pod(node="node-2")
-    await refused(bench.publish(), denied, "belongs to node node-2")
-    bench.add_pod()
+    bench.ledger.set(row(pod_uid="another"))
+    await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "for the pod with UID another", "tries again")
     bench.ledger.set(row(state=TenantState.RELEASING))
-    await refused(bench.publish(), denied, "is being released")
+    await refused(bench.publish(), grpc.StatusCode.PERMISSION_DENIED, "is being released")
     assert bench.volumes.tenants() == frozenset()
 
 
 async def test_a_target_of_another_pod_is_refused(bench: Bench) -> None:
-    bench.add_pod()
     bench.ledger.set(row())
     request = csi.NodePublishVolumeRequest(
         volume_id="csi-1",
@@ -318,14 +289,12 @@ async def test_a_volume_outside_the_kubelets_root_is_refused_with_advice(bench: 
     await refused(bench.unpublish(Path("/var/lib/elsewhere/mount")), grpc.StatusCode.INTERNAL, "kubelet_root")
 
 
-async def test_unpublishing_needs_no_api_server_and_no_ledger(bench: Bench) -> None:
-    bench.add_pod()
+async def test_unpublishing_needs_no_ledger(bench: Bench) -> None:
     bench.ledger.set(row())
     await bench.publish()
-    bench.api_down = True
     bench.ledger.set()
     bench.ledger.absent = "GPUNode node-1 does not exist"
-    await refused(bench.publish(), grpc.StatusCode.UNAVAILABLE, "connection refused", "tries again")
+    await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "does not exist", "tries again")
     await bench.unpublish()
     assert bench.volumes.published("tenant-a") == ()
 
@@ -334,15 +303,14 @@ async def test_what_goes_wrong_inside_is_an_answer_too(bench: Bench, monkeypatch
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    bench.add_pod()
     bench.ledger.set(row())
     monkeypatch.setattr(mounts, "bind_readonly", fail)
     await refused(bench.publish(), grpc.StatusCode.INTERNAL, "No space left on device", str(bench.target()))
 
-    async def defect(namespace: str, name: str) -> Mapping[str, object]:
+    def defect(tenant_id: str) -> Path:
         raise KeyError("defect")
 
-    monkeypatch.setattr(bench.driver, "_get_pod", defect)
+    monkeypatch.setattr(bench.driver, "_directory", defect)
     await refused(bench.publish(), grpc.StatusCode.INTERNAL, "NodePublishVolume", "its log says more")
 
 
@@ -355,9 +323,7 @@ async def test_volumes_can_be_unpublished_whatever_the_state_directory_takes(
         bench = Bench(Path(short), state_dir=disk.path)
         await bench.kubelet.start()
         try:
-            for number in ("1", "2"):
-                bench.add_pod(name=f"train-{number}", uid=f"pod-{number}")
-            bench.ledger.set(row(pod_name="train-1"))
+            bench.ledger.set(row(pod_name="train-1", pod_uid="pod-1"))
             await bench.publish(name="train-1", uid="pod-1")
             with contextlib.ExitStack() as stack:
                 if how == "full":
@@ -367,7 +333,7 @@ async def test_volumes_can_be_unpublished_whatever_the_state_directory_takes(
                 await bench.unpublish(bench.target("pod-1"))
                 assert not bench.target("pod-1").exists()
                 assert bench.volumes.published("tenant-a") == ()
-                bench.ledger.set(row(pod_name="train-2"))
+                bench.ledger.set(row(pod_name="train-2", pod_uid="pod-2"))
                 with pytest.raises(grpc.aio.AioRpcError, match=r"No space left|Read-only file system"):
                     await bench.publish(name="train-2", uid="pod-2")
                 again = Volumes(pods_dir=bench.pods_dir, tenants_dir=bench.tenants_dir, state_dir=disk.path)

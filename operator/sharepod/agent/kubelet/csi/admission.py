@@ -1,9 +1,9 @@
 """Volume admission: decides which tenant's volume a pod gets, if any. Pure.
 
 Guarantees:
-- Nothing that a tenant can write counts: neither the volume's attributes nor labels or annotations.
-- The decision uses the pod's UID from the kubelet, the pod's node and controller from the API server, and the ledger
-  row that the operator wrote for the pod's name.
+- Nothing that a tenant can write counts: neither the volume's attributes nor labels, annotations or owners.
+- The decision uses the pod's name and UID from the kubelet, which runs pods of this node alone, and the ledger row that
+  the operator wrote for the pod of that name and UID. The API server is not asked.
 """
 
 from __future__ import annotations
@@ -62,36 +62,7 @@ def identify(volume_context: Mapping[str, str]) -> PodIdentity:
     return PodIdentity(namespace=namespace, name=name, uid=uid)
 
 
-def check_pod(pod: Mapping[str, object], who: PodIdentity, node: str) -> str:
-    """Return the UID of the pod's controller; the pod's own UID if it has none.
-
-    Raise `VolumeRefusedError` for another pod than the kubelet's, or a pod of another node.
-
-    Args:
-        pod: the object of that name from the API server.
-        who: the pod that the kubelet asks for.
-        node: this node.
-    """
-    metadata = _mapping(pod.get("metadata"))
-    if metadata.get("uid") != who.uid:
-        raise VolumeRefusedError(
-            VolumeRefusalReason.NOT_ENTITLED,
-            f"pod {who} is now another one (UID {metadata.get('uid')}, not {who.uid}); the old one is being deleted",
-        )
-    placed = _mapping(pod.get("spec")).get("nodeName")
-    if placed != node:
-        raise VolumeRefusedError(
-            VolumeRefusalReason.NOT_ENTITLED,
-            f"pod {who} belongs to node {placed}, and this is the agent of node {node}; check the agent's node_name",
-        )
-    owners = metadata.get("ownerReferences")
-    for owner in owners if isinstance(owners, list) else ():
-        if _mapping(owner).get("controller") is True:
-            return str(owner.get("uid"))
-    return who.uid
-
-
-def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, owner_uid: str, node: str) -> Tenant:
+def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, node: str) -> Tenant:
     """Return the ledger row that entitles this pod. Raise `VolumeRefusedError` if there is none."""
     named = [row for row in rows if (row.namespace, row.pod_name) == (who.namespace, who.name)]
     if not named:
@@ -100,26 +71,18 @@ def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, owner_uid: str, node
             f"no share of a GPU is reserved on node {node} for pod {who}; "
             "only the operator's pods for SharePods have one: create a SharePod, not a Pod with this volume",
         )
-    entitled = next((row for row in named if row.id == owner_uid), None)
+    entitled = next((row for row in named if row.pod_uid == who.uid), None)
     if entitled is None:
+        meant = named[0].pod_uid
         raise VolumeRefusedError(
-            VolumeRefusalReason.NOT_ENTITLED,
-            f"the share reserved on node {node} under the name {who} is SharePod {named[0].id}'s, "
-            f"and the owner of this pod is {owner_uid}; delete this pod, or give it another name",
+            VolumeRefusalReason.NO_RESERVATION,
+            f"the share reserved on node {node} under the name {who} "
+            + (f"is for the pod with UID {meant}" if meant is not None else "names no pod yet")
+            + f", and this one has UID {who.uid}; the kubelet tries again. If this pod is no SharePod's, delete it",
         )
     if entitled.state is not TenantState.RESERVED:
         raise VolumeRefusedError(
             VolumeRefusalReason.NOT_ENTITLED,
             f"the reservation of pod {who} on node {node} is being released; create the SharePod again to run it again",
         )
-    if entitled.pod_uid not in (None, who.uid):
-        raise VolumeRefusedError(
-            VolumeRefusalReason.NO_RESERVATION,
-            f"the share reserved on node {node} under the name {who} is for the pod with UID {entitled.pod_uid}, "
-            f"and this one has UID {who.uid}; the kubelet tries again",
-        )
     return entitled
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,13 +4,13 @@ Guarantees:
 - A volume is published only for the pod that the kubelet names.
 - A volume is published only while the ledger has a share reserved on this node for this very pod.
 - A refusal is a gRPC status whose message shows in `kubectl describe pod` and says what to do; the kubelet tries again.
-- Unpublishing needs neither the API server nor the ledger.
+- The API server is not asked. Unpublishing does not need the ledger either.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from sharepod.agent.kubelet.wire.rpc import RpcError, service
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CSI_DRIVER
 
-from .admission import PodIdentity, VolumeRefusalReason, VolumeRefusedError, check_pod, choose_tenant, identify
+from .admission import PodIdentity, VolumeRefusalReason, VolumeRefusedError, choose_tenant, identify
 from .volumes import VolumeBusyError, VolumeError, Volumes
 
 log = structlog.get_logger(__name__)
@@ -37,18 +37,6 @@ _CODES = {
     VolumeRefusalReason.NOT_ENTITLED: grpc.StatusCode.PERMISSION_DENIED,
     VolumeRefusalReason.NO_RESERVATION: grpc.StatusCode.FAILED_PRECONDITION,
 }
-
-
-class PodUnknownError(Exception):
-    """Pod that does not exist."""
-
-
-class PodsUnavailableError(Exception):
-    """API server that could not be asked. The message says why."""
-
-
-GetPod = Callable[[str, str], Awaitable[Mapping[str, object]]]
-"""Function from namespace and name to the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
 
 
 class Ledger(Protocol):
@@ -78,7 +66,6 @@ class Driver:
         ledger: Ledger,
         directory: Callable[[str], Path | None],
         trouble: Callable[[str], str | None],
-        get_pod: GetPod,
         reservation_wait_s: float = RESERVATION_WAIT_S,
     ) -> None:
         """Args:
@@ -88,7 +75,6 @@ class Driver:
         ledger: the ledger of the node.
         directory: takes a tenant id; returns the directory that the tenant's pod gets, None if there is none.
         trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
-        get_pod: reads a pod from the API server.
         reservation_wait_s: seconds to wait for a row that the ledger does not have yet.
         """
         self._node = node
@@ -97,7 +83,6 @@ class Driver:
         self._ledger = ledger
         self._directory = directory
         self._trouble = trouble
-        self._get_pod = get_pod
         self._reservation_wait_s = reservation_wait_s
 
     def services(self) -> tuple[Any, ...]:
@@ -148,10 +133,9 @@ class Driver:
                 raise VolumeRefusedError(
                     VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
                 )
-            owner_uid = await self._owner(who)
             # From _reserved's answer until publish() has marked the volume there is no suspension: a row that turns
             # Releasing finds the volume published.
-            tenant, source = await self._reserved(who, owner_uid)
+            tenant, source = await self._reserved(who)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
         except VolumeRefusedError as refusal:
             raise RpcError(_CODES[refusal.reason], str(refusal)) from None
@@ -170,19 +154,7 @@ class Driver:
         log.info("volume unpublished", pod_uid=self._volumes.pod_of(target), target=str(target))
         return csi.NodeUnpublishVolumeResponse()
 
-    async def _owner(self, who: PodIdentity) -> str:
-        try:
-            pod = await self._get_pod(who.namespace, who.name)
-        except PodUnknownError:
-            raise RpcError(grpc.StatusCode.NOT_FOUND, f"pod {who} does not exist any more") from None
-        except PodsUnavailableError as error:
-            raise RpcError(
-                grpc.StatusCode.UNAVAILABLE,
-                f"cannot ask the API server who pod {who} is: {error}; the kubelet tries again",
-            ) from None
-        return check_pod(pod, who, self._node)
-
-    async def _reserved(self, who: PodIdentity, owner_uid: str) -> tuple[Tenant, Path]:
+    async def _reserved(self, who: PodIdentity) -> tuple[Tenant, Path]:
         """Return the pod's tenant and its directory; wait a moment for a row that the ledger does not have yet."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._reservation_wait_s
@@ -192,7 +164,7 @@ class Driver:
                     raise VolumeRefusedError(
                         VolumeRefusalReason.NO_RESERVATION, f"{self._ledger.absent}; the kubelet tries again"
                     )
-                tenant = choose_tenant(self._ledger.rows, who, owner_uid, self._node)
+                tenant = choose_tenant(self._ledger.rows, who, self._node)
                 source = self._directory(tenant.id)
                 if source is None:
                     why = self._trouble(tenant.id) or "no reason given; if this goes on, see the agent's log"

@@ -1,0 +1,77 @@
+"""Check that the policy on agents is in force: the API server lets this agent write nothing of another node.
+
+RBAC gives an agent the status of every GPUNode and every Lease of its namespace; the policy sharepod-agent-own-node
+leaves it those of its node. A policy that was not installed, or that names another ServiceAccount, refuses nothing, and
+nobody would notice.
+
+Guarantees:
+- Nothing is written: the attempt is a dry run, and its name is that of no node.
+- An API server that does not answer has no verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.kube import ApiError, Connection, ForbiddenError, UnavailableError
+
+from .liveness import lease_name
+from .status_report import OwnNodeReason, Readiness
+
+log = structlog.get_logger(__name__)
+
+_AGAIN_S = 10.0
+"""Seconds until the next look while the policy is not in force: one that was just applied is within a second or two."""
+_HELD_S = 600.0
+"""Seconds until the next look once it is."""
+_NO_NODE = "a.node.that.does.not.exist"
+"""Name of no node of a cluster: the attempt is not to be mistaken for a write of a neighbour's."""
+_NOT_IN_FORCE = (
+    "the API server would let this agent write for other nodes: the policy sharepod-agent-own-node is not installed, "
+    "or its matchConditions name another ServiceAccount than the agent's. Apply manifests/policies; if you changed "
+    "the namespace or the ServiceAccount, change them in the policy, too"
+)
+
+
+class OwnNodeCheck:
+    """Check of one agent. `changed`: called when the verdict has changed."""
+
+    def __init__(self, api: Connection, *, namespace: str, changed: Callable[[], None]) -> None:
+        self._api = api
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._changed = changed
+        self.verdict = Readiness(OwnNodeReason.NOT_ASKED, "the API server has not been asked yet")
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_HELD_S if self.verdict.reason is OwnNodeReason.HELD else _AGAIN_S)
+
+    async def look(self) -> None:
+        """Try to make a Lease for another node, as a dry run."""
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": lease_name(_NO_NODE)},
+            "spec": {},
+        }
+        try:
+            await self._api.call("POST", self._collection, body, query={"dryRun": "All"})
+        except ForbiddenError:
+            verdict = Readiness(OwnNodeReason.HELD)
+        except UnavailableError:
+            return
+        except ApiError as error:
+            verdict = Readiness(OwnNodeReason.NOT_ASKED, f"the API server gives no verdict: {error}")
+        else:
+            verdict = Readiness(OwnNodeReason.NOT_IN_FORCE, _NOT_IN_FORCE)
+        if verdict == self.verdict:
+            return
+        if verdict.reason is OwnNodeReason.NOT_IN_FORCE:
+            log.error("this agent may write for other nodes", why=verdict.message)
+        self.verdict = verdict
+        self._changed()
