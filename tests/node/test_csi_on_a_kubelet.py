@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 GPU = "GPU-11111111-1111-1111-1111-111111111111"
 IMAGE = "sharepod.test/looks:1"
+SLEEPS = "sharepod.test/sleeps:1"
 
 _HOOK = "int answer(void) { return 42; }"
 # Prints what it finds, as user 65534 on a read-only volume, then waits for SIGTERM.
@@ -205,6 +206,7 @@ def installed(cluster: Cluster, node: Node, files: Path) -> None:
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{crd}.sharepod.dev", "--timeout=30s")
     cluster.await_service_account("sharepod-system", "sharepod-agent")
     node.load_image(image_with_program(IMAGE, files / "looks", directory=files))
+    node.load_image(image_with_program(SLEEPS, Path("/usr/bin/sleep"), directory=files))
     node.set_gpus([Gpu(GPU, "Fake A100")])
 
 
@@ -339,3 +341,45 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_taken(bench: Bench, clu
         left.stop(0)
     bench.await_tenant(row["id"], drained=True)
     bench.node.run("sh", "-c", "find /sys/fs/cgroup -depth -type d -path '*/outlives*' -exec rmdir {} +", check=False)
+
+
+def self_test_pod(name: str, node: str, **spec: Any) -> Object:
+    """A Pod as the DaemonSet of the self-test makes them, with another image."""
+    account, daemonset = yaml.safe_load_all((ROOT / "manifests/agent/self-test.yaml").read_text())
+    template = daemonset["spec"]["template"]["spec"]
+    assert template["serviceAccountName"] == account["metadata"]["name"]
+    made = {**template, "nodeName": node, **spec}
+    made.pop("affinity")
+    made["containers"] = [{**template["containers"][0], "image": SLEEPS}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": made}
+
+
+@pytest.mark.promise("node-hook-loads", "node-env-injection")
+def test_a_node_tests_whether_its_containers_load_the_hook_and_get_gpus_that_they_did_not_ask_for(
+    bench: Bench, cluster: Cluster
+) -> None:
+    cluster.kubectl("create", "serviceaccount", "sharepod-self-test", "-n", "sharepod-system")
+    pods = "/api/v1/namespaces/sharepod-system/pods"
+
+    def await_verdict(hook_loads: str, env_injection: str) -> None:
+        def holds(seen: Object | None) -> bool:
+            conditions = ((seen or {}).get("status") or {}).get("conditions") or []
+            said = {each["type"]: each["reason"] for each in conditions}
+            return (said.get("HookLoads"), said.get("EnvInjection")) == (hook_loads, env_injection)
+
+        cluster.wait_for(bench.gpunode, holds, what=f"{hook_loads} and {env_injection}", timeout=60)
+
+    bench.start_agent()
+    await_verdict("NoSelfTest", "NoSelfTest")
+    cluster.api.create(pods, self_test_pod("sound", bench.node.name))
+    await_verdict("Loaded", "NotInjected")
+    cluster.api.delete(f"{pods}/sound", grace=0)
+    bench.await_gone(f"{pods}/sound")
+    # The linker passes over a file that it may not read; and a node whose default runtime is NVIDIA's.
+    preload = bench.node.path("/var/lib/sharepod/self-test/ld.so.preload")
+    preload.chmod(0)
+    cluster.api.create(pods, self_test_pod("unsound", bench.node.name, runtimeClassName="nvidia"))
+    await_verdict("NotLoaded", "DefaultRuntimeInjects")
+    cluster.api.delete(f"{pods}/unsound", grace=0)
+    bench.await_gone(f"{pods}/unsound")
+    preload.chmod(0o644)

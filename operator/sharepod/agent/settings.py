@@ -52,6 +52,15 @@ class UnenforcedPolicy(StrEnum):
     """The process is ended, too."""
 
 
+class EnvInjection(StrEnum):
+    """Treatment of a node whose default runtime gives GPUs to every container that asks by NVIDIA_VISIBLE_DEVICES."""
+
+    REFUSE = "Refuse"
+    """The node takes no tenants."""
+    ACCEPT = "Accept"
+    """It does."""
+
+
 class AgentSettings(BaseSettings):
     """Settings of one agent."""
 
@@ -113,6 +122,11 @@ class AgentSettings(BaseSettings):
     unenforced_policy: UnenforcedPolicy = UnenforcedPolicy.REPORT
     """Policy for processes to which a finding is put down: without the hook, with another hook, busy beyond what their
     tenant held, with memory beyond its limit. `Report` shows the finding, `Kill` also ends the process at once."""
+
+    env_injection: EnvInjection = EnvInjection.REFUSE
+    """Treatment of a node whose default runtime is NVIDIA's, so that each image with `NVIDIA_VISIBLE_DEVICES` gets its
+    GPUs past every share. `Refuse`: the node takes no tenants. `Accept`: it does, where all who may run pods are
+    trusted."""
 
     tenants_file: AbsolutePath | None = None
     """Mode `standalone`: YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`. It is read again when it

@@ -26,6 +26,12 @@ CONDITION_CDI_DEVICES = "CDIDevices"
 """Condition of a GPUNode: True while its agent can attach every GPU by a resource claim, as CDI devices."""
 CONDITION_OWN_NODE = "OwnNodeOnly"
 """Condition of a GPUNode: False while the API server would let its agent write for other nodes."""
+CONDITION_HOOK_LOADS = "HookLoads"
+"""Condition of a GPUNode: False while a container as a tenant's does not load the hook there."""
+CONDITION_ENV_INJECTION = "EnvInjection"
+"""Condition of a GPUNode: True while its node's default runtime gives GPUs to containers that ask by a variable."""
+ENV_INJECTION_ACCEPTED = "Accepted"
+"""Reason of that condition where the administrator has accepted it: the node takes tenants."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]

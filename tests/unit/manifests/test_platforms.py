@@ -165,3 +165,42 @@ def test_a_component_that_adds_a_container_pins_its_image_as_the_base_does() -> 
     pinned = document("kustomization.yaml")["images"]
     (image,) = document("selinux/kustomization.yaml")["images"]
     assert image in pinned, "the base's tags do not reach a container that a component adds"
+
+
+def self_test() -> dict[str, Any]:
+    _account, daemonset = yaml.safe_load_all((MANIFESTS / "agent" / "self-test.yaml").read_text())
+    spec: dict[str, Any] = daemonset["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.promise("node-hook-loads")
+def test_the_self_test_is_a_container_as_a_tenants() -> None:
+    """Places, rights and confinement are the same: they decide whether the hook loads."""
+    sharepod = {
+        "metadata": {"name": "one", "namespace": "team", "uid": "u"},
+        "spec": {"gpu": {"request": 0.5, "memory": "1Gi"}, "containers": [{"name": "c", "image": "i"}]},
+    }
+    (tenant,) = build_pod(sharepod, PodSettings())["spec"]["containers"]
+    (tested,), spec = self_test()["containers"], self_test()
+    places = [[{**mount, "name": ""} for mount in container["volumeMounts"]] for container in (tenant, tested)]
+    assert places[0] == places[1]
+    assert not {"hostPID", "hostIPC", "hostNetwork", "runtimeClassName"} & set(spec)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert tested["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert tested["securityContext"]["allowPrivilegeEscalation"] is False
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["affinity"] == pod_spec("agent/daemonset.yaml")["affinity"]
+    (volume,) = spec["volumes"]
+    assert volume["hostPath"]["path"] == str(AgentSettings(node_name="n").state_dir / "self-test")
+
+
+def test_the_self_tests_constraints_on_openshift_allow_the_directory_and_nothing_else() -> None:
+    constraints, role, binding = yaml.safe_load_all((MANIFESTS / "openshift" / "self-test.yaml").read_text())
+    assert set(constraints) - {"apiVersion", "kind", "metadata"} <= set(SCC_FIELDS)
+    assert {name for name, (_, needed) in SCC_FIELDS.items() if needed} <= set(constraints)
+    assert set(constraints["volumes"]) == volume_kinds(self_test()) == {"hostPath"}
+    granted = {name for name, value in constraints.items() if name.startswith("allow") and value is True}
+    assert granted == {"allowHostDirVolumePlugin"}
+    assert constraints["seLinuxContext"] == {"type": "MustRunAs"}, "a label of a container, as a tenant's has"
+    assert role["rules"][0]["resourceNames"] == [constraints["metadata"]["name"]]
+    assert [subject["name"] for subject in binding["subjects"]] == [self_test()["serviceAccountName"]]

@@ -29,8 +29,18 @@ from sharepod.agent.kubelet.hook_integrity import HookIntegrity
 from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
+from sharepod.agent.kubelet.self_test import SelfTest
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
-from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, CONDITION_OWN_NODE, Pool, Tenant
+from sharepod.agent.settings import EnvInjection
+from sharepod.api.gpunode import (
+    CONDITION_AGENT_READY,
+    CONDITION_CDI_DEVICES,
+    CONDITION_ENV_INJECTION,
+    CONDITION_HOOK_LOADS,
+    CONDITION_OWN_NODE,
+    Pool,
+    Tenant,
+)
 from sharepod.kube import Connection
 from sharepod.tasks import Supervisor
 
@@ -103,6 +113,11 @@ async def run(agent: Agent) -> None:
         kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
         dra = KubeletRegistration(settings.kubelet_root, claim_driver.services(), DRA_PLUGIN, changed=agent.changed.set)
         lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
+        self_test = SelfTest(
+            settings.state_dir,
+            accept_injection=settings.env_injection is EnvInjection.ACCEPT,
+            changed=agent.changed.set,
+        )
         own_node = OwnNodeCheck(api, namespace=settings.namespace, changed=agent.changed.set)
         report = StatusReport(
             api,
@@ -113,6 +128,8 @@ async def run(agent: Agent) -> None:
                 CONDITION_AGENT_READY: readiness(agent, ledger, kubelet),
                 CONDITION_CDI_DEVICES: cdi_readiness(cdi, dra),
                 CONDITION_OWN_NODE: own_node.verdict,
+                CONDITION_HOOK_LOADS: Readiness(*self_test.hook_loads),
+                CONDITION_ENV_INJECTION: Readiness(*self_test.env_injection),
             },
             woken=agent.changed,
         )
@@ -127,6 +144,7 @@ async def run(agent: Agent) -> None:
                     "report": report.run(),
                     "lease": lease.run(),
                     "own-node": own_node.run(),
+                    "self-test": self_test.run(),
                     "kubelet": kubelet.run(),
                     "kubelet-dra": dra.run(),
                     "cdi": cdi.run(),

@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from sharepod.agent.agent import AgentFacts
+from sharepod.agent.kubelet.self_test import EnvInjectionReason, HookLoadsReason
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
 from sharepod.api.units import format_fraction
 from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
@@ -90,7 +91,7 @@ class OwnNodeReason(StrEnum):
 class Readiness:
     """Readiness of the agent to run a pod that is placed here now, in one respect."""
 
-    reason: ReadyReason | CdiReason | OwnNodeReason
+    reason: ReadyReason | CdiReason | OwnNodeReason | HookLoadsReason | EnvInjectionReason
     message: str = ""
     """Sentence for people."""
 

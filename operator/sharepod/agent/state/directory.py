@@ -4,6 +4,7 @@
     tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` if that is set;
         `.earlier-<n>.so`: hooks of earlier agents, with which processes of the tenant may have started
     handover/<tenant-id>, which no pod sees
+    self-test/{libsharepod.so, ld.so.preload}, which the Pod of the self-test has in place of a tenant's directory
 
 Guarantees:
 - A file that a running pod may read changes only by rename.
@@ -37,10 +38,13 @@ from .kept_descriptors import NOTHING_KEPT, KeptDescriptors
 
 log = structlog.get_logger(__name__)
 
+SELF_TEST = "self-test"
+"""Directory of the self-test."""
 SOCKET_FILE = "agent.sock"
 LIMITS_FILE = "limits"
 FAIL_OPEN_FILE = "fail-open"
 _EARLIER_HOOK = ".earlier-{}.so"
+_PRELOAD = f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode()
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 """Tenant ids that are safe as the name of a directory."""
 _BACKLOG = 128
@@ -109,6 +113,7 @@ class StateDir:
         if not self._intact(installed, digest):
             files.replace(installed, content, mode=0o755, durable=False)
         self._installed = installed
+        self._complete_self_test(self._hooks.parent / SELF_TEST)
         for old in self._hooks.glob("*.so"):
             if old != installed and old.stat().st_nlink == 1:
                 old.unlink()
@@ -116,6 +121,14 @@ class StateDir:
         for left in self._handovers.glob("*"):
             if left.name not in present:
                 left.unlink()
+
+    def _complete_self_test(self, directory: Path) -> None:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        _allow(directory)
+        self._link_hook(directory / HOOK_FILE)
+        for earlier in directory.glob(_EARLIER_HOOK.format("*")):
+            earlier.unlink()  # nothing is compared with the hook that the self-test has mapped
+        _write_once(directory / PRELOAD_FILE, _PRELOAD)
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
         """Create or complete the tenant's directory; return its path.
@@ -136,7 +149,7 @@ class StateDir:
             _write_once(directory / FAIL_OPEN_FILE, b"")
         elif (directory / FAIL_OPEN_FILE).exists():
             (directory / FAIL_OPEN_FILE).unlink(missing_ok=True)
-        _write_once(directory / PRELOAD_FILE, f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode())
+        _write_once(directory / PRELOAD_FILE, _PRELOAD)
         return directory
 
     def write_limits(self, tenant_id: str, limits: str) -> None:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from sharepod.api.bounds import clipped
-from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Gpu, Health, Pool
+from sharepod.api.gpunode import (
+    CONDITION_AGENT_READY,
+    CONDITION_CDI_DEVICES,
+    CONDITION_ENV_INJECTION,
+    CONDITION_HOOK_LOADS,
+    ENV_INJECTION_ACCEPTED,
+    Gpu,
+    Health,
+    Pool,
+)
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.placement.state.types import GpuState, NodeState
 
@@ -30,7 +39,8 @@ def node_state(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bo
 
 def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that placement decides by."""
-    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode), _no_claims(gpunode)
+    unfit = _agent_unready(gpunode) or _fails_self_test(gpunode)
+    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, unfit, _no_claims(gpunode)
 
 
 def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> str | None:
@@ -54,7 +64,7 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
         return "has no agent that renews its Lease"
     if (unready := _agent_unready(gpunode)) is not None:
         return f"has an agent that is not ready: {unready}"
-    return None
+    return _fails_self_test(gpunode)
 
 
 def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
@@ -62,6 +72,23 @@ def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_AGENT_READY and condition.status == "False":
             return condition.message or condition.reason
+    return None
+
+
+def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
+    """Return why a share on the node would not be one, as the self-test there has found; None if it would."""
+    for condition in gpunode.status.conditions:
+        if condition.type == CONDITION_HOOK_LOADS and condition.status == "False":
+            return f"does not load the hook in containers: see condition {CONDITION_HOOK_LOADS} of its GPUNode"
+        if (
+            condition.type == CONDITION_ENV_INJECTION
+            and condition.status == "True"
+            and condition.reason != ENV_INJECTION_ACCEPTED
+        ):
+            return (
+                "gives GPUs to every container that asks by NVIDIA_VISIBLE_DEVICES: see condition "
+                f"{CONDITION_ENV_INJECTION} of its GPUNode"
+            )
     return None
 
 

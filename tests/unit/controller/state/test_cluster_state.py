@@ -344,6 +344,35 @@ def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
         assert account.state.unavailable == says
 
 
+@pytest.mark.promise("node-hook-loads", "node-env-injection")
+@pytest.mark.parametrize(
+    ("kind", "status", "reason", "says"),
+    [
+        ("HookLoads", "False", "NotLoaded", "does not load the hook in containers: see condition HookLoads"),
+        ("HookLoads", "True", "Loaded", None),
+        ("HookLoads", "Unknown", "NoSelfTest", None),
+        ("EnvInjection", "True", "DefaultRuntimeInjects", "gives GPUs to every container that asks"),
+        ("EnvInjection", "True", "Accepted", None),
+        ("EnvInjection", "False", "NotInjected", None),
+        ("EnvInjection", "Unknown", "NoSelfTest", None),
+    ],
+)
+def test_a_node_that_fails_its_self_test_takes_no_tenants(
+    kind: str, status: str, reason: str, says: str | None
+) -> None:
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object())
+    raw = gpunode_object(version=2)
+    raw["status"]["conditions"] = [{"type": kind, "status": status, "reason": reason, "message": "at length"}]
+    state.put_gpunode(raw)
+    account = state.cluster.node("node-a")
+    assert account is not None
+    assert account.state is not None
+    unavailable = account.state.unavailable
+    assert unavailable is None if says is None else says in (unavailable or "")
+
+
 def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
     state = new_state()
     state.put_node(node_object())

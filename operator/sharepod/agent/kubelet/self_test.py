@@ -1,0 +1,194 @@
+"""Self-test of the node: whether a container as a tenant's loads the hook, and whether the runtime gives it GPUs.
+
+A Pod of the DaemonSet sharepod-self-test runs a program beside this agent: without privileges, under the node's default
+runtime, with the hook at the places that a tenant has it at, and with NVIDIA_VISIBLE_DEVICES=all. The agent looks at
+that process from outside.
+
+Guarantees:
+- A process counts by its mount of the directory of the self-test, which no tenant's pod can have, and not by its name.
+- Without such a process there is no verdict. A verdict outlives its process by `_KEPT_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import structlog
+
+from sharepod.agent.state.directory import SELF_TEST
+from sharepod.api.gpunode import ENV_INJECTION_ACCEPTED
+from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH
+
+from . import mounts
+from .tenant_mounts import TenantMounts, read_mountinfo
+
+log = structlog.get_logger(__name__)
+
+PROC = Path("/proc")
+_PROGRAM = b"sleep\n"
+"""Name that the kernel has for the program of the self-test: only the mounts of such processes are read."""
+_LOOK_S = 10.0
+"""Seconds between two looks, each of a few milliseconds."""
+_FIRST_LOOKS_S = 1.0
+"""The same until there is a verdict: placement on a node that fails the test should end soon."""
+_KEPT_S = 300.0
+"""Seconds that a verdict stands without its process: longer than an upgrade of the self-test's Pod takes."""
+_DRIVER = re.compile(r"^(/dev/nvidia|/proc/driver/nvidia)|/(nvidia-smi$|libcuda\.so|libnvidia-ml\.so)")
+"""Mounts by which NVIDIA's runtime gives a container GPUs or the driver."""
+
+_NOT_LOADED = (
+    f"a program in a container as a tenant's does not load the hook that {PRELOAD_PATH} names, so shares would not be "
+    "enforced and no SharePod is placed on this node. The usual cause is SELinux: add the component manifests/selinux "
+    "(docs/platforms.md). Else see whether /var/lib/sharepod is on a filesystem that is mounted noexec"
+)
+_INJECTED = (
+    "the node's default container runtime is NVIDIA's: every container whose image sets NVIDIA_VISIBLE_DEVICES gets "
+    "GPUs without a share, whatever policies say. No SharePod is placed on this node. Make runc the default runtime "
+    "and keep NVIDIA's as RuntimeClass nvidia (containerd: default_runtime_name; GPU Operator: toolkit.env "
+    'CONTAINERD_SET_AS_DEFAULT="false"), or accept it: env_injection: Accept in the agent\'s settings'
+)
+_NO_SELF_TEST = (
+    "no self-test runs on this node, so this is not known: kubectl -n sharepod-system get pods -o wide "
+    "-l app.kubernetes.io/name=sharepod-self-test"
+)
+
+
+class HookLoadsReason(StrEnum):
+    """Reason of the condition `HookLoads`."""
+
+    LOADED = "Loaded"
+    NOT_LOADED = "NotLoaded"
+    NO_SELF_TEST = "NoSelfTest"
+
+    @property
+    def status(self) -> str:
+        """Status of the condition: `True`, `False` or `Unknown`."""
+        return {HookLoadsReason.LOADED: "True", HookLoadsReason.NOT_LOADED: "False"}.get(self, "Unknown")
+
+
+class EnvInjectionReason(StrEnum):
+    """Reason of the condition `EnvInjection`."""
+
+    INJECTED = "DefaultRuntimeInjects"
+    ACCEPTED = ENV_INJECTION_ACCEPTED
+    NOT_INJECTED = "NotInjected"
+    NO_SELF_TEST = "NoSelfTest"
+
+    @property
+    def status(self) -> str:
+        """Status of the condition: `True`, `False` or `Unknown`."""
+        no = {EnvInjectionReason.NOT_INJECTED: "False", EnvInjectionReason.NO_SELF_TEST: "Unknown"}
+        return no.get(self, "True")
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestVerdict:
+    """Verdict on one process of a self-test, or on all of them."""
+
+    hook_loads: bool
+    injected: bool
+
+
+class SelfTest:
+    """Self-test of one node. `run` keeps `verdict` up to date.
+
+    Args:
+        state_dir: the agent's state directory, which has the directory of the self-test.
+        accept_injection: GPUs of the default runtime are the administrator's wish.
+        changed: called when the verdict has changed.
+        proc: the folder of the processes.
+    """
+
+    def __init__(
+        self, state_dir: Path, *, accept_injection: bool, changed: Callable[[], None], proc: Path = PROC
+    ) -> None:
+        self._mounts = TenantMounts.of(state_dir)
+        self._accept_injection = accept_injection
+        self._changed = changed
+        self._proc = proc
+        self._seen_at = 0.0
+        """Monotonic seconds at which the process of the verdict was last seen."""
+        self.verdict: SelfTestVerdict | None = None
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.take(await asyncio.to_thread(self.look), time.monotonic())
+            await asyncio.sleep(_FIRST_LOOKS_S if self.verdict is None else _LOOK_S)
+
+    def look(self) -> SelfTestVerdict | None:
+        """Return what the processes of the self-test show, the worst of each; None if there is no such process."""
+        found = [self._examine(pid, mountinfo) for pid, mountinfo in self._processes()]
+        if not found:
+            return None
+        return SelfTestVerdict(
+            hook_loads=all(verdict.hook_loads for verdict in found), injected=any(verdict.injected for verdict in found)
+        )
+
+    def take(self, verdict: SelfTestVerdict | None, now: float) -> None:
+        """Take what a look has shown. `now`: monotonic seconds."""
+        if verdict is None and self.verdict is not None and now - self._seen_at < _KEPT_S:
+            return
+        self._seen_at = now
+        if verdict == self.verdict:
+            return
+        self.verdict = verdict
+        if verdict is not None and not verdict.hook_loads:
+            log.error("self-test: the hook does not load in containers of this node")
+        if verdict is not None and verdict.injected:
+            log.warning("self-test: the default runtime gives GPUs to containers", accepted=self._accept_injection)
+        self._changed()
+
+    @property
+    def hook_loads(self) -> tuple[HookLoadsReason, str]:
+        """Reason and message of the condition `HookLoads`."""
+        if self.verdict is None:
+            return HookLoadsReason.NO_SELF_TEST, _NO_SELF_TEST
+        return (HookLoadsReason.LOADED, "") if self.verdict.hook_loads else (HookLoadsReason.NOT_LOADED, _NOT_LOADED)
+
+    @property
+    def env_injection(self) -> tuple[EnvInjectionReason, str]:
+        """Reason and message of the condition `EnvInjection`."""
+        if self.verdict is None:
+            return EnvInjectionReason.NO_SELF_TEST, _NO_SELF_TEST
+        if not self.verdict.injected:
+            return EnvInjectionReason.NOT_INJECTED, ""
+        if self._accept_injection:
+            return EnvInjectionReason.ACCEPTED, "env_injection: Accept in the agent's settings"
+        return EnvInjectionReason.INJECTED, _INJECTED
+
+    def _processes(self) -> Iterator[tuple[int, str]]:
+        """Yield pid and mountinfo of each process of the self-test."""
+        for name in os.listdir(self._proc):  # noqa: PTH208 - thousands of names, no need of Path objects
+            if not name.isdecimal() or _content(f"{self._proc}/{name}/comm") != _PROGRAM:
+                continue
+            mountinfo = read_mountinfo(int(name), self._proc)
+            if SELF_TEST in self._mounts.named(mountinfo):
+                yield int(name), mountinfo
+
+    def _examine(self, pid: int, mountinfo: str) -> SelfTestVerdict:
+        maps = _content(f"{self._proc}/{pid}/maps")
+        points = [str(mount.point) for mount in mounts.parse_mountinfo(mountinfo.splitlines())]
+        try:
+            devices = os.listdir(f"{self._proc}/{pid}/root/dev")  # noqa: PTH208 - as elsewhere for /proc
+        except OSError:  # it has ended
+            devices = []
+        return SelfTestVerdict(
+            hook_loads=f"/{HOOK_FILE}".encode() in maps,
+            injected=any(map(_DRIVER.search, points)) or any(name.startswith("nvidia") for name in devices),
+        )
+
+
+def _content(path: str) -> bytes:
+    """Return the content of a file of /proc; empty if its process has ended."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
