@@ -15,7 +15,7 @@ from harness.cache import cache_dir, exclusive
 from harness.errors import HarnessError
 
 from images.archive import MadeImage, write_archive
-from images.package import PREFIX, imports_layer, package_layer
+from images.package import PREFIX, check_libraries, imports_layer, package_layer
 from images.roots import base_layer, compiling_root, why_no_images
 from images.steps import ImageError
 
@@ -43,11 +43,14 @@ def make_images(into: Path, *, source: Path = ROOT, tag: str | None = None) -> d
     with exclusive(cache_dir() / "images.lock", what="making images", timeout=3600.0):
         base, root = base_layer(), compiling_root()
         package = package_layer(root, source)
+        layers = {part: (base, imports_layer(root, part), package) for part in USERS}
+        for each in layers.values():
+            check_libraries(each)
         return {
             part: write_archive(
                 into / f"{part}.tar",
                 f"{REPOSITORY}/{part}:{tag or version}",
-                (base, imports_layer(root, part), package),
+                layers[part],
                 {
                     "User": user,
                     "Entrypoint": [f"/{PREFIX}/bin/sharepod-{part}"],

@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import platform
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from images.layers import Layer, layer_of_folder
@@ -73,6 +75,24 @@ def package_layer(root: CompilingRoot, source: Path) -> Layer:
             _finish(root, folder)
 
     return Layer.read(cached(f"package-{_key(root, lock.read_bytes(), *contents)}", make))
+
+
+def check_libraries(layers: Sequence[Layer]) -> None:
+    """Raise ImageError unless each library below the prefix finds what it needs in these layers. Done once for each."""
+
+    def make(folder: Path) -> None:
+        root = folder / "root"
+        for layer in layers:
+            with tarfile.open(layer.path) as archive:
+                archive.extractall(root, filter="fully_trusted")  # noqa: S202  made here
+        script = f"find /{PREFIX} -name '*.so*' -type f -exec ldd {{}} + 2>&1 | grep 'not found' | sort -u"
+        argv = ["chroot", str(root), "/bin/sh", "-c", script]
+        missing = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, check=False).stdout.strip()
+        shutil.rmtree(root)
+        if missing:
+            raise ImageError(f"the base lacks libraries that packages need: {missing}")
+
+    cached(f"checked-{hashlib.sha256(''.join(layer.digest for layer in layers).encode()).hexdigest()[:16]}", make)
 
 
 def _key(root: CompilingRoot, *contents: bytes) -> str:

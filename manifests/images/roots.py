@@ -30,7 +30,7 @@ from images.layers import Layer, layer_of_tar
 from images.steps import NotHadError, run
 
 _TOOLS = {"mmdebstrap": "mmdebstrap", "chroot": "coreutils", "unshare": "util-linux"}
-_BASE = ("python3", "ca-certificates")
+_BASE = ("python3", "ca-certificates", "libstdc++6")
 _COMPILES = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "binutils")
 _OPTIONS = (
     "--mode=root",
