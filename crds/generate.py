@@ -18,6 +18,7 @@ import yaml
 from sharepod.api.admission.claim_request import claim_policy
 from sharepod.api.admission.line_policies import plain_pod_policies
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
+from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
 from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
@@ -62,6 +63,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-share-claims.yaml": share_claim_policy(),
         ROOT / "manifests" / "plain" / "sharepod-plain-pods.yaml": plain_pod_policies(),
+        ROOT / "manifests" / "plain" / "sharepod-quota.yaml": quota_policies(),
     }
     return {
         path: _HEADER + yaml.dump_all(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

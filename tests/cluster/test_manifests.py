@@ -149,6 +149,7 @@ ALLOWED = [
     ("sharepod-operator", "patch", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/binding"),
     ("sharepod-operator", "create", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"),
     ("sharepod-operator", "patch", "/api/v1/nodes/status"),
+    ("sharepod-operator", "list", "/api/v1/namespaces/default/resourcequotas"),
     ("sharepod-operator", "update", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"),
     ("sharepod-agent", "watch", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "patch", "/apis/sharepod.dev/v1alpha1/gpunodes/status"),

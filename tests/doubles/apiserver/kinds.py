@@ -95,6 +95,7 @@ KINDS = (
     Kind("/apis/events.k8s.io/v1", "events", "Event"),
     Kind("/apis/coordination.k8s.io/v1", "leases", "Lease"),
     Kind("/api/v1", "namespaces", "Namespace", namespaced=False),
+    Kind("/api/v1", "resourcequotas", "ResourceQuota"),
     Kind("/apis/resource.k8s.io/v1", "resourceclaims", "ResourceClaim", status=True, strategy=claims.stored),
     _crd("sharepods"),
     _crd("gpunodes"),

@@ -39,8 +39,13 @@ _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
 _OF_NO_SHAREPOD = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
 """True for a Pod without the tenant label, which only the operator can set."""
-_PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
+PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
+
+
+def asks(name: str) -> str:
+    """Return a CEL expression that is true if the container `c` names this resource among its limits."""
+    return f"({text(name)} in {_LIMITS})"
 
 
 def plain_pod_policies() -> list[dict[str, Any]]:
@@ -164,7 +169,7 @@ def _variables() -> list[tuple[str, str]]:
     ]
 
 
-def _field(name: str, container: str) -> str:
+def limit_field(name: str, container: str) -> str:
     """Return the CEL text of a container's field: limits, by the resource's name. `container`: a CEL expression."""
     kind = f"(object.spec.containers.exists(o, o.name == {container}.name) ? 'containers[' : 'initContainers[')"
     return f"'spec.' + {kind} + {container}.name + '].resources.limits[{name}]: "
@@ -189,22 +194,22 @@ def _lines() -> list[Validation]:
             f"'spec.containers[' + {bad}[0].name + '].resources.limits[' + "
             f"{bad}[0].resources.limits.filter({unknown})[0] + ']: is not known; use {known_resources}, or remove it'",
         ),
-        refuse(f"{alone}.size() == 0", f"{_field(MEMORY, f'{alone}[0]')}{MEMORY_ALONE}'"),
+        refuse(f"{alone}.size() == 0", f"{limit_field(MEMORY, f'{alone}[0]')}{MEMORY_ALONE}'"),
         *(
             refuse(
                 f"{some}.size() == 0",
-                f"{_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as 400, or remove it'",
+                f"{limit_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as 400, or remove it'",
             )
             for name, some in zero.items()
         ),
         refuse(
             f"{much}.size() == 0",
-            f"{_field(MEMORY, f'{much}[0]')}is more memory than any node has on its GPUs; write a number of MiB such "
-            "as 4096'",
+            f"{limit_field(MEMORY, f'{much}[0]')}is more memory than any node has on its GPUs; write a number of MiB "
+            "such as 4096'",
         ),
         refuse(
             f"variables.inMemory.size() == 0 || {without}.size() == 0",
-            f"{_field(MEMORY, f'{without}[0]')}is said by another container alone; write it in each with a line, "
+            f"{limit_field(MEMORY, f'{without}[0]')}is said by another container alone; write it in each with a line, "
             "or in none'",
         ),
     ]
@@ -219,7 +224,7 @@ def _no_memory_annotation() -> Validation:
 
 def _sizes() -> list[Validation]:
     """Refuse sizes that no number of GPUs has."""
-    line, memory = _field(MILLI, "variables.asking[0]"), _field(MEMORY, "variables.inMemory[0]")
+    line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     return [
         refuse(
             "!variables.simple || variables.count.size() > 0 || variables.milli <= 1000 || variables.milli % 1000 == 0",
@@ -245,7 +250,7 @@ def _sizes() -> list[Validation]:
 
 def _exclusive() -> list[Validation]:
     """Refuse what an Exclusive Pod cannot say."""
-    line, memory = _field(MILLI, "variables.asking[0]"), _field(MEMORY, "variables.inMemory[0]")
+    line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     mode = f"the annotation {NATIVE_PREFIX}mode"
     return [
         refuse(
@@ -316,7 +321,7 @@ def _operators() -> list[Validation]:
     return [
         refuse(
             f"object.metadata.?annotations{gpus} == "
-            f"(request.operation == 'CREATE' ? '' : oldObject.metadata.?annotations{gpus}) || {_PATCHES_LEDGER}",
+            f"(request.operation == 'CREATE' ? '' : oldObject.metadata.?annotations{gpus}) || {PATCHES_LEDGER}",
             f"'metadata.annotations[{GPUS_ANNOTATION}]: names the GPUs that the Pod has a share of, and is written by "
             "the operator alone; remove it'",
         ),
@@ -334,7 +339,7 @@ def _translated() -> list[Validation]:
     name = text(LINE_CLAIM)
     mine = f"r.name == {name} && r.?resourceClaimTemplateName.orValue('') == {name}"
     unnamed = f"variables.asking.filter(c, !c.?resources.?claims.orValue([]).exists(r, r.name == {name}))"
-    line = _field(MILLI, "variables.asking[0]")
+    line = limit_field(MILLI, "variables.asking[0]")
     return [
         refuse(
             "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",

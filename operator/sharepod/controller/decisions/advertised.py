@@ -33,6 +33,12 @@ class LineOnNode:
         row = _reserved(self.row)
         return Carried(max(0, self.carried.milli - row.milli), max(0, self.carried.mib - row.mib))
 
+    @property
+    def at_least(self) -> Carried:
+        """Amounts that it carries or reserves, whichever is more."""
+        row = _reserved(self.row)
+        return Carried(max(self.carried.milli, row.milli), max(self.carried.mib, row.mib))
+
 
 def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bool) -> Mapping[str, int]:
     """Return the amount of each resource. `in_force`: Pods with a line are given claims, or refused.

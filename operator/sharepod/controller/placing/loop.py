@@ -453,6 +453,9 @@ class PlacementLoop:
             self._resizes.pop(waiting.tenant, None)
             return
         memo = self._memos.of(waiting.tenant)
+        if memo.resize_counted not in (None, asked) and self._state.sharepods.get(waiting.tenant) is not None:
+            self._resizes.pop(waiting.tenant, None)  # it asks for something else by now, and is looked at for that
+            return
         gpunode = self._state.gpunodes.named(reserved[0][0])
         seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
         in_use = next(seen, 0)  # of the GPU where it uses most

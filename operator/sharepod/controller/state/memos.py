@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sharepod.api.sharepod import GpuRequest
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
@@ -88,6 +89,8 @@ class TenantMemo:
     """Refusal of the last change of its share; None if none was refused."""
     resize_asked: int | None = None
     """The SharePod's generation that asked for another share."""
+    resize_counted: GpuRequest | None = None
+    """Share that its Pod carries, or that no quota counts: no other is given to a SharePod."""
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None

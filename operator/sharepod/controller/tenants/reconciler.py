@@ -44,9 +44,11 @@ from sharepod.controller.state.memos import BlockedReason, TenantMemo, TenantMem
 from sharepod.kube import ConflictError, NotFoundError
 from sharepod.placement.state.types import Outlook
 
+from . import quota_gate
 from .confirmations import Confirmations
 from .evictor import Evictor
 from .pods import PodControl
+from .quota_gate import QuotaGate
 from .share_claim_writer import ShareClaimWriter
 from .snapshots import LOOK_AGAIN_S, Snapshots, asks_for_another_share, seen_by_agent
 from .status_writer import StatusWriter
@@ -99,6 +101,7 @@ class TenantReconciler:
         self._clock = clock
         self._snapshots = Snapshots(state, settings, clock, wall)
         self._evictor = Evictor(client, events, settings, clock)
+        self._quota_gate = QuotaGate(client, clock)
         self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers, state.namespace_of)
         self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
 
@@ -210,7 +213,7 @@ class TenantReconciler:
         log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
         if not isinstance(step, lifecycle.Place):
-            self._resize_or_leave(snapshot, tenant, memo)
+            await self._resize_or_leave(snapshot, tenant, memo)
         match step:
             case lifecycle.Forget():
                 self._state.lost_pods.pop(tenant, None)
@@ -314,10 +317,18 @@ class TenantReconciler:
         else:
             log.info("deleted a SharePod that had ended", sharepod=f"{sharepod.namespace}/{sharepod.name}")
 
-    def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
-        """Queue the tenant for another share while one is asked for, else take it out of the loop's queue."""
+    async def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
+        """Queue the tenant for another share while one is asked for that may be given, else take it out of the loop's
+        queue."""
         sharepod = snapshot.sharepod
         if sharepod is not None and asks_for_another_share(self._state, snapshot, memo):
+            uncounted = await self._quota_gate.refusal(snapshot)
+            if uncounted is not None:
+                self.loop.leave(tenant)
+                memo.resize_refusal, memo.resize_asked = uncounted, None
+                self.queue.add_after(tenant, quota_gate.LOOK_AGAIN_S)
+                return
+            memo.resize_counted = sharepod.gpu
             in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
             self.loop.want_resize(tenant, changed=in_use or memo.resize_asked != sharepod.generation)
             memo.resize_asked = sharepod.generation

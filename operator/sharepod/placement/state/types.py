@@ -306,6 +306,8 @@ class Outlook(StrEnum):
     exclusion label, Exclusive, GPUs that the request leaves out): one of the two has to change."""
     UNSEEN = "Waiting"
     """Too little is seen of the cluster for an answer: the watches are silent."""
+    UNCOUNTED = "QuotaCannotCount"
+    """The change would give more than the quotas of its namespace have counted."""
     IN_USE = "MemoryInUse"
     """The change would take away memory that the tenant itself uses: that has to be freed first."""
 

@@ -1,0 +1,145 @@
+"""Admission policies for namespaces in which a ResourceQuota names the resources of the line: what no quota can count
+is refused. Pure.
+
+Each policy takes the namespace's quotas as its parameters, so the API server asks for each of them.
+
+Guarantees, in a namespace whose quota names a resource of the line:
+- No claim of class `sharepod.dev` is made but for a Pod with a line, or by those who write the ledgers.
+- Where memory is counted, each Pod with a line and each SharePod says how much it has.
+- The Pod of a SharePod carries a line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.dialects import KEYS
+from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST, TENANT_LABEL
+from sharepod.api.resource_line import MEMORY, MILLI
+from sharepod.api.sharepod import PLURAL
+
+from .cel import Validation, refuse, text, texts
+from .line_policies import PATCHES_LEDGER, asks, limit_field
+
+NAME = "sharepod-quota"
+COUNTED = {name: f"requests.{name}" for name in (MILLI, MEMORY)}
+"""Names in a ResourceQuota by resource of the line."""
+
+_API = "admissionregistration.k8s.io/v1"
+_CHANGED = (
+    "request.operation == 'CREATE' || object.spec != oldObject.spec || "
+    "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({})"
+)
+_QUOTA = "ResourceQuota ' + params.metadata.name + '"
+
+
+def quota_policies() -> list[dict[str, Any]]:
+    """Return the policies on Pods, SharePods and claims, each with its binding."""
+    return [*_pods(), *_sharepods(), *_claims()]
+
+
+def _counts(name: str) -> str:
+    return f"({text(COUNTED[name])} in params.spec.?hard.orValue({{}}))"
+
+
+def _cannot(name: str) -> str:
+    return f"(QuotaCannotCount: {_QUOTA} names {COUNTED[name]})"
+
+
+def _pods() -> list[dict[str, Any]]:
+    containers = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
+    tenant = f"({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
+    says = f"{containers}.exists(c, {asks(MEMORY)})"
+    first = f"{containers}.filter(c, {asks(MILLI)})[0]"
+    whole = "a Pod of mode Exclusive takes memory that is not counted, and belongs in another namespace"
+    return _policy(
+        f"{NAME}-pods",
+        ("", "v1", "pods", ["CREATE"]),
+        [{"name": "has-a-share", "expression": f"{tenant} || {containers}.exists(c, {asks(MILLI)})"}],
+        [
+            refuse(
+                f"!{_counts(MILLI)} || {containers}.exists(c, {asks(MILLI)})",
+                f"'spec.containers[' + object.spec.containers[0].name + '].resources.limits[{MILLI}]: is required "
+                f"{_cannot(MILLI)}; the operator writes it a few seconds after the policies were applied'",
+            ),
+            refuse(
+                f"!{_counts(MEMORY)} || {says} || {tenant}",
+                f"{limit_field(MEMORY, first)}is required {_cannot(MEMORY)}; write MiB such as 4096; {whole}'",
+            ),
+            refuse(f"!{_counts(MEMORY)} || {says}", f"'spec.gpu.memory: {_memory()}'"),
+        ],
+    )
+
+
+def _memory() -> str:
+    whole = "a SharePod of mode Exclusive takes memory that is not counted, and belongs in another namespace"
+    return f"is required {_cannot(MEMORY)}; write a size such as 4Gi; {whole}"
+
+
+def _sharepods() -> list[dict[str, Any]]:
+    group, _, version = API_VERSION.partition("/")
+    names = next(key.annotations for key in KEYS if key.field == "memory")
+    annotated = f"object.metadata.?annotations.orValue({{}}).exists(k, k in {texts(names)})"
+    return _policy(
+        f"{NAME}-sharepods",
+        (group, version, PLURAL, ["CREATE", "UPDATE"]),
+        [{"name": "new-or-changed", "expression": _CHANGED}],
+        [
+            refuse(
+                f"!{_counts(MEMORY)} || object.spec.?gpu.?memory.hasValue() || {annotated}",
+                f"'spec.gpu.memory: {_memory()}'",
+            )
+        ],
+    )
+
+
+def _claims() -> list[dict[str, Any]]:
+    template = "object.kind == 'ResourceClaimTemplate'"
+    requests = f"({template} ? object.spec.?spec : object.?spec).?devices.?requests.orValue([])"
+    is_class = f"?deviceClassName.orValue('') == {text(DEVICE_CLASS)}"
+    ours = f"(r.?exactly.{is_class} || r.?firstAvailable.orValue([]).exists(a, a.{is_class}))"
+    of_line = f"(r.name == {text(LINE_REQUEST)} && r.?exactly.?capacity.?requests.orValue({{}}).size() == 0)"
+    return _policy(
+        f"{NAME}-claims",
+        ("resource.k8s.io", "v1", "resourceclaims,resourceclaimtemplates", ["CREATE"]),
+        [
+            {"name": "of-our-class", "expression": f"{requests}.exists(r, {ours} && !{of_line})"},
+            {"name": "not-by-the-operator", "expression": f"!{PATCHES_LEDGER}"},
+        ],
+        [
+            refuse(
+                f"!{_counts(MILLI)} && !{_counts(MEMORY)}",
+                f"'spec.devices.requests: a claim of class {DEVICE_CLASS} is counted by no quota on the line "
+                f"(QuotaCannotCount: {_QUOTA}); write resources.limits[{MILLI}] in the Pod, or use another namespace'",
+            )
+        ],
+    )
+
+
+def _policy(
+    name: str, of: tuple[str, str, str, list[str]], conditions: list[dict[str, str]], validations: list[Validation]
+) -> list[dict[str, Any]]:
+    """Return a policy on objects of one API group, and its binding. `of`: group, version, resources, operations."""
+    group, version, resources, operations = of
+    rule = {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "operations": operations,
+        "resources": resources.split(","),
+    }
+    spec = {
+        "failurePolicy": "Fail",
+        "paramKind": {"apiVersion": "v1", "kind": "ResourceQuota"},
+        "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": conditions,
+        "validations": validations,
+    }
+    binding = {
+        "policyName": name,
+        "validationActions": ["Deny"],
+        "paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"},
+    }
+    return [
+        {"apiVersion": _API, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec},
+        {"apiVersion": _API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": binding},
+    ]

@@ -1,0 +1,91 @@
+"""Gate of live raises: a share is raised above what its Pod carries only where no quota counts the line.
+
+A quota counts what a Pod carries when it is made, and that cannot be changed while the Pod lives.
+
+Guarantees:
+- The quotas of a namespace are read only for a raise above both what the Pod carries and what the share is, and once
+  in `_BELIEVED_S`.
+- While they cannot be read, such a raise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api.resource_line import MEMORY, MILLI, Carried, carried
+from sharepod.controller.apiserver.client import QUOTAS, Client
+from sharepod.controller.decisions.advertised import LineOnNode
+from sharepod.controller.decisions.lifecycle import TenantSnapshot
+from sharepod.kube import ApiError, Json
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal
+
+LOOK_AGAIN_S = 30.0
+"""Seconds until a refused raise is looked at again: nothing tells that a quota is gone."""
+_BELIEVED_S = 10.0
+"""Seconds for which the quotas of a namespace are believed: raises of one namespace often come together."""
+_MOST = 1000
+"""Namespaces remembered."""
+_COUNTED = frozenset(f"requests.{name}" for name in (MILLI, MEMORY))
+
+log = structlog.get_logger(__name__)
+
+
+class QuotaGate:
+    """Gate of raises. `clock`: monotonic seconds."""
+
+    def __init__(self, client: Client, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._known: dict[str, tuple[float, str]] = {}
+        """By namespace: when its quotas were read, and the first that counts the line; empty: none does."""
+
+    async def refusal(self, snapshot: TenantSnapshot) -> Refusal | None:
+        """Return why a SharePod may not have the share that it asks for by now; None if no quota stands against it."""
+        sharepod, pod = snapshot.sharepod, snapshot.pod
+        row = snapshot.reserved[0].written if snapshot.reserved else None
+        if sharepod is None or sharepod.gpu is None or pod is None or row is None:
+            return None
+        had = LineOnNode(pod.carried, row).at_least
+        asked = carried(sharepod.gpu)
+        if had.covers(asked):
+            return None
+        try:
+            quota = await self._counting(sharepod.namespace)
+        except ApiError as error:
+            log.warning("cannot see the quotas of a namespace", namespace=sharepod.namespace, error=str(error))
+            return _refusal(pod.carried, "its quotas cannot be seen at the moment", "It is tried again.")
+        if not quota:
+            return None
+        advice = "Create the SharePod again with the share that it should have, or remove the quota."
+        return _refusal(pod.carried, f"ResourceQuota {quota} counts what its Pod carries", advice)
+
+    async def _counting(self, namespace: str) -> str:
+        """Return the name of a quota that names a resource of the line; empty if there is none. Raises `ApiError`."""
+        now = self._clock()
+        read, name = self._known.get(namespace, (-_BELIEVED_S, ""))
+        if now >= read + _BELIEVED_S:
+            found: list[str] = []
+
+            def take(quota: Json) -> None:
+                if _COUNTED.intersection((quota.get("spec") or {}).get("hard") or {}):
+                    found.append(str(quota["metadata"]["name"]))
+
+            await self._client.page(QUOTAS, namespace, take=take, unreadable=lambda *_: None)
+            name = min(found, default="")
+            self._known.pop(namespace, None)
+            self._known[namespace] = (now, name)
+            if len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]
+        return name
+
+
+def _refusal(had: Carried, why: str, advice: str) -> Refusal:
+    text = f"{why}, {had.milli} thousandths and {had.mib} MiB, and more would not be counted"
+    return Refusal(
+        outlook=Outlook.UNCOUNTED,
+        headline="keeps its share",
+        obstacles=(Obstacle("Quota", "SharePod", 1, text),),
+        advice=advice,
+    )
