@@ -283,6 +283,14 @@ def test_a_limit_range_bounds_the_line(world: World) -> None:
     wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is in force")
 
 
+def _pods_with_a_line(body: Object) -> int:
+    """Pods that an object is or makes at once, if they have a line."""
+    spec = body["spec"]
+    pod = spec if body["kind"] == "Pod" else spec.get("template", {}).get("spec", {})
+    limits = [container["resources"].get("limits", {}) for container in pod.get("containers", ())]
+    return int(spec.get("replicas") or spec.get("parallelism") or 1) if any(MILLI in said for said in limits) else 0
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_pods_of_an_example_are_bound_with_shares(world: World, path: Path) -> None:
     assert path.read_text().startswith("# ")
@@ -290,13 +298,12 @@ def test_pods_of_an_example_are_bound_with_shares(world: World, path: Path) -> N
     world.nodes(name, 2)
     namespace = world.cluster.namespace(name)
     world.cluster.kubectl("apply", "--server-side", "--namespace", namespace, "-f", str(path))
-    spec = yaml.safe_load(path.read_text())["spec"]
-    pods = spec.get("replicas") or spec["parallelism"]
+    pods = sum(_pods_with_a_line(body) for body in yaml.safe_load_all(path.read_text()))
 
     def placed() -> int:
         claims = world.api.get(claim_path(namespace))["items"]
         found = world.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
-        bound = [pod for pod in found if pod["spec"].get("nodeName")]
+        bound = [pod for pod in found if pod["spec"].get("nodeName") and pod["spec"].get("resourceClaims")]
         return min(len(bound), sum(allocation(claim) is not None for claim in claims))
 
     wait(lambda: placed() >= pods, what=f"{pods} Pods are bound with shares")
