@@ -137,6 +137,7 @@ class Operator:
             on_answered=self._enqueue_tenant,
             clock=clock,
             head_reservation_after=settings.keep_after,
+            head_reservation_for=settings.keep_for,
         )
         self.claim_reconciler = ClaimReconciler(
             self.state,

@@ -79,13 +79,25 @@ class OperatorSettings(BaseSettings):
 
     start_timeout: Seconds = 1800
     """A Pod that has a share and of which no container has been started for this long gives the share back: an image
-    that cannot be pulled, a scheduler that does not exist. Longer than the pull of a large image takes.
+    that cannot be pulled. Longer than the pull of a large image takes.
+    """
+
+    seen_timeout: Seconds = 300
+    """A Pod that names a scheduler of its own and has a share gives the share back once that scheduler has not looked
+    at it for this long, and gets another one as much later at the earliest: a scheduler that does not exist holds none.
+    For kube-scheduler itself `start_timeout` counts, because its Pods only wait until it is back.
     """
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
     one node are reserved for it, and no SharePod of the same or lower priority is placed on them. The wait counts from
-    when the leading operator first saw the SharePod wait.
+        from when the leading operator first saw the SharePod wait.
+    """
+
+    keep_for: Seconds = 3600
+    """Longest time for which GPUs are reserved for the head of the line. Then they are free for others, and the
+    SharePod counts as one that has just begun to wait: nobody keeps GPUs idle for as long as a SharePod exists. Longer
+    than most tenants run that it may wait for.
     """
 
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1

@@ -17,6 +17,7 @@ from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest
 from unit.controller.objects import PODS, pod_object, sharepod_object
 
 HEAD_RESERVATION_AFTER = 600.0
+HEAD_RESERVATION_FOR = 36000.0
 _MOMENT_S = 0.001
 """A time shorter than any timer of the loop."""
 
@@ -38,6 +39,7 @@ class World:
             on_answered=lambda tenant: None,
             clock=clock,
             head_reservation_after=HEAD_RESERVATION_AFTER,
+            head_reservation_for=HEAD_RESERVATION_FOR,
         )
         self.state.on_room_changed = self.loop.room_changed
 

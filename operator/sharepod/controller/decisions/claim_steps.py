@@ -44,6 +44,8 @@ class ClaimSnapshot:
     """When an allocation that no Pod was bound with is taken back."""
     overdue: str = ""
     """Reason for that, in words that fit after "the node"."""
+    unseen: bool = False
+    """That reason is that no scheduler has looked at the Pod: another node would not help."""
     unreadable_row: bool = False
     """A row of the claim cannot be read."""
     namespace_ends: bool = False
@@ -88,6 +90,8 @@ class Deallocate:
     node: str | None
     """Node to stay away from for a while; None: none."""
     message: str
+    unseen: bool = False
+    """No scheduler has looked at the Pod: the claim gets no other place for a while."""
 
 
 ClaimStep = Forget | Wait | Place | Allocate | Deallocate | Unreserve | BeginRelease | RemoveRow
@@ -124,7 +128,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
     if not snapshot.waited_for:
         return Deallocate(claim, None, "no pod waits for it any more")  # A6
     if snapshot.now >= snapshot.due:
-        return Deallocate(claim, mine.node, snapshot.overdue)
+        return Deallocate(claim, mine.node, snapshot.overdue, snapshot.unseen)
     return Wait(snapshot.due) if snapshot.due < float("inf") else Wait()
 
 

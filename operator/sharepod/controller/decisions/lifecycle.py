@@ -36,7 +36,7 @@ from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.resource_line import carried
 from sharepod.api.sharepod import Phase, RestartPolicy
 from sharepod.controller.state.facts.claim_facts import ClaimFacts
-from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER, PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation
@@ -113,6 +113,8 @@ class TenantSnapshot:
     """Seconds after which a Pod that kube-scheduler refuses is taken back."""
     start_timeout: float = 1800.0
     """Seconds after which a Pod of which no container was started gives its share back."""
+    seen_timeout: float = 300.0
+    """Seconds after which a Pod gives its share back that a scheduler of its own has not looked at."""
     namespace_ends: bool = False
     """Its namespace is being deleted."""
     unreadable_row: bool = False
@@ -504,9 +506,11 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
         if snapshot.now >= due:
             return TakeBackPod(pod, pod.unschedulable)  # L5: the caller deletes this version of the Pod only
     elif snapshot.unstarted_since is not None:
-        due = snapshot.unstarted_since + snapshot.start_timeout
+        foreign = pod.node is None and pod.scheduler != DEFAULT_SCHEDULER
+        patience = min(snapshot.seen_timeout, snapshot.start_timeout) if foreign else snapshot.start_timeout
+        due = snapshot.unstarted_since + patience
         if snapshot.now >= due and pod.node is None:
-            text = f"the scheduler {pod.scheduler} has not looked at it for {snapshot.start_timeout:.0f} s"
+            text = f"the scheduler {pod.scheduler} has not looked at it for {patience:.0f} s"
             return TakeBackPod(pod, text, unseen=True)
         if snapshot.now >= due:
             why = f": {pod.waiting}" if pod.waiting else ""

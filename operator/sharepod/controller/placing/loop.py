@@ -95,6 +95,7 @@ class PlacementLoop:
         on_answered: Called with each tenant that has a new answer to show.
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
+        head_reservation_for: Seconds after which that reservation ends; its owner then waits as if it came now.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class PlacementLoop:
         on_answered: Callable[[str], None],
         clock: Callable[[], float],
         head_reservation_after: float,
+        head_reservation_for: float = float("inf"),
     ) -> None:
         self._state = state
         self.engine = Engine(state.cluster)
@@ -116,6 +118,9 @@ class PlacementLoop:
         self._on_answered = on_answered
         self._clock = clock
         self._head_reservation_after = head_reservation_after
+        self._head_reservation_for = head_reservation_for
+        self._kept_since = (TenantId(""), 0.0)
+        """Owner of the head-of-line reservation, and since when it has one."""
         self._next_head_check = 0.0
         self._unexplained: dict[str, _Waiting] = {}
         self._places: dict[str, _Waiting] = {}
@@ -404,6 +409,7 @@ class PlacementLoop:
                 self._later(max(may_reserve_at, self._next_head_check))
             return
         self._next_head_check = now + _HEAD_CHECK_PERIOD_S
+        self._end_keeping(now)
         waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [(request, waiting) for request, waiting in requests if request is not None and not request.beside]
@@ -418,6 +424,20 @@ class PlacementLoop:
         if owner is not None:
             owner.refused_at_version, owner.explained_at = None, float("-inf")
         self._kick.set()
+
+    def _end_keeping(self, now: float) -> None:
+        """End the head-of-line reservation once it has lasted `head_reservation_for`; its owner waits from now on."""
+        reservation = self._state.cluster.head_reservation
+        if reservation is None:
+            self._kept_since = (TenantId(""), now)
+        elif self._kept_since[0] != reservation.tenant:
+            self._kept_since = (reservation.tenant, now)
+        elif now - self._kept_since[1] >= self._head_reservation_for:
+            log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
+            if (owner := self._places.get(reservation.tenant)) is not None:
+                owner.since = now
+            self._state.cluster.reserve_for_head(None)
+            self._kick.set()
 
     def _choose_head_reservation(
         self, asked: list[tuple[PlacementRequest, _Waiting]], now: float

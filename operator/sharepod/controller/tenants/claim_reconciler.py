@@ -38,7 +38,8 @@ from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.placement.state.types import Outlook, Refusal
 
@@ -127,9 +128,9 @@ class ClaimReconciler:
         if pod is not None and mine.refused_since is not None:
             due = mine.refused_since + self._settings.bind_timeout
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
-        elif mine.waits is not None:
-            due = mine.waits[1] + self._settings.start_timeout
-            overdue = "was given a pod that no scheduler has bound"
+        elif pod is not None and mine.waits is not None:
+            due = mine.waits[1] + self._patience_s(pod)
+            overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
         group = group_of(self._state, claim, pod) if claim is not None and pod is not None else None
         return ClaimSnapshot(
             claim=claim,
@@ -141,10 +142,16 @@ class ClaimReconciler:
             give_up=mine.give_up,
             due=due,
             overdue=overdue,
+            unseen=mine.refused_since is None,
             unreadable_row=self._state.unreadable_row(uid),
             namespace_ends=claim is not None and claim.namespace in self._state.ending_namespaces,
             now=now,
         )
+
+    def _patience_s(self, pod: ClaimPodFacts) -> float:
+        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to."""
+        start_s = float(self._settings.start_timeout)
+        return start_s if pod.scheduler == DEFAULT_SCHEDULER else min(self._settings.seen_timeout, start_s)
 
     async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
         """Confirm that a claim with a row is gone."""
@@ -179,8 +186,10 @@ class ClaimReconciler:
                     self.queue.add(uid)
                 else:
                     self.queue.add_after(uid, LOOK_AGAIN_S / 20)
-            case claim_steps.Deallocate(claim=claim, node=avoided, message=message):
+            case claim_steps.Deallocate(claim=claim, node=avoided, message=message, unseen=unseen):
                 if await self._may_deallocate(claim, memo, snapshot.now) and await self._writer.deallocate(claim):
+                    if unseen:
+                        memo.not_before = self._clock() + memo.next_pause_s(self._settings.seen_timeout)
                     self._taken_back(snapshot, claim, memo, avoided, message)
                     self.queue.add(uid)
             case Unreserve(node=node):

@@ -343,7 +343,8 @@ class TenantReconciler:
         if pod.claim is not None and _CLAIM_NOT_TAKEN.search(step.message):
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         if step.unseen or pod.pin is not None:
-            until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
+            first_s = self._settings.seen_timeout if step.unseen else self._settings.bind_timeout
+            until = self._clock() + memo.next_pause_s(first_s)
             if step.unseen:
                 memo.not_before = until
             elif pod.pin is not None:

@@ -223,6 +223,17 @@ def test_a_pod_that_no_scheduler_looks_at_is_taken_back_after_as_long() -> None:
     assert "default-scheduler" in found.message
 
 
+@pytest.mark.promise("operator-unknown-scheduler")
+def test_a_pod_of_a_scheduler_of_its_own_that_does_not_look_at_it_gives_the_share_back_sooner() -> None:
+    unseen = replace(pod(), scheduler="nobody")
+    assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(310.0)
+    found = step(made(), unseen, reserved(), unstarted_since=10.0, now=310.0)
+    assert isinstance(found, TakeBackPod)
+    assert (found.unseen, "nobody has not looked at it for 300 s" in found.message) == (True, True)
+    bound = replace(pod(node="node-a"), scheduler="nobody")
+    assert step(made(), bound, reserved(), unstarted_since=10.0, now=310.0) == Wait(1810.0)
+
+
 @pytest.mark.promise("operator-foreign-gate")
 def test_a_pod_behind_a_gate_of_somebody_else_gets_no_share() -> None:
     gated = replace(GATED, gates=(*GATED.gates, "example.com/mine"))

@@ -12,7 +12,7 @@ from sharepod.api.units import Bytes, TenantId
 from sharepod.controller.placing import loop as loop_module
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, PlacementRequest, Refusal, Taint
-from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
+from unit.controller.loop_world import HEAD_RESERVATION_AFTER, HEAD_RESERVATION_FOR, World
 from unit.controller.objects import pod_object, sharepod_object
 
 
@@ -244,6 +244,25 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     assert world.state.cluster.head_reservation is None
     await world.want("after", 0.5)
     assert "after" in world.placed
+
+
+@pytest.mark.promise("placement-head-expires")
+async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_waits_anew(world: World) -> None:
+    world.node("a", 2)
+    await world.want("small", 0.9)
+    await world.want("pair", 0.5, count=2)
+    await world.long_wait()
+    assert world.state.cluster.head_reservation is not None
+    await world.want("late", 0.5)
+    assert "late" not in world.placed, "one GPU is idle for the pair"
+    await world.later(HEAD_RESERVATION_FOR + 60)
+    assert world.placed["late"] == "a"
+    assert world.state.cluster.head_reservation is None
+    await world.leaves("late")
+    await world.want("later", 0.5)
+    assert "later" in world.placed, "the pair cools down"
+    await world.later(HEAD_RESERVATION_AFTER + 60)
+    assert world.state.cluster.head_reservation is not None, "and is waited for again"
 
 
 async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:

@@ -130,6 +130,22 @@ async def test_an_allocation_is_taken_back_from_a_pod_that_kube_scheduler_refuse
     assert "node-a" in world.memos.of(world.claim_uid()).avoid
 
 
+@pytest.mark.promise("operator-unknown-scheduler")
+async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_back_for_a_while(world: World) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share", schedulerName="nobody")
+    await placed(world)
+    await world.look_at_claim(times=2)
+    assert world.allocation() is not None
+    world.now += world.settings.seen_timeout
+    await world.look_at_claim()
+    await lets_go(world)
+    assert world.allocation() is None
+    memo = world.memos.of(world.claim_uid())
+    assert memo.not_before == world.now + world.settings.seen_timeout
+
+
 async def test_what_kube_scheduler_said_before_the_allocation_is_no_refusal_of_it(world: World) -> None:
     world.node()
     world.claim()

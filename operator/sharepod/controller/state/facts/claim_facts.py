@@ -25,7 +25,7 @@ from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
 from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number, without_line
-from .pod_facts import pinned_node
+from .pod_facts import DEFAULT_SCHEDULER, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: the Pod's name for it."""
@@ -102,6 +102,8 @@ class ClaimPodFacts(ObjectFacts):
     """Annotation with the GPUs of its share."""
     annotated: bool = False
     """True if it has annotations."""
+    scheduler: str = DEFAULT_SCHEDULER
+    """Name of the scheduler that is to bind it."""
 
     @property
     def ended(self) -> bool:
@@ -287,6 +289,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         line=_line(raw, spec),
         gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
         annotated=bool(metadata.get("annotations")),
+        scheduler=clipped(str(fitted_spec.get("schedulerName") or DEFAULT_SCHEDULER)),
     )
 
 
