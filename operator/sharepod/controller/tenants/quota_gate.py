@@ -21,9 +21,9 @@ from sharepod.controller.decisions.lifecycle import TenantSnapshot
 from sharepod.kube import ApiError, Json
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 
-LOOK_AGAIN_S = 30.0
+LOOK_AGAIN_S = 10.0
 """Seconds until a refused raise is looked at again: nothing tells that a quota is gone."""
-_BELIEVED_S = 10.0
+_BELIEVED_S = 2.0
 """Seconds for which the quotas of a namespace are believed: raises of one namespace often come together."""
 _MOST = 1000
 """Namespaces remembered."""
