@@ -11,7 +11,6 @@ from cluster.claims_world import claim_spec
 from cluster.operator_world import World, a_world, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
 from harness.api import ApiError, Object
-from harness.installation import NAMESPACE
 
 DRY = ("create", "--dry-run=server", "-f", "-")
 SHARE = {"request": 0.4, "memory": "1Gi"}
@@ -180,11 +179,6 @@ def test_what_a_quota_cannot_count_is_refused_where_one_names_the_line(world: Wo
         assert code == 0, said
     for what, (path, body) in refused.items():
         assert "QuotaCannotCount: ResourceQuota gpu" in refusal(world, path, body), what
-    operator = world.cluster.api_for(world.cluster.service_account_token(NAMESPACE, "sharepod-operator"))
-    of_sharepod = line_pod({"name": "main", "image": "test"})
-    of_sharepod["metadata"]["labels"] = {"sharepod.dev/tenant": "a-sharepod"}
-    with pytest.raises(ApiError, match="QuotaCannotCount: ResourceQuota gpu"):
-        operator.create(pods, of_sharepod, dryRun="All")
     assert refusal(world, pods, line_pod()) == ""
     assert refusal(world, shares, asking({"request": 0.4, "memory": "1Gi"})) == ""
     assert refusal(world, shares, asking(gpu_request="0.4", gpu_memory="1Gi")) == ""
