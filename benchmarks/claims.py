@@ -1,17 +1,19 @@
 """Shares by ResourceClaims on a real API server, scheduler and controller manager: latency, bursts, a killed operator.
 
     PYTHONPATH=tests:benchmarks python benchmarks/claims.py [--count 100] [--rounds 20] [--claims 300] [--kills 5]
+        [--nodes 151] [--parts latency,bursts,kills] [--attach claims]
 
 Three parts, on nodes with nothing behind them:
 
-- latency: Pods created at a fixed rate until they are bound: bare, of SharePods, with a claim of a template, with a
-  claim that exists;
+- latency: Pods created at a fixed rate until they are bound: bare, of SharePods attached by CSI and by claims, with a
+  claim of a template, with a claim that exists;
 - bursts: 16 Pods with claims of half a GPU, all at once, on 8 GPUs of 4 nodes, again and again; then 8 such Pods and 8
   SharePods. Every version of every ledger is looked at;
 - kills: Pods with claims, and as many SharePods, while the operator is killed (SIGKILL) at moments drawn from a seed.
 
-In the end each Pod must be bound, each with one row, and no GPU may ever have been over-committed; ends with status 1
-if not. Prints a table and writes build/results/claims.json.
+With `--attach claims` the SharePods of bursts and kills are attached by claims, too. In the end each Pod must be bound,
+each with one row, and no GPU may ever have been over-committed; ends with status 1 if not. Prints a table and writes
+build/results/claims.json.
 """
 
 from __future__ import annotations
@@ -65,11 +67,19 @@ def bound(world: World, namespace: str) -> int:
     return sum("nodeName" in pod["spec"] for pod in world.cluster.pods(namespace))
 
 
+def operate(world: World, attach: str) -> None:
+    """Start the operator anew, with SharePods attached so."""
+    assert world.operator is not None
+    world.operator.stop()
+    world.start_operator(SHAREPOD_ATTACH=attach)
+
+
 def latency(world: World, count: int, rate: float) -> list[Row]:
     """Measure the time from creation to binding, one kind after the other, each on nodes of its own."""
     rows: list[Row] = []
-    for case in ("bare pod", "SharePod", "claim of a template", "claim that exists"):
+    for case in ("bare pod", "SharePod", "SharePod by claim", "claim of a template", "claim that exists"):
         name = case.replace(" ", "-").lower()
+        operate(world, "claims" if case == "SharePod by claim" else "csi")
         world.nodes(name, count // 16 + 1)
         namespace = world.cluster.namespace(name)
         make_template(world, namespace, "share", time_milli=100)
@@ -82,7 +92,7 @@ def latency(world: World, count: int, rate: float) -> list[Row]:
         for number in range(count):
             if case == "bare pod":
                 bodies.append(plain(f"p{number}", name))
-            elif case == "SharePod":
+            elif case.startswith("SharePod"):
                 path = world.path(namespace)
                 bodies.append(sharepod(f"p{number}", name, 100))
             elif case == "claim of a template":
@@ -157,10 +167,12 @@ def bursts(world: World, audit: Audit, rounds: int, *, sharepods: int) -> list[R
     ]
 
 
-def killed(world: World, audit: Audit, claims: int, kills: int, seed: int) -> tuple[list[Row], int]:
+def killed(
+    world: World, audit: Audit, claims: int, kills: int, seed: int, *, on: int, attach: str
+) -> tuple[list[Row], int]:
     """Create Pods with claims, and as many SharePods, while the operator is killed; return figures and faults."""
     chance, name = random.Random(seed), "kills"
-    nodes = world.nodes(name, claims // 2 + 1)
+    nodes = world.nodes(name, on or claims // 2 + 1)
     namespace = world.cluster.namespace(name)
     sizes = (200, 300, 400, 500)
     for milli in sizes:
@@ -175,7 +187,7 @@ def killed(world: World, audit: Audit, claims: int, kills: int, seed: int) -> tu
         if number in moments:
             assert world.operator is not None
             world.operator.stop(grace=0)
-            world.start_operator()
+            world.start_operator(SHAREPOD_ATTACH=attach)
 
     def rows() -> list[Object]:
         return [row for node, row in audit.rows() if node in nodes and row["state"] == "Reserved"]
@@ -186,7 +198,8 @@ def killed(world: World, audit: Audit, claims: int, kills: int, seed: int) -> tu
     doubled = sum(count - 1 for count in Counter(row["id"] for row in rows()).values())
     lost = 2 * claims - bound(world, namespace)
     over = len(audit.over_committed)
-    case = f"{claims} claims and {claims} SharePods on {len(nodes)} nodes, seed {seed}"
+    by = " by claims" if attach == "claims" else ""
+    case = f"{claims} claims and {claims} SharePods{by} on {len(nodes)} nodes, seed {seed}"
     figures = [("lost", lost), ("doubled", doubled), ("gpus_over_committed", over), ("kills", kills)]
     return [
         *(Row(case, metric, "count", value) for metric, value in figures),
@@ -201,16 +214,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--claims", type=int, default=300, help="claims, and as many SharePods, while it is killed")
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=0, help="nodes for these; 0: one for two of them")
+    parser.add_argument("--attach", choices=["csi", "claims"], default="csi", help="how SharePods are attached")
+    parser.add_argument("--parts", default="latency,bursts,kills", help="parts to run, comma-separated")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     times = {**TIMES, "SHAREPOD_LOG_LEVEL": "warning", "SHAREPOD_AGENT_DURATION": "120"}
     with a_world(times=times, agent_lease=120, agent_renew=20.0) as world, Audit(world.api, memory=16 * GIB) as audit:
         world.installation.install_claims()
-        rows = latency(world, options.count, options.rate)
-        rows += bursts(world, audit, options.rounds, sharepods=0)
-        rows += bursts(world, audit, options.rounds, sharepods=_PODS // 2)
-        figures, faults = killed(world, audit, options.claims, options.kills, options.seed)
-        rows += [*figures, Row("all", "watch_gaps", "count", audit.gaps)]
+        parts, rows, faults = options.parts.split(","), list[Row](), 0
+        if "latency" in parts:
+            rows += latency(world, options.count, options.rate)
+        operate(world, options.attach)
+        if "bursts" in parts:
+            rows += bursts(world, audit, options.rounds, sharepods=0)
+            rows += bursts(world, audit, options.rounds, sharepods=_PODS // 2)
+        if "kills" in parts:
+            on, attach = options.nodes, options.attach
+            figures, faults = killed(world, audit, options.claims, options.kills, options.seed, on=on, attach=attach)
+            rows += figures
+        rows += [Row("all", "watch_gaps", "count", audit.gaps)]
     write("claims", rows)
     return 1 if faults else 0
 
