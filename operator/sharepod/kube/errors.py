@@ -8,6 +8,10 @@ _ADMISSION = ("ValidatingAdmissionPolicy ", "admission webhook ", "failed callin
 """Words by which Kubernetes begins what a policy or a webhook says, or why it could not be asked."""
 
 
+_NOT_SERVED = ("the server could not find the requested resource", "404 page not found")
+"""Beginnings of what an API server says of a path that it does not serve."""
+
+
 class ApiError(Exception):
     """Call that the API server did not carry out, or whose outcome is unknown."""
 
@@ -37,6 +41,13 @@ class ApiError(Exception):
     def was_not_begun(self) -> bool:
         """True if the server has not begun the call and says when to make it again: a write has had no effect."""
         return self.retry_after_s is not None and self.status in (429, 503)
+
+    @property
+    def of_resource(self) -> bool:
+        """True if the server does not serve the resource, or not yet: it says nothing of any object. A CRD is served
+        some seconds after the API server has started, and not while it is deleted and applied again.
+        """
+        return self.status == 404 and self.message.startswith(_NOT_SERVED)
 
     @property
     def of_admission(self) -> bool:

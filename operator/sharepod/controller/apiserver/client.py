@@ -2,6 +2,7 @@
 
 Guarantees, besides those of `kube`:
 - A write raises `NotLeadingError` before it leaves this process once `may_write` says no; so does each try of it.
+- No object of ours counts as missing while its resource is not served: such a call fails as one without an answer.
 - A call that the API server has not begun (429, or 503 with Retry-After) is made again when the server says, and a
   little later at random. An eviction is not: there, 429 is the answer of a PodDisruptionBudget.
 """
@@ -29,6 +30,7 @@ from sharepod.kube import (
     ApiError,
     Connection,
     Json,
+    NotFoundError,
     TakeUnreadable,
     UnavailableError,
 )
@@ -78,6 +80,9 @@ CLAIMS = Resource("/apis/resource.k8s.io/v1", "resourceclaims")
 CLAIM_TEMPLATES = Resource("/apis/resource.k8s.io/v1", "resourceclaimtemplates")
 POLICY_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
+
+_MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")
+"""Paths of objects from whose absence something is concluded."""
 
 
 class Client:
@@ -267,7 +272,12 @@ class Client:
         async def call() -> Json:
             if method != "GET" and not self._may_write():
                 raise NotLeadingError(f"{method} {path}: not the leader")
-            answer = await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+            try:
+                answer = await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+            except NotFoundError as error:
+                if error.of_resource and path.startswith(_MISSED):
+                    raise UnavailableError(f"{method} {path}", 404, "NotServed", error.message) from None
+                raise
             if forgotten == self._forgotten:
                 return answer
             if method == "GET":

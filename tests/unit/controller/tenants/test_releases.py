@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sharepod.kube import UnavailableError
 from unit.controller.acting_world import NAMESPACE, World
 from unit.controller.tenants.server_history import versions
 
@@ -93,6 +94,23 @@ async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -
     await world.tenants.reconcile(world.tenant)
     assert world.state.sharepods.get(world.tenant) is not None
     assert world.server.made("delete", "pods") == []
+
+
+async def test_a_sharepod_whose_kind_is_not_served_for_a_while_is_not_gone(world: World) -> None:
+    """An API server that has just started answers 404 until it has read the CRDs."""
+    world.node()
+    await world.running()
+    version = int((world.read("sharepods") or {})["metadata"]["resourceVersion"])
+    world.state.drop_sharepod(world.tenant, version)
+    world.server.unserved.add("sharepods")
+    with pytest.raises(UnavailableError, match="NotServed"):
+        await world.tenants.reconcile(world.tenant)
+    assert world.server.made("delete", "pods") == []
+    assert not world.memo.gone
+    world.server.unserved.clear()
+    await world.look()
+    assert world.status()["phase"] == "Running"
+    assert world.rows()
 
 
 async def test_the_end_of_a_sharepod_is_confirmed_once_and_that_of_its_pod_was_seen(world: World) -> None:
