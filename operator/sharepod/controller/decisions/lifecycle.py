@@ -174,6 +174,17 @@ class DeletePod:
     pod: PodFacts
 
 
+class TakeBackCause(Enum):
+    """Cause for which a Pod is taken back. It says when and where the next one may be placed."""
+
+    PLACE = "place"
+    """Its place: kube-scheduler refused it there, or its share is gone. Another node may help."""
+    SCHEDULER = "scheduler"
+    """Its scheduler, which has not looked at it. Another node would not help."""
+    CLAIM = "claim"
+    """Its ResourceClaim, which somebody has deleted or emptied. Another node would not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class TakeBackPod:
     """Delete a Pod that was not bound, unless it has been by now."""
@@ -181,8 +192,7 @@ class TakeBackPod:
     pod: PodFacts
     message: str
     """Reason for users: kube-scheduler's own words where it refused the Pod."""
-    unseen: bool = False
-    """No scheduler has looked at it, or none can bind it: another node would not help."""
+    cause: TakeBackCause = TakeBackCause.PLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +510,7 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
     """Return the next step for a SharePod whose Pod has a share: it waits for a binding, then for a container."""
     due = float("inf")
     if (why := share_claim_steps.lost(pod, snapshot.claim)) is not None:
-        return TakeBackPod(pod, why, unseen=True)
+        return TakeBackPod(pod, why, TakeBackCause.CLAIM)
     if pod.node is None and snapshot.unbound_since is not None:
         due = snapshot.unbound_since + snapshot.bind_timeout
         if snapshot.now >= due:
@@ -511,7 +521,7 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
         due = snapshot.unstarted_since + patience
         if snapshot.now >= due and pod.node is None:
             text = f"the scheduler {pod.scheduler} has not looked at it for {patience:.0f} s"
-            return TakeBackPod(pod, text, unseen=True)
+            return TakeBackPod(pod, text, TakeBackCause.SCHEDULER)
         if snapshot.now >= due:
             why = f": {pod.waiting}" if pod.waiting else ""
             text = f"no container of it was started on {pod.node} for {snapshot.start_timeout:.0f} s{why}"

@@ -31,6 +31,7 @@ from sharepod.controller.decisions.lifecycle import (
     Finish,
     RemovalReason,
     RemoveRow,
+    TakeBackCause,
     TakeBackPod,
     TenantSnapshot,
 )
@@ -342,12 +343,14 @@ class TenantReconciler:
             return
         if pod.claim is not None and _CLAIM_NOT_TAKEN.search(step.message):
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
-        if step.unseen or pod.pin is not None:
-            first_s = self._settings.seen_timeout if step.unseen else self._settings.bind_timeout
-            until = self._clock() + memo.next_pause_s(first_s)
-            if step.unseen:
-                memo.not_before = until
-            elif pod.pin is not None:
+        now, settings = self._clock(), self._settings
+        match step.cause:
+            case TakeBackCause.SCHEDULER:
+                memo.not_before = now + memo.next_pause_s(settings.seen_timeout)
+            case TakeBackCause.CLAIM:
+                memo.not_before = now + memo.next_pause_s(settings.bind_timeout)
+            case TakeBackCause.PLACE if pod.pin is not None:
+                until = now + memo.next_pause_s(settings.bind_timeout)
                 memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
         name = f"{pod.namespace}/{pod.name}"
         log.info("took the pod back", tenant=pod.tenant, pod=name, node=pod.pin, why=step.message)

@@ -19,6 +19,7 @@ from sharepod.controller.decisions.lifecycle import (
     RemovalReason,
     RemoveRow,
     ReservationSnapshot,
+    TakeBackCause,
     TakeBackPod,
     Unreserve,
     Wait,
@@ -219,7 +220,7 @@ def test_a_pod_that_no_scheduler_looks_at_is_taken_back_after_as_long() -> None:
     assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(1810.0)
     found = step(made(), unseen, reserved(), unstarted_since=10.0, now=1810.0)
     assert isinstance(found, TakeBackPod)
-    assert found.unseen
+    assert found.cause is TakeBackCause.SCHEDULER
     assert "default-scheduler" in found.message
 
 
@@ -229,7 +230,8 @@ def test_a_pod_of_a_scheduler_of_its_own_that_does_not_look_at_it_gives_the_shar
     assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(310.0)
     found = step(made(), unseen, reserved(), unstarted_since=10.0, now=310.0)
     assert isinstance(found, TakeBackPod)
-    assert (found.unseen, "nobody has not looked at it for 300 s" in found.message) == (True, True)
+    assert found.cause is TakeBackCause.SCHEDULER
+    assert "nobody has not looked at it for 300 s" in found.message
     bound = replace(pod(node="node-a"), scheduler="nobody")
     assert step(made(), bound, reserved(), unstarted_since=10.0, now=310.0) == Wait(1810.0)
 
