@@ -63,6 +63,8 @@ class SharePod:
             self.cluster.upsert_node(NodeState(name=node.name, allocatable=allocatable, pods=10_000, gpus=gpus))
         self.decisions: list[float] = []
         self._number = 0
+        self._asked = self._asked_whole = 0
+        """GPU time asked for so far, in thousandths of a GPU, and of it in whole GPUs."""
         # As the operator does once it has listed everything; what an engine before this one has left goes first.
         gc.unfreeze()
         gc.collect()
@@ -78,10 +80,12 @@ class SharePod:
             packing.demand.count(None)
             if packing.due:
                 packing.renew()
-            host = find_node(self.engine, needs)
+            host = find_node(self.engine, needs, self._asked_whole / max(self._asked, 1))
             if host is not None:
                 self.cluster.set_pod_usage(host, name, needs.resources)
             return None if host is None else (host, name)
+        self._asked += pod.demand
+        self._asked_whole += pod.demand if pod.milli == WHOLE_GPU else 0
         memory = None if pod.gpu_memory is None else Bytes(pod.gpu_memory)
         gpu = GpuRequest(
             request_milli=Milli(pod.milli), limit_milli=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models

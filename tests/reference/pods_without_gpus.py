@@ -14,7 +14,7 @@ from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import PodNeeds
 
 TOLERANCE = 20
-"""Steps of the score within which nodes cost GPU shares about the same."""
+"""Steps of the score within which nodes cost whole GPUs about the same."""
 FREE_TIME_STEP = 500
 """Thousandths of a GPU: nodes whose free time is nearer than this have as much."""
 
@@ -27,17 +27,24 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
     return fits and all(passes(state, needs) for passes in BY_STATE)
 
 
-def find_node(engine: Engine, needs: PodNeeds) -> str | None:
+def find_node(engine: Engine, needs: PodNeeds, whole: float = 1.0) -> str | None:
     """Return a node for the pod: where it is least in the way of GPU shares.
 
     Of the nodes that cost them about the least, the one with the least GPU time free, then the fullest: what is left
     of its processors is missed by nobody, while those beside idle GPUs are what a request of eight GPUs comes for.
+
+    Args:
+        engine: the placement engine.
+        needs: what the pod asks of its node.
+        whole: part of the GPU time asked for so far that was asked for in whole GPUs. The smaller it is, the fewer nodes
+            cost about the least: where all ask for shares, only those that cost the least.
     """
+    tolerance = round(TOLERANCE * whole)
     packing = engine.packing
     scores = packing.scores(("no GPU", *needs_key(needs)), RequestClass(needs))
     columns = packing.columns
     while (best := packing.best(scores)) >= 0:
-        equals = np.flatnonzero(scores.score >= scores.score[best] - TOLERANCE)
+        equals = np.flatnonzero(scores.score >= scores.score[best] - tolerance)
         free = columns.time[equals].sum(axis=1) // FREE_TIME_STEP
         for at in equals[np.lexsort((equals, columns.room[equals, 0], free))].tolist():
             name: str = columns.names[at]
