@@ -36,8 +36,8 @@ def find_node(engine: Engine, needs: PodNeeds, whole: float = 1.0) -> str | None
     Args:
         engine: the placement engine.
         needs: what the pod asks of its node.
-        whole: part of the GPU time asked for so far that was asked for in whole GPUs. The smaller it is, the fewer nodes
-            cost about the least: where all ask for shares, only those that cost the least.
+        whole: part of the GPU time asked for so far that was asked for in whole GPUs. The smaller it is, the fewer
+            nodes cost about the least: where all ask for shares, only those that cost the least.
     """
     tolerance = round(TOLERANCE * whole)
     packing = engine.packing
