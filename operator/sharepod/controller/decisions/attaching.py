@@ -55,7 +55,7 @@ class AttachSituation:
     guarded: bool | None
     """The policy on claims of SharePods' Pods is in force; None while that is not known."""
     doubt: str = ""
-    """What showed lately that allocations by the operator are not honoured; empty: nothing did."""
+    """Latest sign that allocations by the operator are not honoured; empty: none."""
 
 
 def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Attaching:

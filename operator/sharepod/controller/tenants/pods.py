@@ -58,7 +58,7 @@ class PodControl:
 
     def __init__(self, state: ClusterState, client: Client, events: Events, settings: PodSettings) -> None:
         self.by_claims: Callable[[], bool] = lambda: False
-        """Whether the Pods that are created now have their GPUs attached by claims; else by CSI."""
+        """Way of attaching GPUs to the Pods that are created now: True by claims, False by CSI."""
         self._state = state
         self._client = client
         self._events = events

@@ -95,9 +95,9 @@ class PodFacts(ObjectFacts):
     scheduler: str
     """Name of the scheduler that is to bind it."""
     needs: Resources
-    """What it takes of its node. The resources of the line are not among it."""
+    """Resources that it takes of its node, without those of the line."""
     carried: Carried = NOTHING
-    """What it carries of the resources of the line; nothing where lines were not in use when it was made."""
+    """Resources of the line that it carries; none where lines were not in use when it was made."""
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
     asks: PodNeeds | None = None
