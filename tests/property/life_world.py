@@ -13,9 +13,10 @@ import random
 
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import TAKEN_BACK
-from sharepod.controller.decisions import lifecycle, status
+from sharepod.controller.decisions import lifecycle, status, steps
 from sharepod.controller.decisions.conditions import StatusInputs
-from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
+from sharepod.controller.decisions.snapshot import ReservationSnapshot, TenantSnapshot
+from sharepod.controller.decisions.steps import RemovalReason
 from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, sharepod_facts
 from sharepod.kube import Json
@@ -80,29 +81,29 @@ class LifeWorld:
             node=node, wanted=Reservation.of_row(item), written=item, drained=drained, override=override
         )
 
-    def look(self, *, crash: bool = False) -> lifecycle.Step:
+    def look(self, *, crash: bool = False) -> steps.Step:
         """The operator takes one step; with `crash` it dies before it writes the status."""
         snapshot = self.snapshot()
         step = lifecycle.decide(snapshot)
-        end: lifecycle.Ending | None = None
+        end: steps.Ending | None = None
         match step:
-            case lifecycle.CreatePod():
+            case steps.CreatePod():
                 self._create()
-            case lifecycle.Place():
+            case steps.Place():
                 self._place()
-            case lifecycle.OpenGate(node=node):
+            case steps.OpenGate(node=node):
                 self._replace_pod(gated=False, pin=node)
-            case lifecycle.DeletePod():
+            case steps.DeletePod():
                 self.delete_pod()
-            case lifecycle.TakeBackPod():
+            case steps.TakeBackPod():
                 self._take_back(dies=crash and self.chance.random() < 0.5)
-            case lifecycle.LetPodGo():
+            case steps.LetPodGo():
                 self._let_go()
-            case lifecycle.BeginRelease(node=node):
+            case steps.BeginRelease(node=node):
                 self.rows[node] = self.rows[node].model_copy(update={"state": TenantState.RELEASING})
-            case lifecycle.RemoveRow(node=node):
+            case steps.RemoveRow(node=node):
                 self._remove(node)
-            case lifecycle.Finish() | lifecycle.EndRun():
+            case steps.Finish() | steps.EndRun():
                 end = step
             case _:
                 pass
@@ -112,7 +113,7 @@ class LifeWorld:
             self.crash()
         return step
 
-    def _write_status(self, end: lifecycle.Ending | None) -> None:
+    def _write_status(self, end: steps.Ending | None) -> None:
         own, snapshot = self.sharepod(), self.snapshot()
         node = next(iter(self.rows), None)
         inputs = StatusInputs(

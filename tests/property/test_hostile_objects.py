@@ -22,7 +22,7 @@ from sharepod.api.objects import SHARE_GATE
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.controller.decisions.conditions import StatusInputs
-from sharepod.controller.decisions.lifecycle import TenantSnapshot
+from sharepod.controller.decisions.snapshot import TenantSnapshot
 from sharepod.controller.decisions.status import compose
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases

@@ -8,7 +8,8 @@ from typing import Any
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import SHARE_GATE, TENANT_LABEL
 from sharepod.api.pod import PodSettings
-from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot
+from sharepod.controller.decisions.snapshot import ReservationSnapshot
+from sharepod.controller.decisions.steps import RemovalReason
 from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, sharepod_facts
 from sharepod.kube import Json

@@ -22,7 +22,7 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 
-from .lifecycle import Ending, Finish
+from .steps import Ending, Finish
 
 _SILENT = ("Waiting", "Releasing", "BackOff")
 """Reasons of the condition Placed that are no news: the end of a run has been announced."""

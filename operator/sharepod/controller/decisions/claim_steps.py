@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Tenant
 from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
 
-from .lifecycle import BeginRelease, Forget, Place, RemovalReason, RemoveRow, ReservationSnapshot, Unreserve, Wait
 from .share_claim_steps import is_of_row
+from .snapshot import ReservationSnapshot
+from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down
 
 from .ends import EndReason
-from .lifecycle import EndRun, Finish, TenantSnapshot
+from .snapshot import TenantSnapshot
+from .steps import EndRun, Finish
 
 Json = dict[str, Any]
 Status = Literal["True", "False", "Unknown"]

@@ -29,269 +29,35 @@ Where the Pod's GPUs are attached by a claim, `share_claim_steps` says what that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-
-from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.resource_line import carried
-from sharepod.api.sharepod import Phase, RestartPolicy
-from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.api.sharepod import RestartPolicy
 from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER, PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.timestamps import seconds
-from sharepod.placement.state.types import Reservation
 
 from . import ends, share_claim_steps
 from .ends import Absence, EndCause, EndReason, RunEnd, Sequel
-from .share_claim_steps import ShareClaimStep
-
-
-class RemovalReason(Enum):
-    """Reason for removing a row (L4)."""
-
-    DRAINED = "drained"
-    NODE_GONE = "the Node is gone"
-    OUT_OF_SERVICE = "the node is out of service"
-    FORCED = "force-release"
-    NEVER_BOUND = "no Pod of it was bound"
-    POD_ELSEWHERE = "its Pod is on another node"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationSnapshot:
-    """One reservation of the tenant, on one node."""
-
-    node: str
-    wanted: Reservation
-    """The reservation as placement has it."""
-    written: Tenant | None
-    """Its row as the API server has it; None while it is only decided."""
-    drained: bool = False
-    """The agent has reported, for this release, that nothing is left."""
-    override: RemovalReason | None = None
-    """Reason that the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
-    forced: bool = False
-    """An admin has named the tenant in force-release."""
-
-    @property
-    def releasing(self) -> bool:
-        """True if the row, as written, is being released."""
-        return self.written is not None and self.written.state is TenantState.RELEASING
-
-    @property
-    def confirmed(self) -> RemovalReason | None:
-        """Reason by which nothing is left on the node; None if nothing confirms that."""
-        return self.override or (RemovalReason.DRAINED if self.drained else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantSnapshot:
-    """Everything known of one tenant at one moment. Times are monotonic seconds."""
-
-    sharepod: SharePodFacts | None
-    pod: PodFacts | None
-    reserved: tuple[ReservationSnapshot, ...]
-    claim: ClaimFacts | None = None
-    """Claim by which its Pod's GPUs are attached, if it has one and that is known."""
-    lost: PodFacts | None = None
-    """Its Pod as last seen, if it is gone."""
-    unbound_since: float | None = None
-    """When kube-scheduler was first seen to refuse its Pod."""
-    unstarted_since: float | None = None
-    """When its Pod was first seen with a share and without a container that was started."""
-    ended_since: float | None = None
-    """When it ended, if it has and its status tells: read from the time of day once, so that a clock that is set
-    delays nothing."""
-    blocked_until: float = 0.0
-    """When to try again to create its Pod."""
-    refused_until: float = 0.0
-    """When to try again to give its Pod a share: the API server has refused the patch that does."""
-    now: float = 0.0
-    wall: float = 0.0
-    """Time of day, seconds since the epoch: the times in a status are compared with it."""
-    bind_timeout: float = 60.0
-    """Seconds after which a Pod that kube-scheduler refuses is taken back."""
-    start_timeout: float = 1800.0
-    """Seconds after which a Pod of which no container was started gives its share back."""
-    seen_timeout: float = 300.0
-    """Seconds after which a Pod gives its share back that a scheduler of its own has not looked at."""
-    namespace_ends: bool = False
-    """Its namespace is being deleted."""
-    unreadable_row: bool = False
-    """A row of the tenant cannot be read, so what it holds is not known."""
-    gpu_failed: bool = False
-    """One of the GPUs of its row has failed."""
-
-    @property
-    def between_runs(self) -> bool:
-        """True if its last run has ended, as is on record, and nothing shows that another has begun."""
-        if self.sharepod is None or (last := self.sharepod.status.last_end) is None:
-            return False
-        if self.pod is not None:
-            return self.pod.uid == last.pod_uid
-        begun = [self.sharepod.status.pod_uid]
-        if self.lost is not None and self.lost.node is not None:
-            begun.append(self.lost.uid)
-        begun += [item.written.pod_uid for item in self.reserved if item.written is not None and not item.releasing]
-        return all(uid in (None, last.pod_uid) for uid in begun)
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Nothing of the tenant is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Only show how it stands; look again at `until` (monotonic seconds), if that is set."""
-
-    until: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CreatePod:
-    """Create the Pod, behind its scheduling gate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Ask placement for a node and GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGate:
-    """Open the gate of the Pod that this row is for: pin the Pod to the node and name its GPUs."""
-
-    pod: PodFacts
-    node: str
-    row: Tenant
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Begin to delete the Pod of a SharePod that is gone, or that has ended."""
-
-    pod: PodFacts
-
-
-class TakeBackCause(Enum):
-    """Cause for which a Pod is taken back. It says when and where the next one may be placed."""
-
-    PLACE = "place"
-    """Its place: kube-scheduler refused it there, or its share is gone. Another node may help."""
-    SCHEDULER = "scheduler"
-    """Its scheduler, which has not looked at it. Another node would not help."""
-    CLAIM = "claim"
-    """Its ResourceClaim, which somebody has deleted or emptied. Another node would not help."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeBackPod:
-    """Delete a Pod that was not bound, unless it has been by now."""
-
-    pod: PodFacts
-    message: str
-    """Reason for users: kube-scheduler's own words where it refused the Pod."""
-    cause: TakeBackCause = TakeBackCause.PLACE
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteSharePod:
-    """Delete the SharePod: its time after its end is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClearPodUid:
-    """Empty `status.podUID`: that Pod was taken back, and another may be created."""
-
-
-@dataclass(frozen=True, slots=True)
-class LetPodGo:
-    """Let a Pod go that was, or was to be, taken back."""
-
-    pod: PodFacts
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Write a terminal phase."""
-
-    phase: Phase
-    reason: str
-    """An `EndReason`, or a kubelet's reason."""
-    message: str
-    absence: Absence | None = field(default=None, compare=False)
-    """Object whose absence a live read must confirm."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRun:
-    """Record the end of a run that another will follow: the Pod is no longer the SharePod's run."""
-
-    cause: EndCause
-    message: str
-    pod_uid: str
-    node: str | None
-    """Node of the run; None if it is not known."""
-    attempts: int
-    """Runs in a row that did not last, this one included."""
-    pause_s: float
-    """Seconds until the next run may begin."""
-    absence: Absence | None = field(default=None, compare=False)
-    """Object whose absence a live read must confirm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreserve:
-    """Forget a reservation that is only decided."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginRelease:
-    """Set the row's state to Releasing, once a live read has confirmed that the Pod is gone."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveRow:
-    """Remove the row: its share is given away."""
-
-    node: str
-    reason: RemovalReason
-    pod_node: str = ""
-    """With `POD_ELSEWHERE`: where its Pod is."""
-
-    @property
-    def text(self) -> str:
-        """Reason in words, for Events and logs."""
-        return f"its Pod is on {self.pod_node}" if self.pod_node else self.reason.value
-
-
-Step = (
-    Forget
-    | Wait
-    | CreatePod
-    | Place
-    | OpenGate
-    | DeletePod
-    | DeleteSharePod
-    | TakeBackPod
-    | ClearPodUid
-    | LetPodGo
-    | Finish
-    | EndRun
-    | Unreserve
-    | BeginRelease
-    | RemoveRow
-    | ShareClaimStep
+from .snapshot import ReservationSnapshot, TenantSnapshot
+from .steps import (
+    BeginRelease,
+    ClearPodUid,
+    CreatePod,
+    DeletePod,
+    DeleteSharePod,
+    EndRun,
+    Finish,
+    Forget,
+    LetPodGo,
+    OpenGate,
+    Place,
+    RemovalReason,
+    RemoveRow,
+    Step,
+    TakeBackCause,
+    TakeBackPod,
+    Unreserve,
+    Wait,
 )
-
-Ending = Finish | EndRun
-"""Record of an end, which the status carries."""
-
 
 _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
 """Reasons of ends of which the work knew nothing."""

@@ -15,7 +15,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.placement.state.types import Reservation
 
-from .lifecycle import TenantSnapshot
+from .snapshot import TenantSnapshot
 
 
 @dataclass(frozen=True, slots=True)

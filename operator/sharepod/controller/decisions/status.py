@@ -36,7 +36,7 @@ from .conditions import (
     resized,
 )
 from .ends import EndReason
-from .lifecycle import Ending, EndRun, Finish
+from .steps import Ending, EndRun, Finish
 
 Json = dict[str, Any]
 

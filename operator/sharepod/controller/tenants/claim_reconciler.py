@@ -23,16 +23,8 @@ from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import claim_steps
 from sharepod.controller.decisions.claim_status import Note, notes
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
-from sharepod.controller.decisions.lifecycle import (
-    BeginRelease,
-    Forget,
-    Place,
-    RemovalReason,
-    RemoveRow,
-    ReservationSnapshot,
-    Unreserve,
-    Wait,
-)
+from sharepod.controller.decisions.snapshot import ReservationSnapshot
+from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, waiting_pod
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop

@@ -13,7 +13,8 @@ from __future__ import annotations
 from sharepod.api.gpunode import TenantState
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.decisions.ends import Absence
-from sharepod.controller.decisions.lifecycle import Ending, RemovalReason, RemoveRow, TenantSnapshot
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.decisions.steps import Ending, RemovalReason, RemoveRow
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import NotFoundError
 

@@ -25,7 +25,7 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions.ends import EndReason
-from sharepod.controller.decisions.lifecycle import Finish
+from sharepod.controller.decisions.steps import Finish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts

@@ -17,7 +17,7 @@ import structlog
 from sharepod.api.resource_line import MEMORY, MILLI, Carried, carried
 from sharepod.controller.apiserver.client import QUOTAS, Client
 from sharepod.controller.decisions.advertised import LineOnNode
-from sharepod.controller.decisions.lifecycle import TenantSnapshot
+from sharepod.controller.decisions.snapshot import TenantSnapshot
 from sharepod.kube import ApiError, Json
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 

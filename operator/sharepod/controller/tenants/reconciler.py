@@ -22,10 +22,12 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
-from sharepod.controller.decisions import lifecycle
+from sharepod.controller.decisions import lifecycle, steps
 from sharepod.controller.decisions.advertised import LineOnNode
 from sharepod.controller.decisions.ends import EndCause
-from sharepod.controller.decisions.lifecycle import (
+from sharepod.controller.decisions.share_claim_steps import AllocateClaim, FreeClaim, MakeClaim, ShareClaimStep
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.decisions.steps import (
     Ending,
     EndRun,
     Finish,
@@ -33,9 +35,7 @@ from sharepod.controller.decisions.lifecycle import (
     RemoveRow,
     TakeBackCause,
     TakeBackPod,
-    TenantSnapshot,
 )
-from sharepod.controller.decisions.share_claim_steps import AllocateClaim, FreeClaim, MakeClaim, ShareClaimStep
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
@@ -58,9 +58,9 @@ log = structlog.get_logger(__name__)
 
 
 _FOLLOWING: dict[type, tuple[type, ...]] = {
-    lifecycle.CreatePod: (lifecycle.Place, MakeClaim),
-    MakeClaim: (lifecycle.Place,),
-    AllocateClaim: (lifecycle.OpenGate,),
+    steps.CreatePod: (steps.Place, MakeClaim),
+    MakeClaim: (steps.Place,),
+    AllocateClaim: (steps.OpenGate,),
 }
 """Steps that are done in the same turn as the one before: nothing else has to happen, or be shown, between them."""
 _FOLLOWED = tuple(_FOLLOWING)
@@ -138,13 +138,13 @@ class TenantReconciler:
                 self.queue.add(tenant)
                 break
             step, finish = following, await self._act(snapshot, tenant, memo, following)
-        if isinstance(step, lifecycle.Forget):
+        if isinstance(step, steps.Forget):
             return
         self._tell_lowered(snapshot)
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
-        if not isinstance(step, lifecycle.Wait | lifecycle.Place):  # those two change nothing that a snapshot shows
+        if not isinstance(step, steps.Wait | steps.Place):  # those two change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
-        if isinstance(step, lifecycle.OpenGate) and not isinstance(lifecycle.decide(snapshot), lifecycle.Wait):
+        if isinstance(step, steps.OpenGate) and not isinstance(lifecycle.decide(snapshot), steps.Wait):
             self.queue.add(tenant)  # its answer, which is no news to anybody, showed more than an open gate
         sharepod = snapshot.sharepod
         if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
@@ -176,13 +176,13 @@ class TenantReconciler:
             memo.avoid[end.node] = (f"has a kubelet that refused its pod: {end.message}", until)
 
     @staticmethod
-    def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: lifecycle.Step) -> bool:
+    def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: steps.Step) -> bool:
         """True if there is nothing to show yet: no answer of placement, none in the ledger, or an unreadable row."""
         if snapshot.unreadable_row:
             return True
-        if isinstance(step, lifecycle.CreatePod | MakeClaim):
+        if isinstance(step, steps.CreatePod | MakeClaim):
             return snapshot.pod is not None and not memo.is_blocked(snapshot.now)
-        if isinstance(step, lifecycle.Place):
+        if isinstance(step, steps.Place):
             return memo.refusal is None and (snapshot.sharepod is None or snapshot.sharepod.status.node is None)
         unwritten = all(reserved.written is None for reserved in snapshot.reserved)
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
@@ -207,47 +207,45 @@ class TenantReconciler:
             return known.name, known.namespace
         return snapshot.reserved[0].wanted.pod_name, snapshot.reserved[0].wanted.namespace
 
-    async def _act(
-        self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: lifecycle.Step
-    ) -> Ending | None:
+    async def _act(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: steps.Step) -> Ending | None:
         """Do the step; return how the SharePod or its run ends, if it does."""
         log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
-        if not isinstance(step, lifecycle.Place):
+        if not isinstance(step, steps.Place):
             await self._resize_or_leave(snapshot, tenant, memo)
         match step:
-            case lifecycle.Forget():
+            case steps.Forget():
                 self._state.lost_pods.pop(tenant, None)
                 self._memos.forget(tenant)
                 self._pod_control.retries.forget(tenant)
-            case lifecycle.Wait(until=float(until)):
+            case steps.Wait(until=float(until)):
                 self.queue.add_after(tenant, until - snapshot.now)
-            case lifecycle.CreatePod():
+            case steps.CreatePod():
                 assert sharepod is not None
                 return await self._create_pod(sharepod, memo, snapshot.now)
-            case lifecycle.Place():
+            case steps.Place():
                 self.loop.want_place(tenant)
-            case lifecycle.OpenGate() | MakeClaim() | AllocateClaim() | FreeClaim():
+            case steps.OpenGate() | MakeClaim() | AllocateClaim() | FreeClaim():
                 assert sharepod is not None
                 if not await self._give(sharepod, step, memo, snapshot.now):
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
-            case lifecycle.DeleteSharePod():
+            case steps.DeleteSharePod():
                 assert sharepod is not None
                 await self._delete_sharepod(sharepod)
-            case lifecycle.DeletePod(pod=pod):
+            case steps.DeletePod(pod=pod):
                 again = await self._pod_control.delete(pod, memo, snapshot.now)
                 if again is not None:
                     self.queue.add_after(tenant, again)
             case TakeBackPod():
                 await self._take_back(snapshot, memo, step)
                 self.queue.add(tenant)
-            case lifecycle.LetPodGo(pod=pod):
+            case steps.LetPodGo(pod=pod):
                 await self._pod_control.let_go(pod)
                 self.queue.add(tenant)
-            case lifecycle.Unreserve(node=node):
+            case steps.Unreserve(node=node):
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
-            case lifecycle.BeginRelease(node=node):
+            case steps.BeginRelease(node=node):
                 await self._begin_release(snapshot, tenant, node)
             case RemoveRow():
                 await self._remove_if_confirmed(snapshot, tenant, step)
@@ -267,10 +265,10 @@ class TenantReconciler:
         return finish
 
     async def _give(
-        self, sharepod: SharePodFacts, step: lifecycle.OpenGate | ShareClaimStep, memo: TenantMemo, now: float
+        self, sharepod: SharePodFacts, step: steps.OpenGate | ShareClaimStep, memo: TenantMemo, now: float
     ) -> bool:
         """Do a step by which a Pod gets its share. Return False if it is not done."""
-        if isinstance(step, lifecycle.OpenGate):
+        if isinstance(step, steps.OpenGate):
             return await self._pod_control.open_gate(sharepod, step.pod, step.node, step.row, memo, now)
         return await self.share_claims.act(sharepod, step, memo, now)
 

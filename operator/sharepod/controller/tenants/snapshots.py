@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import Health, TenantState, TenantStatus
 from sharepod.api.units import TenantId
-from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
 from sharepod.controller.decisions.resizing import resize_wish
+from sharepod.controller.decisions.snapshot import ReservationSnapshot, TenantSnapshot
+from sharepod.controller.decisions.steps import RemovalReason
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.pod_facts import PodFacts

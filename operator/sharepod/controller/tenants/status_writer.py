@@ -25,7 +25,8 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
 from sharepod.controller.decisions.announcements import announced_before, announcements
 from sharepod.controller.decisions.conditions import StatusInputs
-from sharepod.controller.decisions.lifecycle import Ending, TenantSnapshot
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.decisions.steps import Ending
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharepod.controller.decisions.lifecycle import (
-    RemovalReason,
-    ReservationSnapshot,
-    TenantSnapshot,
-    decide,
-)
+from sharepod.controller.decisions.lifecycle import decide
+from sharepod.controller.decisions.snapshot import ReservationSnapshot, TenantSnapshot
+from sharepod.controller.decisions.steps import RemovalReason
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from unit.controller.objects import pod, sharepod

@@ -7,7 +7,7 @@ from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase, SharePodStatus
 from sharepod.controller.decisions.announcements import Announcement, announced_before, announcements
-from sharepod.controller.decisions.lifecycle import Finish
+from sharepod.controller.decisions.steps import Finish
 from unit.controller.objects import TENANT
 
 NOTHING = SharePodStatus().dump()

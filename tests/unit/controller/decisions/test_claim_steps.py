@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.controller.decisions.claim_steps import Allocate, ClaimSnapshot, Deallocate, next_step
-from sharepod.controller.decisions.lifecycle import (
-    BeginRelease,
-    Forget,
-    Place,
-    RemovalReason,
-    RemoveRow,
-    ReservationSnapshot,
-    Unreserve,
-    Wait,
-)
+from sharepod.controller.decisions.snapshot import ReservationSnapshot
+from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 from sharepod.controller.state.facts.claim_facts import (
     Allocation,
     ClaimFacts,

@@ -8,7 +8,8 @@ import pytest
 from sharepod.api.objects import TAKEN_BACK
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import Phase
-from sharepod.controller.decisions.lifecycle import (
+from sharepod.controller.decisions.snapshot import ReservationSnapshot
+from sharepod.controller.decisions.steps import (
     ClearPodUid,
     CreatePod,
     EndRun,
@@ -18,7 +19,6 @@ from sharepod.controller.decisions.lifecycle import (
     Place,
     RemovalReason,
     RemoveRow,
-    ReservationSnapshot,
     TakeBackCause,
     TakeBackPod,
     Unreserve,

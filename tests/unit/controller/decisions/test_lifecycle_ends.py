@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase
-from sharepod.controller.decisions.lifecycle import (
+from sharepod.controller.decisions.steps import (
     BeginRelease,
     CreatePod,
     DeletePod,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.controller.decisions.lifecycle import (
+from sharepod.controller.decisions.steps import (
     BeginRelease,
     CreatePod,
     DeletePod,

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.api.gpunode import TenantState
 from sharepod.api.objects import TAKEN_BACK
-from sharepod.controller.decisions.lifecycle import (
+from sharepod.controller.decisions.lifecycle import decide
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.decisions.steps import (
     BeginRelease,
     CreatePod,
     EndRun,
@@ -20,9 +22,7 @@ from sharepod.controller.decisions.lifecycle import (
     RemovalReason,
     RemoveRow,
     TakeBackPod,
-    TenantSnapshot,
     Unreserve,
-    decide,
 )
 from unit.controller.decisions.lifecycle_steps import ENDED, EVICTION, REFUSED
 from unit.controller.objects import pod, reserved, sharepod

@@ -11,8 +11,9 @@ from sharepod.api.sharepod import Phase, SharePodStatus, Usage
 from sharepod.controller.decisions import status as composing
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.ends import EndReason
-from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
+from sharepod.controller.decisions.snapshot import TenantSnapshot
 from sharepod.controller.decisions.status import MINOR, difference, gpus_of, looked_at, major
+from sharepod.controller.decisions.steps import Finish
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.gpunode_changes import usage_moved

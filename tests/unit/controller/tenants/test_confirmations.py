@@ -9,12 +9,8 @@ from sharepod.api.sharepod import Phase
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions.ends import Absence, EndReason
-from sharepod.controller.decisions.lifecycle import (
-    Finish,
-    RemovalReason,
-    RemoveRow,
-    TenantSnapshot,
-)
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.decisions.steps import Finish, RemovalReason, RemoveRow
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.settings import OperatorSettings
