@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT
+from .consumption import MAX_CONSUMPTION, Consumption, TimestampField
 from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model
 
 KIND = "GPUNode"
@@ -297,6 +298,10 @@ class GPUNodeStatus(Model):
     """Reserved fraction of each GPU's time, by index: `1,0.5`. For `kubectl get`."""
     simulated: bool = False
     """The inventory comes from a file: there is no GPU behind it."""
+    consumption: Annotated[tuple[Consumption, ...], Field(max_length=MAX_CONSUMPTION)] = ()
+    """What the tenants of each namespace have had of the node's GPUs, by model, in counters that only grow."""
+    consumption_at: TimestampField | None = None
+    """When consumption was as it says."""
 
 
 def manifest(name: str, spec: GPUNodeSpec) -> dict[str, object]:

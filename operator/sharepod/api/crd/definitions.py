@@ -145,6 +145,7 @@ def gpunode_crd() -> dict[str, Any]:
     by_key(status, "gpus", key="uuid")
     by_key(status, "gpus", "links", key="uuid")
     by_key(status, "tenants", key="id")
+    by_key(status, "consumption", key="series")
     by_key(status, "conditions", key="type")
     return _definition(
         kind=GPUNODE,

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -21,8 +21,8 @@ from .compact import shared, without_notes
 
 A = TypeVar("A", bound=Model)
 
-_KEYS = ("id", "uuid", "type")
-"""Fields by which the entries of our lists are told apart: tenants and holders, GPUs, conditions."""
+_KEYS = ("id", "uuid", "type", "series")
+"""Fields by which the entries of our lists are told apart: tenants and holders, GPUs, conditions, consumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def entries(
     return Entries(tuple(models), read, frozenset(unreadable))
 
 
-def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists: Sequence[Model]) -> A:
+def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists: object) -> A:
     """Read an object whose lists were read already."""
     rest = {key: value for key, value in raw.items() if key not in lists}
     try:

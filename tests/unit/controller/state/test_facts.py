@@ -249,6 +249,21 @@ def test_what_a_newer_agent_reports_costs_nothing_but_itself() -> None:
     assert [finding.reason for finding in seen.findings] == ["SomethingNewer"]
 
 
+def test_consumption_that_cannot_be_read_costs_its_own_series_and_not_the_node() -> None:
+    series = {"series": "a", "namespace": "team", "model": "T", "since": "2026-01-01T00:00:00.000Z"}
+    status = {
+        "consumption": [
+            {**series, "heldMilliseconds": 7, "later": 1},
+            {**series, "series": "b", "heldMilliseconds": -1},
+        ],
+        "consumptionAt": "yesterday",
+    }
+    facts = gpunode_facts({"metadata": {"uid": "u", "name": "n", "resourceVersion": "1"}, "status": status})
+    assert facts.error is None
+    assert [(one.series, one.held_milliseconds) for one in facts.status.consumption] == [("a", 7)]
+    assert facts.status.consumption_at is None
+
+
 @pytest.mark.parametrize("later", [1, 0])
 def test_a_pod_fails_by_the_container_that_failed_first_and_not_by_a_sidecar_that_was_ended_for_it(later: int) -> None:
     def ended(name: str, code: int, second: int) -> Json:

@@ -5,6 +5,7 @@ Guarantees:
   `error` takes no tenants.
 - Everything readable of a GPUNode is read; fields of a newer version are passed over.
 - Unreadable rows of a GPUNode are named, so that nothing is concluded from their absence.
+- Unreadable consumption is passed over: the node takes tenants as ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sharepod.api.bounds import MAX_CONDITIONS, MAX_VALUES, clipped
+from sharepod.api.consumption import MAX_CONSUMPTION, TIMESTAMP_PATTERN, Consumption
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Pool, Tenant, TenantStatus
 from sharepod.api.objects import (
     FORCE_RELEASE_ANNOTATION,
@@ -76,6 +78,7 @@ class GpuNodeLists:
     gpus: Entries[Gpu] = field(default_factory=Entries)
     tenants: Entries[TenantStatus] = field(default_factory=Entries)
     conditions: Entries[Condition] = field(default_factory=Entries)
+    consumption: Entries[Consumption] = field(default_factory=Entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +154,17 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
     gpus = entries(Gpu, status_raw, "gpus", MAX_GPUS, faults, was.gpus)
     tenants = entries(TenantStatus, status_raw, "tenants", MAX_TENANTS, faults, was.tenants)
     conditions = entries(Condition, status_raw, "conditions", MAX_CONDITIONS, faults, was.conditions)
+    consumption = entries(Consumption, status_raw, "consumption", MAX_CONSUMPTION, [], was.consumption)
+    as_of = status_raw.get("consumptionAt")
     status = with_lists(
         GPUNodeStatus,
-        status_raw,
+        {name: value for name, value in status_raw.items() if name != "consumptionAt"},
         faults,
         gpus=gpus.models,
         tenants=tenants.models,
         conditions=conditions.models,
+        consumption=consumption.models,
+        consumption_at=as_of if isinstance(as_of, str) and re.match(TIMESTAMP_PATTERN, as_of) else None,
     )
     error = clipped(f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}") if faults else None
     forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
@@ -171,5 +178,12 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
         error=error,
         ledger_error=error if ledger_faults else None,
         unreadable=rows.unreadable,
-        lists=GpuNodeLists(rows=rows, holders=holders, gpus=gpus, tenants=tenants, conditions=conditions),
+        lists=GpuNodeLists(
+            rows=rows,
+            holders=holders,
+            gpus=gpus,
+            tenants=tenants,
+            conditions=conditions,
+            consumption=consumption,
+        ),
     )
