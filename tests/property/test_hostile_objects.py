@@ -69,7 +69,7 @@ class Operator:
         assert found is not None
         assert (found.gpu is None) == (found.error is not None)
         if found.gpu is not None:
-            self.loop.engine.place(self.loop.request(found, GATED))
+            self.loop.engine.place(self.loop.requests.of_sharepod(found, GATED))
         snapshot = TenantSnapshot(sharepod=found, pod=None, reserved=())
         inputs = StatusInputs(
             snapshot=snapshot, node=None, row=None, gpus=None, seen=None, refusal=None, resize_refusal=None,
@@ -105,7 +105,7 @@ class Operator:
         self.state.put_sharepod(good)
         found = self.state.sharepods.get("good")
         assert found is not None
-        answer = self.loop.engine.place(self.loop.request(found, GATED))
+        answer = self.loop.engine.place(self.loop.requests.of_sharepod(found, GATED))
         assert isinstance(answer, Assignment)
 
 

@@ -93,7 +93,7 @@ class World:
         pod = self.state.pod_of(tenant)
         assert sharepod is not None
         assert pod is not None
-        return self.loop.request(sharepod, pod)
+        return self.loop.requests.of_sharepod(sharepod, pod)
 
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal

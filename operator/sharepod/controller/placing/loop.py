@@ -16,26 +16,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
-from sharepod.api.gpunode import ClaimReference, Mode
-from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts.claim_facts import ClaimFacts
-from sharepod.controller.state.facts.pod_facts import PodFacts
-from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine, queue_key
-from sharepod.placement.head_reservation import find_head_reservation, is_attainable
-from sharepod.placement.resizing import resize
-from sharepod.placement.state.cluster import HeadReservation
-from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
+from sharepod.placement.state.types import Assignment, PlacementError, PlacementRequest, Refusal, label_key
 
-from .claim_requests import claim_request
+from .head_of_line import HeadOfLine
+from .requests import PlacementRequests
+from .resizes import try_resize
+from .waiting import WaitingTenant
 
 _YIELD_S = 0.01
 """Seconds of deciding after which other tasks get a turn: watches and the Lease's renewal must not wait longer."""
@@ -47,26 +42,9 @@ _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
 _EXPLAINED_AT_ONCE = 100
 """Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
-_HEAD_CHECK_PERIOD_S = 1.0
-"""Least seconds between two looks for the head of the line: it costs a decision for each SharePod that waits long."""
+
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A tenant in the queue. Times are monotonic seconds."""
-
-    tenant: str
-    since: float
-    refused_at_version: int | None = None
-    """The cluster's `room_version` at its last refusal; None: try it whatever has changed."""
-    retry_at: float = float("inf")
-    """When it is tried again even if nothing has changed."""
-    arrival_counted: bool = False
-    """Placement's demand has counted it."""
-    explained_at: float = float("-inf")
-    """When the reason of its refusal was last worked out."""
 
 
 @dataclass(slots=True)
@@ -112,34 +90,40 @@ class PlacementLoop:
     ) -> None:
         self._state = state
         self.engine = Engine(state.cluster)
+        self.requests = PlacementRequests(state, memos, clock)
         self._memos = memos
         self._may_act = may_act
         self._on_decided = on_decided
         self._on_answered = on_answered
         self._clock = clock
-        self._head_reservation_after = head_reservation_after
-        self._head_reservation_for = head_reservation_for
-        self._kept_since = (TenantId(""), 0.0)
-        """Owner of the head-of-line reservation, and since when it has one."""
-        self._next_head_check = 0.0
-        self._unexplained: dict[str, _Waiting] = {}
-        self._places: dict[str, _Waiting] = {}
-        self._resizes: dict[str, _Waiting] = {}
+        self._unexplained: dict[str, WaitingTenant] = {}
+        self._places: dict[str, WaitingTenant] = {}
+        self._resizes: dict[str, WaitingTenant] = {}
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._cycles = 0
         self._renewal: Iterator[None] | None = None
+        self._head = HeadOfLine(
+            state.cluster,
+            memos,
+            request_of=self._request_of,
+            clock=clock,
+            after=head_reservation_after,
+            lasts=head_reservation_for,
+            later=self._later,
+            wake=self._kick.set,
+        )
 
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place."""
         if tenant not in self._places:
-            self._places[tenant] = _Waiting(tenant, self._clock())
+            self._places[tenant] = WaitingTenant(tenant, self._clock())
             self._kick.set()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
         """Queue a SharePod for another share than it has; `changed`: for another one than when it was refused."""
         if changed or tenant not in self._resizes:
-            self._resizes[tenant] = _Waiting(tenant, self._clock())
+            self._resizes[tenant] = WaitingTenant(tenant, self._clock())
             self._kick.set()
 
     def leave(self, tenant: str) -> None:
@@ -222,7 +206,7 @@ class PlacementLoop:
         await self._renew()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough.
-        self._reserve_for_head()
+        self._head.look(self._places)
         cycle.end_of("head")
         # 6. Explain refusals that have no reason yet, or an old one.
         await self._explain()
@@ -248,7 +232,7 @@ class PlacementLoop:
             if self._kick.is_set():
                 return
 
-    def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, PlacementRequest]]:
+    def _in_order(self) -> list[tuple[tuple[int, str, str, str], WaitingTenant, PlacementRequest]]:
         """Return the SharePods to try now, in queue order; those refused at this version already are left out."""
         found = []
         for waiting in list(self._places.values()):
@@ -264,7 +248,7 @@ class PlacementLoop:
             found.append((queue_key(request), waiting, request))
         return sorted(found, key=lambda item: item[0])
 
-    def _could_be_served(self, waiting: _Waiting, request: PlacementRequest) -> bool:
+    def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest) -> bool:
         """True if the changes since its refusal could be room for this one."""
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
@@ -278,54 +262,14 @@ class PlacementLoop:
         self._unexplained[waiting.tenant] = waiting
         return False
 
-    def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
+    def _request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
         """Return its request; take it out of the queue and return None if it asks for nothing any more."""
-        claim = self._state.seen_claims.claims.get(waiting.tenant)
-        if claim is not None:
-            asked = self._request_of_claim(claim)
-            if asked is None:
-                self.leave(waiting.tenant)
-            return asked
-        sharepod, pod = self._state.sharepods.get(waiting.tenant), self._state.pod_of(waiting.tenant)
-        if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
+        request = self.requests.of(waiting.tenant)
+        if request is None:
             self.leave(waiting.tenant)
-            return None
-        if pod.claim is not None and self._state.claim_of_pod(pod) is None:
-            self.leave(waiting.tenant)  # it asks again with the next claim
-            return None
-        return self.request(sharepod, pod)
+        return request
 
-    def _request_of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
-        """Return the request of a claim and those beside it; None if it asks for nothing any more."""
-        if claim.request is None or claim.deleting:
-            return None
-        return claim_request(self._state, claim, self._avoided(claim.uid))
-
-    def request(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
-        """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
-        assert sharepod.gpu is not None
-        claim = self._state.claim_of_pod(pod)
-        return PlacementRequest(
-            tenant=TenantId(sharepod.uid),
-            namespace=sharepod.namespace,
-            name=sharepod.name,
-            gpu=sharepod.gpu,
-            pod=pod.asks or sharepod.needs,
-            pod_uid=pod.uid,
-            owner=sharepod.owner,
-            priority=pod.priority,
-            created=sharepod.created,
-            claim=ClaimReference(name=claim.name, uid=claim.uid) if claim is not None else None,
-            avoid=self._avoided(sharepod.uid),
-        )
-
-    def _avoided(self, tenant: str) -> dict[str, str]:
-        """Return the nodes that a tenant is kept away from, each with the reason."""
-        memo, now = self._memos.of(tenant), self._clock()
-        memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
-        return {node: why for node, (why, _) in memo.avoid.items()}
-
-    def _place(self, waiting: _Waiting, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
+    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
         """Decide for one SharePod. `refused`: requests refused in this pass, by all that a decision depends on."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
@@ -398,124 +342,29 @@ class PlacementLoop:
                 memo.refusal = answer
                 self._on_answered(tenant)
 
-    def _reserve_for_head(self) -> None:
-        """Reserve GPUs for the oldest SharePod of the highest priority, if it has waited long enough."""
-        now, cluster = self._clock(), self._state.cluster
-        may_reserve_at = (
-            min((waiting.since for waiting in self._places.values()), default=now) + self._head_reservation_after
-        )
-        if now < max(may_reserve_at, self._next_head_check):
-            if self._places:
-                self._later(max(may_reserve_at, self._next_head_check))
-            return
-        self._next_head_check = now + _HEAD_CHECK_PERIOD_S
-        self._end_keeping(now)
-        waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
-        requests = ((self._request_of(waiting), waiting) for waiting in waits)
-        asked = [(request, waiting) for request, waiting in requests if request is not None and not request.beside]
-        asked.sort(key=lambda item: queue_key(item[0]))
-        if asked:
-            self._later(max(asked[0][1].since + self._head_reservation_after, self._next_head_check))
-        reservation = self._choose_head_reservation(asked, now)
-        if reservation == cluster.head_reservation:
-            return
-        cluster.reserve_for_head(reservation)
-        owner = self._places.get(reservation.tenant) if reservation is not None else None
-        if owner is not None:
-            owner.refused_at_version, owner.explained_at = None, float("-inf")
-        self._kick.set()
-
-    def _end_keeping(self, now: float) -> None:
-        """End the head-of-line reservation once it has lasted `head_reservation_for`; its owner waits from now on."""
-        reservation = self._state.cluster.head_reservation
-        if reservation is None:
-            self._kept_since = (TenantId(""), now)
-        elif self._kept_since[0] != reservation.tenant:
-            self._kept_since = (reservation.tenant, now)
-        elif now - self._kept_since[1] >= self._head_reservation_for:
-            log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
-            if (owner := self._places.get(reservation.tenant)) is not None:
-                owner.since = now
-            self._state.cluster.reserve_for_head(None)
-            self._kick.set()
-
-    def _choose_head_reservation(
-        self, asked: list[tuple[PlacementRequest, _Waiting]], now: float
-    ) -> HeadReservation | None:
-        """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
-
-        The present one stays with its owner, unless a SharePod of higher priority has waited as long.
-        """
-        cluster, reservation = self._state.cluster, self._state.cluster.head_reservation
-        of_owner = (request for request, _ in asked if reservation is not None and request.tenant == reservation.tenant)
-        owner = next(of_owner, None)
-        if reservation is not None and (owner is None or not is_attainable(cluster, owner, reservation)):
-            reservation = None
-        for request, waiting in asked:
-            ahead = owner is None or reservation is None or request.priority > owner.priority
-            if not ahead or now - waiting.since < self._head_reservation_after:
-                return reservation
-            if (found := find_head_reservation(cluster, request)) is not None:
-                return found
-        return reservation
-
-    def _waits_for_room(self, waiting: _Waiting) -> bool:
-        """True if it was refused for lack of room, not because it can never fit."""
-        refusal = self._memos.of(waiting.tenant).refusal
-        return refusal is not None and refusal.outlook is Outlook.WAITING
-
-    def _resize(self, waiting: _Waiting) -> None:
-        """Decide about another share for one SharePod."""
+    def _resize(self, waiting: WaitingTenant) -> None:
+        """Decide about another share for one tenant, which waits on only if it is refused."""
         waiting.refused_at_version = self._state.cluster.room_version
-        asked = self._share_asked(waiting.tenant)
-        reserved = self._state.cluster.reservations_of(TenantId(waiting.tenant))
-        if asked is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
-            self._resizes.pop(waiting.tenant, None)
+        try:
+            answer = try_resize(self._state, self._memos, waiting.tenant)
+        except PlacementError as error:
+            row = next((row for _, row in self._state.cluster.reservations_of(TenantId(waiting.tenant))), None)
+            log.error(
+                "cannot resize", tenant=waiting.tenant, owner=row.title if row is not None else "", error=str(error)
+            )
             return
         memo = self._memos.of(waiting.tenant)
-        if memo.resize_counted not in (None, asked) and self._state.sharepods.get(waiting.tenant) is not None:
-            self._resizes.pop(waiting.tenant, None)  # it asks for something else by now, and is looked at for that
-            return
-        gpunode = self._state.gpunodes.named(reserved[0][0])
-        seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
-        in_use = next(seen, 0)  # of the GPU where it uses most
-        try:
-            answer = resize(
-                self._state.cluster,
-                TenantId(waiting.tenant),
-                request_milli=asked.request_milli,
-                limit_milli=asked.limit_milli,
-                memory=asked.memory,
-                in_use=in_use,
-            )
-        except PlacementError as error:
-            log.error(
-                "cannot resize",
-                tenant=waiting.tenant,
-                owner=reserved[0][1].title,
-                error=str(error),
-            )
-            return
         if isinstance(answer, Refusal):
             metrics.DECISIONS.labels("resize_refused").inc()
             if answer != memo.resize_refusal:
                 memo.resize_refusal = answer
                 self._on_answered(waiting.tenant)
             return
-        metrics.DECISIONS.labels("resized").inc()
-        memo.resize_refusal = None
         self._resizes.pop(waiting.tenant, None)
-        self._on_decided(waiting.tenant, reserved[0][0])
-
-    def _share_asked(self, tenant: str) -> GpuRequest | None:
-        """Return the share that a SharePod or claim asks for; None if it is gone or its request is invalid."""
-        if (sharepod := self._state.sharepods.get(tenant)) is not None:
-            return sharepod.gpu
-        claim = self._state.seen_claims.claims.get(tenant)
-        reserved = self._state.cluster.reservations_of(TenantId(tenant))
-        if claim is None or claim.request is None or not reserved:
-            return None
-        return replace(claim.request.gpu, memory=reserved[0][1].memory)  # a claim's memory stays as it was granted
+        if answer is not None:
+            metrics.DECISIONS.labels("resized").inc()
+            memo.resize_refusal = None
+            self._on_decided(waiting.tenant, answer)
 
     def _later(self, at: float) -> None:
         """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""

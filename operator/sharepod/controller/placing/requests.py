@@ -1,0 +1,78 @@
+"""Placement requests: what is asked of placement for each tenant that waits.
+
+Guarantees:
+- A tenant whose Pod no longer waits for a share, or is gone, asks for nothing.
+- A request is worked out from the cluster state as it is now: what was asked before counts no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sharepod.api.gpunode import ClaimReference
+from sharepod.api.units import TenantId
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.placement.state.types import PlacementRequest
+
+from .claim_requests import claim_request
+
+
+class PlacementRequests:
+    """Maker of placement requests.
+
+    Args:
+        state: The cluster state.
+        memos: Say which nodes a tenant is kept away from.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, state: ClusterState, memos: TenantMemos, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._memos = memos
+        self._clock = clock
+
+    def of(self, tenant: str) -> PlacementRequest | None:
+        """Return the request of a tenant; None if it asks for nothing any more."""
+        claim = self._state.seen_claims.claims.get(tenant)
+        if claim is not None:
+            return self._of_claim(claim)
+        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
+            return None
+        if pod.claim is not None and self._state.claim_of_pod(pod) is None:
+            return None  # it asks again with the next claim
+        return self.of_sharepod(sharepod, pod)
+
+    def _of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
+        """Return the request of a claim and those beside it; None if it asks for nothing any more."""
+        if claim.request is None or claim.deleting:
+            return None
+        return claim_request(self._state, claim, self._avoided(claim.uid))
+
+    def of_sharepod(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
+        """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
+        assert sharepod.gpu is not None
+        claim = self._state.claim_of_pod(pod)
+        return PlacementRequest(
+            tenant=TenantId(sharepod.uid),
+            namespace=sharepod.namespace,
+            name=sharepod.name,
+            gpu=sharepod.gpu,
+            pod=pod.asks or sharepod.needs,
+            pod_uid=pod.uid,
+            owner=sharepod.owner,
+            priority=pod.priority,
+            created=sharepod.created,
+            claim=ClaimReference(name=claim.name, uid=claim.uid) if claim is not None else None,
+            avoid=self._avoided(sharepod.uid),
+        )
+
+    def _avoided(self, tenant: str) -> dict[str, str]:
+        """Return the nodes that a tenant is kept away from, each with the reason."""
+        memo, now = self._memos.of(tenant), self._clock()
+        memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
+        return {node: why for node, (why, _) in memo.avoid.items()}

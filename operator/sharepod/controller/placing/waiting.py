@@ -1,0 +1,21 @@
+"""A tenant that waits in the queue of the placement loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class WaitingTenant:
+    """A tenant in the queue. Times are monotonic seconds."""
+
+    tenant: str
+    since: float
+    refused_at_version: int | None = None
+    """The cluster's `room_version` at its last refusal; None: try it whatever has changed."""
+    retry_at: float = float("inf")
+    """When it is tried again even if nothing has changed."""
+    arrival_counted: bool = False
+    """Placement's demand has counted it."""
+    explained_at: float = float("-inf")
+    """When the reason of its refusal was last worked out."""
