@@ -35,8 +35,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "read SharePods into facts": (f"{CONTROLLER}.state.cluster_state:sharepod_facts",),
     "read GPUNodes into facts": (f"{CONTROLLER}.state.cluster_state:gpunode_facts",),
     "read Pods into facts": (f"{CONTROLLER}.state.cluster_state:pod_facts",),
-    "count other Pods": (f"{CONTROLLER}.state.cluster_state:other_pod",),
-    "load a ledger into placement": (f"{CONTROLLER}.state.cluster_state:ClusterState._load",),
+    "count other Pods": (f"{CONTROLLER}.state.other_pods:other_pod",),
+    "load a ledger into placement": (f"{CONTROLLER}.state.ledgers:Ledgers.load",),
     "cluster state, other": (
         f"{CONTROLLER}.state.cluster_state:ClusterState.put_sharepod",
         f"{CONTROLLER}.state.cluster_state:ClusterState.put_pod",

@@ -85,7 +85,7 @@ class Operator:
         known = self.state.pods.get(str(raw["metadata"]["uid"]))
         assert known is not None
         assert max(len(known.message), len(known.waiting), len(known.unschedulable), len(known.reason)) <= MAX_MESSAGE
-        self.state.put_other_pod(raw)
+        self.state.other_pods.put(raw)
         self.good_is_placed()
 
     def node(self, raw: Json) -> None:

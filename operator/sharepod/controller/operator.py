@@ -315,7 +315,7 @@ class Operator:
         phases = Counter(item.status.phase for item in self.state.sharepods)
         for phase in Phase:
             metrics.SHAREPODS.labels(phase.value).set(phases[phase])
-        metrics.UNENFORCED.set(self.state.unenforced())
+        metrics.UNENFORCED.set(self.state.ledgers.unenforced())
         metrics.OVERCOMMITS.set(len(self.state.cluster.overcommits()))
         queues = {
             "tenant": self.tenant_reconciler.queue,

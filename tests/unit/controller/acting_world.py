@@ -157,9 +157,9 @@ class World:
 
     def _see_pod(self, change: Change) -> None:
         if change.after is None or (change.after.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            self.state.drop_other_pod(change.last["metadata"]["uid"])
+            self.state.other_pods.drop(change.last["metadata"]["uid"])
         else:
-            self.state.put_other_pod(change.after)
+            self.state.other_pods.put(change.after)
 
     async def look_at_claim(self, name: str = "share", *, times: int = 1) -> None:
         """Take in everything, then reconcile one claim, as often as it takes."""

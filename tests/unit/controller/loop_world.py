@@ -71,7 +71,7 @@ class World:
 
     async def leaves(self, tenant: str) -> None:
         """End a tenant that was placed: its reservation is given back."""
-        self.state.unreserve(self.placed.pop(tenant), tenant)
+        self.state.ledgers.unreserve(self.placed.pop(tenant), tenant)
         await self.settle()
 
     async def settle(self) -> None:

@@ -170,7 +170,7 @@ class LedgerWriter:
             if decided.tenant not in base.rows:
                 log.warning("dropped a decision", node=base.name, tenant=decided.tenant, why=why)
                 self.on_refused(base.name, decided.tenant, why)
-                self._state.revert(base.name, decided.tenant)
+                self._state.ledgers.revert(base.name, decided.tenant)
 
     async def _read(self, base: GpuNodeFacts) -> None:
         try:
@@ -183,14 +183,14 @@ class LedgerWriter:
         leaving = self._leaving.pop(node, set())
         for decided in self._state.cluster.pending(node):
             log.warning("dropped a decision", node=node, tenant=decided.tenant, why=why)
-            self._state.revert(node, decided.tenant)
+            self._state.ledgers.revert(node, decided.tenant)
         for tenant in leaving:
             self._state.on_tenant_changed(tenant)
 
     def _removed(self, node: str, tenants: Iterable[str]) -> None:
         for tenant in list(tenants):
             self._leaving.get(node, set()).discard(tenant)
-            self._state.unreserve(node, tenant)
+            self._state.ledgers.unreserve(node, tenant)
             self.on_removed(node, tenant)
             self._state.on_tenant_changed(tenant)
             self._state.on_room_changed()

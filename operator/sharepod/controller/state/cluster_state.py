@@ -21,16 +21,17 @@ from sharepod.api.pod import PodSettings
 from sharepod.api.sharepod import Usage
 from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import Reservation, Resources
 
 from .agent_leases import AgentLeases
 from .claims_seen import ClaimsSeen
-from .facts.claim_facts import ClaimFacts, uses_claims
+from .facts.claim_facts import ClaimFacts
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
-from .facts.pod_facts import PodFacts, other_pod, pod_facts
+from .facts.pod_facts import PodFacts, pod_facts
 from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
 from .gpunode_changes import reconciler_facts, tenants_concerned
+from .ledgers import Ledgers
 from .namespaces import EndingNamespaces
+from .other_pods import OtherPods
 from .placement_view import node_state, placement_facts
 from .store import DISTRUSTED, Store
 from .unreadable_log import UnreadableLog
@@ -82,13 +83,25 @@ class ClusterState:
         self.seen_claims = ClaimsSeen(lambda uid: self.on_tenant_changed(uid))
         self.seen_claims.on_share_claim = self._share_claim_changed
         self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
+        self.ledgers = Ledgers(
+            self.cluster,
+            self.gpunodes,
+            self.sharepods,
+            self.seen_claims,
+            on_tenant_changed=lambda tenant: self.on_tenant_changed(tenant),
+            on_room_changed=lambda: self.on_room_changed(),
+        )
+        self.other_pods = OtherPods(
+            self.cluster,
+            self.seen_claims,
+            is_tenant=lambda uid: self.pods.get(uid) is not None,
+            on_room_changed=lambda: self.on_room_changed(),
+        )
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()
         """Nodes with a ledger that the API server has said do not exist."""
-        self._other_pods: dict[str, int] = {}
         self._pods_of: dict[str, set[str]] = {}
-        self._unreadable: dict[str, frozenset[str]] = {}
         self._deleted: dict[str, None] = {}
         """SharePods whose deletion a watch has shown, the latest last."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
@@ -267,44 +280,6 @@ class ClusterState:
             return known.namespace
         return next((row.namespace for _, row in self.cluster.reservations_of(TenantId(tenant))), "")
 
-    # Other pods
-
-    def put_other_pod(self, raw: Json) -> None:
-        """Count the requests of a pod without the tenant label on its node. One that uses claims is kept."""
-        uid, version = _version(raw)
-        if version < self._other_pods.get(uid, 0):
-            return
-        node, needs = other_pod(raw)
-        self._other_pods[uid] = version
-        tenant = self._claim_of(raw) if uses_claims(raw) else None
-        if node:
-            before = self.cluster.room_version
-            self.cluster.set_pod_usage(node, uid, needs, tenant=tenant)
-            self._room_since(before)
-
-    def _claim_of(self, raw: Json) -> TenantId | None:
-        """Take in a Pod that uses claims; return the claim whose reservation has assumed what the Pod needs."""
-        pod = self.seen_claims.put_pod(raw)
-        first = next(self.seen_claims.of_pod(pod), None) if pod is not None else None
-        return TenantId(first.uid) if first is not None else None
-
-    def drop_other_pod(self, uid: str) -> None:
-        """Count a pod without the tenant label no longer."""
-        self._other_pods.pop(uid, None)
-        self.seen_claims.drop_pod(uid)
-        if self.pods.get(uid) is None:  # else it has got the label
-            self.cluster.remove_pod(uid)
-            self.on_room_changed()
-
-    def other_pods(self) -> Mapping[str, int]:
-        """Return the versions of the pods without the tenant label by uid. A live view."""
-        return self._other_pods
-
-    def distrust_other_pods(self) -> None:
-        """Count each known version of a pod without the tenant label as the oldest."""
-        self._other_pods = dict.fromkeys(self._other_pods, 0)
-        self.seen_claims.distrust_pods()
-
     # Nodes
 
     def put_node(self, raw: Json) -> None:
@@ -358,15 +333,15 @@ class ClusterState:
         uid, version = _version(raw)
         if self.gpunodes.knows(uid, version):
             return
-        item = self._with_known_rows(gpunode_facts(raw, self.gpunodes.get(uid)))
+        item = self.ledgers.with_known_rows(gpunode_facts(raw, self.gpunodes.get(uid)))
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
         self._say_unreadable("GPUNode", item)
         if replaced is not None:
-            self._ledger_gone(replaced)
+            self.ledgers.gone(replaced)
         if before is None or before.generation != item.generation:
-            self._load(item)
+            self.ledgers.load(item)
         if before is None or placement_facts(before) != placement_facts(item):
             self.refresh_node(item.name)
         for tenant in tenants_concerned(before, item, self._usage_written):
@@ -382,24 +357,6 @@ class ClusterState:
         sharepod = self.sharepods.get(tenant)
         return sharepod.status.usage if sharepod is not None else None
 
-    def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
-        """Return the GPUNode with each unreadable row as it was when it last could be read."""
-        before = self.gpunodes.get(item.uid)
-        if item.unreadable:
-            self._unreadable[item.name] = item.unreadable
-            known = tuple(row for row in (before.spec.tenants if before else ()) if row.id in item.unreadable)
-            return replace(item, spec=item.spec.model_copy(update={"tenants": (*item.spec.tenants, *known)}))
-        self._unreadable.pop(item.name, None)
-        return item
-
-    def unreadable_row(self, tenant: str) -> bool:
-        """True if a ledger has a row of this tenant that cannot be read: what the tenant holds is not known."""
-        return any(tenant in tenants for tenants in self._unreadable.values())
-
-    def unenforced(self) -> int:
-        """Return how many tenants run, by their agents' reports, without their share being enforced."""
-        return sum(seen.enforced is False for item in self.gpunodes for seen in item.status.tenants)
-
     def put_unreadable_gpunode(self, metadata: Json, why: str) -> None:
         """Keep the ledger of a GPUNode that cannot be read any more, and place nothing there until it can be."""
         known = self.gpunodes.get(str(metadata["uid"]))
@@ -414,7 +371,7 @@ class ClusterState:
         """Take out a GPUNode that is gone, as of `version` if that is known, with its ledger."""
         item = self.gpunodes.drop(uid, version)
         if item is not None:
-            self._ledger_gone(item)
+            self.ledgers.gone(item)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
 
@@ -422,66 +379,6 @@ class ClusterState:
         """Count each known version and generation of a GPUNode as the oldest."""
         self.gpunodes.distrust()
         self.cluster.distrust_ledgers()
-
-    def _ledger_gone(self, item: GpuNodeFacts) -> None:
-        tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
-        self.cluster.drop_ledger(item.name)
-        self._unreadable.pop(item.name, None)
-        for tenant in tenants:
-            self.on_tenant_changed(tenant)
-
-    def _load(self, item: GpuNodeFacts) -> None:
-        """Bring a ledger into placement's view.
-
-        A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition
-        that no longer holds.
-        """
-        rows = []
-        for row in item.spec.tenants:
-            owner, needs = self._owner_and_needs(row.id)
-            rows.append(Reservation.of_row(row, owner=owner, needs=needs))
-        faults = self.cluster.load(item.name, rows, item.generation, uid=item.uid)
-        written = item.rows
-        for decided in self.cluster.pending(item.name):
-            row_now = written.get(decided.tenant)
-            if row_now is not None and tuple(row_now.gpus) != decided.gpus:
-                self._take_back(item.name, decided)
-        for fault in faults:
-            for decided in self.cluster.pending(item.name):
-                over = any(left.gpu == fault.gpu for left in self.cluster.overcommits(item.name))
-                if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
-                    self._take_back(item.name, decided)
-        for left in self.cluster.overcommits(item.name):
-            log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
-        self.on_room_changed()
-
-    def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
-        """Return what the ledger does not hold of a tenant: what made it, and what its Pod takes of the node."""
-        if (sharepod := self.sharepods.get(tenant)) is not None:
-            return sharepod.owner, sharepod.needs.resources
-        claim = self.seen_claims.claims.get(tenant)
-        pod = next(iter(self.seen_claims.users(claim)), None) if claim is not None else None
-        if pod is None or pod.asks is None:
-            return None, Resources()
-        first = next(self.seen_claims.of_pod(pod), None)
-        return pod.owner, pod.asks.resources if first is claim else Resources()
-
-    def unreserve(self, node: str, tenant: str) -> None:
-        """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""
-        gpunode = self.gpunodes.named(node)
-        if gpunode is None or tenant not in gpunode.rows:
-            self.cluster.release(node, TenantId(tenant))
-            self.on_room_changed()
-
-    def _take_back(self, node: str, decided: Reservation) -> None:
-        log.info("took a decision back: another operator wrote first", node=node, tenant=decided.tenant)
-        self.revert(node, decided.tenant)
-
-    def revert(self, node: str, tenant: TenantId) -> None:
-        """Take back a decision that was not written: its tenant is looked at again, others may have the room."""
-        self.cluster.revert(node, tenant)
-        self.on_tenant_changed(tenant)
-        self.on_room_changed()
 
     # Placement's view of a node
 

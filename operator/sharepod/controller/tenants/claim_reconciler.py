@@ -135,7 +135,7 @@ class ClaimReconciler:
             due=due,
             overdue=overdue,
             unseen=mine.refused_since is None,
-            unreadable_row=self._state.unreadable_row(uid),
+            unreadable_row=self._state.ledgers.unreadable_row(uid),
             namespace_ends=claim is not None and claim.namespace in self._state.ending_namespaces,
             now=now,
         )
@@ -185,7 +185,7 @@ class ClaimReconciler:
                     self._taken_back(snapshot, claim, memo, avoided, message)
                     self.queue.add(uid)
             case Unreserve(node=node):
-                self._state.unreserve(node, uid)
+                self._state.ledgers.unreserve(node, uid)
                 self.queue.add(uid)
             case BeginRelease(node=node):
                 self._state.cluster.set_releasing(node, TenantId(uid))

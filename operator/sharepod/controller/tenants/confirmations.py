@@ -58,7 +58,9 @@ class Confirmations:
             await self._read_gpunode(place)
             gpunode = self._state.gpunodes.named(place)
             row = gpunode.rows.get(tenant) if gpunode is not None else None
-            return not self._state.unreadable_row(tenant) and (row is None or row.state is TenantState.RELEASING)
+            return not self._state.ledgers.unreadable_row(tenant) and (
+                row is None or row.state is TenantState.RELEASING
+            )
         if finish.absence is Absence.POD:
             gone = await self._pod_control.absent(name, namespace, tenant)
             return gone and self._state.pod_of(tenant) is None

@@ -243,7 +243,7 @@ class TenantReconciler:
                 await self._pod_control.let_go(pod)
                 self.queue.add(tenant)
             case steps.Unreserve(node=node):
-                self._state.unreserve(node, tenant)
+                self._state.ledgers.unreserve(node, tenant)
                 self.queue.add(tenant)
             case steps.BeginRelease(node=node):
                 await self._begin_release(snapshot, tenant, node)

@@ -101,11 +101,11 @@ async def test_all_kinds_are_made_known(world: World) -> None:
     assert [item.name for item in world.state.gpunodes] == ["node-a"]
     assert world.state.sharepods.uids() == {sharepod["metadata"]["uid"]}
     assert world.state.pod_of(sharepod["metadata"]["uid"]) is not None
-    assert list(world.state.other_pods().values()) == [world.server.storage.version - 3]
+    assert list(world.state.other_pods.versions().values()) == [world.server.storage.version - 3]
     assert world.leases == ["sharepod-operator"]
     world.server.storage.finish_deletion(world.server.kind("pods"), "n", "other")
     await world.watches.other_pods.list_all()
-    assert world.state.other_pods() == {}
+    assert world.state.other_pods.versions() == {}
 
 
 @pytest.mark.promise("operator-unreadable-object")

@@ -107,7 +107,7 @@ async def test_a_share_that_is_to_change_is_tried_at_once_and_again_when_there_i
     await world.settle()
     assert world.placed == {}
     assert world.memos.of("grows").resize_refusal is not None
-    world.state.unreserve("a", "other")
+    world.state.ledgers.unreserve("a", "other")
     await world.settle()
     assert world.placed == {"grows": "a"}
 

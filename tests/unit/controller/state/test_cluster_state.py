@@ -319,13 +319,13 @@ def test_a_row_that_cannot_be_read_is_kept_as_it_was_and_its_tenant_waits() -> N
     assert found is not None
     assert set(found.rows) == {"a", "b"}
     assert found.ledger_error is not None
-    assert state.unreadable_row("a")
-    assert not state.unreadable_row("b")
+    assert state.ledgers.unreadable_row("a")
+    assert not state.ledgers.unreadable_row("b")
     assert [row.tenant for row in state.cluster.reservations("node-a")] == ["a", "b"]
     told: list[str] = []
     state.on_tenant_changed = told.append
     state.put_gpunode(gpunode_object("a", "b", version=3))
-    assert not state.unreadable_row("a")
+    assert not state.ledgers.unreadable_row("a")
     assert "a" in told
 
 
@@ -384,10 +384,10 @@ def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
         spec = {"nodeName": "node-a", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
         return {"metadata": {"uid": "other"}, "spec": spec}
 
-    state.put_other_pod(other("2"))
-    state.put_other_pod(other("2"))
+    state.other_pods.put(other("2"))
+    state.other_pods.put(other("2"))
     assert rooms == [], "it only takes"
-    state.put_other_pod(other("1"))
+    state.other_pods.put(other("1"))
     assert len(rooms) == 1
     state.put_pod(pod_object(node="node-a"))
     rooms.clear()

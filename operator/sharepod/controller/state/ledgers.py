@@ -1,0 +1,136 @@
+"""Ledgers as read and as decided: how the rows of GPUNodes get into placement's view, and out of it.
+
+Guarantees:
+- A written row ends by a write alone; a decision that was not written can be taken back.
+- A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition that
+  no longer holds.
+- A row that cannot be read any more stays as it was when it last could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from sharepod.api.units import TenantId
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import Reservation, Resources
+
+from .claims_seen import ClaimsSeen
+from .facts.node_facts import GpuNodeFacts
+from .facts.sharepod_facts import SharePodFacts
+from .store import Store
+
+log = structlog.get_logger(__name__)
+
+
+class Ledgers:
+    """Ledgers of all nodes.
+
+    Args:
+        cluster: Placement's view.
+        gpunodes: GPUNodes as last read.
+        sharepods: SharePods, and
+        claims: claims with their Pods, which say what a ledger does not hold of its tenants.
+        on_tenant_changed: Called with each tenant whose reservation is not as it was.
+        on_room_changed: Called when room may have appeared.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        gpunodes: Store[GpuNodeFacts],
+        sharepods: Store[SharePodFacts],
+        claims: ClaimsSeen,
+        *,
+        on_tenant_changed: Callable[[str], None],
+        on_room_changed: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._gpunodes = gpunodes
+        self._sharepods = sharepods
+        self._claims = claims
+        self._on_tenant_changed = on_tenant_changed
+        self._on_room_changed = on_room_changed
+        self._unreadable: dict[str, frozenset[str]] = {}
+
+    def with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
+        """Return the GPUNode with each unreadable row as it was when it last could be read."""
+        before = self._gpunodes.get(item.uid)
+        if item.unreadable:
+            self._unreadable[item.name] = item.unreadable
+            known = tuple(row for row in (before.spec.tenants if before else ()) if row.id in item.unreadable)
+            return replace(item, spec=item.spec.model_copy(update={"tenants": (*item.spec.tenants, *known)}))
+        self._unreadable.pop(item.name, None)
+        return item
+
+    def unreadable_row(self, tenant: str) -> bool:
+        """True if a ledger has a row of this tenant that cannot be read: what the tenant holds is not known."""
+        return any(tenant in tenants for tenants in self._unreadable.values())
+
+    def load(self, item: GpuNodeFacts) -> None:
+        """Bring a ledger into placement's view.
+
+        A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition
+        that no longer holds.
+        """
+        rows = []
+        for row in item.spec.tenants:
+            owner, needs = self._owner_and_needs(row.id)
+            rows.append(Reservation.of_row(row, owner=owner, needs=needs))
+        faults = self._cluster.load(item.name, rows, item.generation, uid=item.uid)
+        written = item.rows
+        for decided in self._cluster.pending(item.name):
+            row_now = written.get(decided.tenant)
+            if row_now is not None and tuple(row_now.gpus) != decided.gpus:
+                self._take_back(item.name, decided)
+        for fault in faults:
+            for decided in self._cluster.pending(item.name):
+                over = any(left.gpu == fault.gpu for left in self._cluster.overcommits(item.name))
+                if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
+                    self._take_back(item.name, decided)
+        for left in self._cluster.overcommits(item.name):
+            log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
+        self._on_room_changed()
+
+    def gone(self, item: GpuNodeFacts) -> None:
+        """Take a ledger out of placement's view: its GPUNode is gone."""
+        tenants = {*item.rows, *(row.tenant for row in self._cluster.reservations(item.name))}
+        self._cluster.drop_ledger(item.name)
+        self._unreadable.pop(item.name, None)
+        for tenant in tenants:
+            self._on_tenant_changed(tenant)
+
+    def unreserve(self, node: str, tenant: str) -> None:
+        """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""
+        gpunode = self._gpunodes.named(node)
+        if gpunode is None or tenant not in gpunode.rows:
+            self._cluster.release(node, TenantId(tenant))
+            self._on_room_changed()
+
+    def _take_back(self, node: str, decided: Reservation) -> None:
+        log.info("took a decision back: another operator wrote first", node=node, tenant=decided.tenant)
+        self.revert(node, decided.tenant)
+
+    def revert(self, node: str, tenant: TenantId) -> None:
+        """Take back a decision that was not written: its tenant is looked at again, others may have the room."""
+        self._cluster.revert(node, tenant)
+        self._on_tenant_changed(tenant)
+        self._on_room_changed()
+
+    def unenforced(self) -> int:
+        """Return how many tenants run, by their agents' reports, without their share being enforced."""
+        return sum(seen.enforced is False for item in self._gpunodes for seen in item.status.tenants)
+
+    def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
+        """Return what the ledger does not hold of a tenant: what made it, and what its Pod takes of the node."""
+        if (sharepod := self._sharepods.get(tenant)) is not None:
+            return sharepod.owner, sharepod.needs.resources
+        claim = self._claims.claims.get(tenant)
+        pod = next(iter(self._claims.users(claim)), None) if claim is not None else None
+        if pod is None or pod.asks is None:
+            return None, Resources()
+        first = next(self._claims.of_pod(pod), None)
+        return pod.owner, pod.asks.resources if first is claim else Resources()

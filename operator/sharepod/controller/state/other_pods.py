@@ -1,0 +1,82 @@
+"""Pods without the tenant label: what they take of their nodes, and the claims that they use.
+
+Guarantees:
+- A Pod counts once, on the node that its newest version names.
+- A Pod that uses claims is kept; of the others only the version is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sharepod.api.units import TenantId
+from sharepod.placement.state.cluster import Cluster
+
+from .claims_seen import ClaimsSeen
+from .facts.claim_facts import uses_claims
+from .facts.pod_facts import other_pod
+
+Json = Mapping[str, Any]
+
+
+class OtherPods:
+    """Pods without the tenant label.
+
+    Args:
+        cluster: Counts what the Pods need on their nodes.
+        claims: Takes in Pods that use claims.
+        is_tenant: Returns whether the Pod of this uid has got the tenant label meanwhile.
+        on_room_changed: Called when room may have appeared.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        claims: ClaimsSeen,
+        *,
+        is_tenant: Callable[[str], bool],
+        on_room_changed: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._claims = claims
+        self._is_tenant = is_tenant
+        self._on_room_changed = on_room_changed
+        self._versions: dict[str, int] = {}
+
+    def put(self, raw: Json) -> None:
+        """Count the requests of a Pod on its node. One that uses claims is kept."""
+        uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
+        if version < self._versions.get(uid, 0):
+            return
+        node, needs = other_pod(raw)
+        self._versions[uid] = version
+        tenant = self._claim_of(raw) if uses_claims(raw) else None
+        if node:
+            before = self._cluster.room_version
+            self._cluster.set_pod_usage(node, uid, needs, tenant=tenant)
+            if self._cluster.room_version != before:
+                self._on_room_changed()
+
+    def _claim_of(self, raw: Json) -> TenantId | None:
+        """Take in a Pod that uses claims; return the claim whose reservation has assumed what the Pod needs."""
+        pod = self._claims.put_pod(raw)
+        first = next(self._claims.of_pod(pod), None) if pod is not None else None
+        return TenantId(first.uid) if first is not None else None
+
+    def drop(self, uid: str) -> None:
+        """Count a Pod no longer."""
+        self._versions.pop(uid, None)
+        self._claims.drop_pod(uid)
+        if not self._is_tenant(uid):
+            self._cluster.remove_pod(uid)
+            self._on_room_changed()
+
+    def versions(self) -> Mapping[str, int]:
+        """Return the versions of the Pods by uid. A live view."""
+        return self._versions
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest."""
+        self._versions = dict.fromkeys(self._versions, 0)
+        self._claims.distrust_pods()
