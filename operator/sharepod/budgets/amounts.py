@@ -1,0 +1,101 @@
+"""Amounts of GPU time and memory, and moments as texts.
+
+Guarantee:
+- AM1 exact: what is spread over months adds up to what was spread.
+"""
+
+from __future__ import annotations
+
+import calendar
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_MONTHS_AT_MOST = 24
+"""Months over which one amount is spread, the latest: bounds the work on a moment that is far off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """GPU time in milliseconds of one GPU, and memory."""
+
+    held_ms: int = 0
+    """Time held."""
+    borrowed_ms: int = 0
+    """Part of `held_ms` beyond what was guaranteed."""
+    reserved_ms: int = 0
+    """Request x time."""
+    memory_mib_s: int = 0
+    """Reserved memory x time, in MiB x s."""
+
+    def __add__(self, other: Amounts) -> Amounts:
+        return Amounts(
+            self.held_ms + other.held_ms,
+            self.borrowed_ms + other.borrowed_ms,
+            self.reserved_ms + other.reserved_ms,
+            self.memory_mib_s + other.memory_mib_s,
+        )
+
+    def beyond(self, other: Amounts) -> Amounts:
+        """Return by how much each amount is more than the other's; 0 where it is not."""
+        return Amounts(
+            max(0, self.held_ms - other.held_ms),
+            max(0, self.borrowed_ms - other.borrowed_ms),
+            max(0, self.reserved_ms - other.reserved_ms),
+            max(0, self.memory_mib_s - other.memory_mib_s),
+        )
+
+    def part(self, numerator: int, denominator: int) -> Amounts:
+        """Return a fraction of each amount, rounded down."""
+        return Amounts(
+            self.held_ms * numerator // denominator,
+            self.borrowed_ms * numerator // denominator,
+            self.reserved_ms * numerator // denominator,
+            self.memory_mib_s * numerator // denominator,
+        )
+
+
+NOTHING = Amounts()
+
+
+def moment_ms(timestamp: str) -> int:
+    """Return a moment such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day that its month does not have
+    counts as one of the next."""
+    year, month, day = int(timestamp[:4]), int(timestamp[5:7]), int(timestamp[8:10])
+    hour, minute, second = int(timestamp[11:13]), int(timestamp[14:16]), int(timestamp[17:19])
+    return (_month_s(year, month) + (day - 1) * 86_400 + hour * 3_600 + minute * 60 + second) * 1_000 + int(
+        timestamp[20:23] or 0
+    )
+
+
+def month_begin_ms(month: str) -> int:
+    """Return the begin of a month such as `2026-01`, in milliseconds since 1970."""
+    return _month_s(int(month[:4]), int(month[5:7])) * 1_000
+
+
+def month_after(month: str) -> str:
+    """Return the month after one such as `2026-01`."""
+    year, number = int(month[:4]), int(month[5:7])
+    return f"{year + number // 12:04}-{number % 12 + 1:02}"
+
+
+def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amounts]]:
+    """Yield the part of each month in amounts that have grown evenly from `begin` to `end`, both timestamps."""
+    first, last = moment_ms(begin), moment_ms(end)
+    month = end[:7]
+    if first >= last or begin[:7] >= month:
+        yield month, amounts
+        return
+    month, left = begin[:7], _MONTHS_AT_MOST
+    distance = (int(end[:4]) - int(month[:4])) * 12 + int(end[5:7]) - int(month[5:7])
+    if distance > left:
+        month = f"{int(end[:4]) - left // 12:04}-{end[5:7]}"
+    done = NOTHING
+    while month < end[:7]:
+        upto = amounts.part(month_begin_ms(month_after(month)) - first, last - first)
+        yield month, upto.beyond(done)
+        month, done = month_after(month), upto
+    yield month, amounts.beyond(done)
+
+
+def _month_s(year: int, month: int) -> int:
+    return calendar.timegm((max(year, 1970), min(max(month, 1), 12), 1, 0, 0, 0))

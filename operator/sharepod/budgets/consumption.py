@@ -1,0 +1,164 @@
+"""Consumption of one namespace: the counters of all nodes, folded into totals by model and month.
+
+Guarantees:
+- CF1 once: an account that takes in a node's counters again, later than newer ones, or in another order has the same
+  totals.
+- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters that were taken in, also
+  when nodes are deleted, come back, or lose their state directory.
+- CF3 never-twice: a series that the account had to forget counts from its next reading on, not from 0.
+- CF4 months: the months of a model add up to what its total has grown by.
+- The account is bounded: `MAX_SERIES` series and `MAX_MONTHS` months.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sharepod.api.consumption import Consumption
+
+from .amounts import NOTHING, Amounts, spread
+
+MAX_SERIES = 4096
+"""Series in one account: four of each node and model of a cluster of 1,000 nodes, in 700 kB. Where there are more,
+those that have not grown for the longest time are forgotten."""
+SERIES_OF_A_NODE = 4
+"""Series of one node and model that an account knows, the latest. Only the latest can grow; the others are known so
+that a reading that is late does not count again."""
+MAX_MONTHS = 13
+"""Months in an account: this one, and a year."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """Counters of one series, as far as they were taken in."""
+
+    series: str
+    node: str
+    model: str
+    since: str
+    """When the counters were 0."""
+    at: str
+    """When the counters were as here."""
+    amounts: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceAccount:
+    """Account of one namespace."""
+
+    series: Mapping[str, TakenIn] = field(default_factory=dict)
+    """Series by name."""
+    totals: Mapping[str, Amounts] = field(default_factory=dict)
+    """Everything, by model."""
+    months: Mapping[str, Mapping[str, Amounts]] = field(default_factory=dict)
+    """What was had in each of the latest months, by month such as `2026-01` and model."""
+    forgotten_until: str = ""
+    """The latest `since` of a series that was forgotten for want of room."""
+
+    def has(self, entry: Consumption) -> bool:
+        """Return whether the account has all of these counters."""
+        known = self.series.get(entry.series)
+        return known is not None and amounts_of(entry).beyond(known.amounts) == NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of a namespace on one node, as they were at one moment."""
+
+    node: str
+    """Name of the node."""
+    at: str
+    """When the counters were so."""
+    entries: tuple[Consumption, ...]
+
+
+def amounts_of(entry: Consumption) -> Amounts:
+    """Return the counters of a series."""
+    return Amounts(
+        held_ms=entry.held_milliseconds,
+        borrowed_ms=entry.borrowed_milliseconds,
+        reserved_ms=entry.reserved_milliseconds,
+        memory_mib_s=entry.memory_mebibyte_seconds,
+    )
+
+
+def take_in(account: NamespaceAccount, readings: Iterable[Reading]) -> NamespaceAccount:
+    """Return the account with counters of nodes taken in; the same object if they say nothing new."""
+    series = dict(account.series)
+    totals = dict(account.totals)
+    months = {month: dict(models) for month, models in account.months.items()}
+    places = _Places(series)
+    changed = False
+    for reading in readings:
+        for entry in reading.entries:
+            known = series.get(entry.series)
+            now = amounts_of(entry)
+            if known is None:
+                if places.passed(reading.node, entry):
+                    continue
+                was, begin = NOTHING, entry.since
+                if entry.since <= account.forgotten_until:
+                    was, begin = now, reading.at
+            else:
+                was, begin = known.amounts, known.at
+            grown = now.beyond(was)
+            if known is not None and grown == NOTHING:
+                continue
+            changed = True
+            series[entry.series] = taken = TakenIn(
+                entry.series, reading.node, entry.model, entry.since, max(reading.at, begin), was + grown
+            )
+            if known is None:
+                for gone in places.add(taken):
+                    series.pop(gone, None)
+            totals[entry.model] = totals.get(entry.model, NOTHING) + grown
+            for month, amounts in spread(grown, begin, reading.at):
+                models = months.setdefault(month, {})
+                models[entry.model] = models.get(entry.model, NOTHING) + amounts
+    if not changed:
+        return account
+    return _bounded(replace(account, series=series, totals=totals, months=months))
+
+
+class _Places:
+    """Names of the series of each node and model that an account knows, by their `since`."""
+
+    def __init__(self, series: Mapping[str, TakenIn]) -> None:
+        self._series = series
+        self._known: dict[tuple[str, str], list[tuple[str, str]]] | None = None
+
+    def passed(self, node: str, entry: Consumption) -> bool:
+        """Return whether an unknown series is older than all that are known of its node and model, which are as many as
+        are kept: it was known, and its reading is late."""
+        known = self._by_place().get((node, entry.model), ())
+        return len(known) >= SERIES_OF_A_NODE and entry.since < min(known)[0]
+
+    def add(self, taken: TakenIn) -> list[str]:
+        """Add a series; return the names of those that are not kept any more."""
+        known = self._by_place().setdefault((taken.node, taken.model), [])
+        known.append((taken.since, taken.series))
+        known.sort()
+        gone = [name for _, name in known[:-SERIES_OF_A_NODE]]
+        del known[:-SERIES_OF_A_NODE]
+        return gone
+
+    def _by_place(self) -> dict[tuple[str, str], list[tuple[str, str]]]:
+        if self._known is None:
+            self._known = {}
+            for one in self._series.values():
+                self._known.setdefault((one.node, one.model), []).append((one.since, one.series))
+        return self._known
+
+
+def _bounded(account: NamespaceAccount) -> NamespaceAccount:
+    """Forget what has no room: months that are long past, and series that have not grown for the longest time."""
+    series, months, until = account.series, account.months, account.forgotten_until
+    if len(months) > MAX_MONTHS:
+        months = {month: months[month] for month in sorted(months)[-MAX_MONTHS:]}
+    if len(series) > MAX_SERIES:
+        oldest = sorted(series.values(), key=lambda one: (one.at, one.series))[: len(series) - MAX_SERIES]
+        until = max(until, *(one.since for one in oldest))
+        names = {one.series for one in oldest}
+        series = {name: one for name, one in series.items() if name not in names}
+    return replace(account, series=series, months=months, forgotten_until=until)
