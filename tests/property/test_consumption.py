@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.api.consumption import Consumption
 from sharepod.budgets.amounts import NOTHING, Amounts, moment_ms, month_after, month_begin_ms, spread
-from sharepod.budgets.consumption import (
+from sharepod.budgets.namespace_account import (
     MAX_MONTHS,
     MAX_SERIES,
     SERIES_OF_A_NODE,
     NamespaceAccount,
-    Reading,
+    NodeReading,
     amounts_of,
     take_in,
 )
@@ -47,7 +47,7 @@ class PlayedNode:
     closed: list[Consumption] = field(default_factory=list)
 
 
-def largest(readings: list[Reading]) -> dict[str, Amounts]:
+def largest(readings: list[NodeReading]) -> dict[str, Amounts]:
     """Return the oracle's totals by model: the sum over all series of their largest counters."""
     best: dict[str, tuple[str, Amounts]] = {}
     for reading in readings:
@@ -78,10 +78,10 @@ class PlayedCluster:
         self._now = BEGIN_MS
         self._made = 0
 
-    def statuses(self) -> list[Reading]:
+    def statuses(self) -> list[NodeReading]:
         """Return what can be read of the nodes now."""
         at = timestamp(self._now)
-        return [Reading(node.name, at, (*node.closed, *node.current.values())) for node in self._nodes]
+        return [NodeReading(node.name, at, (*node.closed, *node.current.values())) for node in self._nodes]
 
     def go_on(self, taken_in: NamespaceAccount) -> None:
         """Let time pass. Agents forget what is closed and `taken_in`."""
@@ -115,8 +115,8 @@ def test_no_counter_is_lost_or_counted_twice_whatever_is_read_again_and_whenever
 ) -> None:
     cluster = PlayedCluster(data)
     written = account = NamespaceAccount()
-    read: list[Reading] = []
-    read_before_write: list[Reading] = []
+    read: list[NodeReading] = []
+    read_before_write: list[NodeReading] = []
     for _ in range(data.draw(st.integers(1, 12))):
         cluster.go_on(taken_in=written)
         for reading in cluster.statuses():
@@ -174,7 +174,7 @@ def test_an_account_is_bounded_and_a_series_that_it_had_to_forget_is_not_counted
         series="s-0", namespace="team", model="A", since="2026-01-01T00:00:00.000Z", held_milliseconds=5
     )
     readings = [
-        Reading(
+        NodeReading(
             f"node-{number}",
             timestamp(BEGIN_MS + (number + 1) * 60_000),
             (first.model_copy(update={"series": f"s-{number}"}),),
@@ -184,10 +184,10 @@ def test_an_account_is_bounded_and_a_series_that_it_had_to_forget_is_not_counted
     account = take_in(account, readings)
     assert len(account.series) == MAX_SERIES
     assert "s-0" not in account.series
-    again = take_in(account, [Reading("node-0", "2026-02-01T00:00:00.000Z", (first,))])
+    again = take_in(account, [NodeReading("node-0", "2026-02-01T00:00:00.000Z", (first,))])
     assert again.totals == account.totals
     grown = first.model_copy(update={"held_milliseconds": 12})
-    later = take_in(again, [Reading("node-0", "2026-02-01T00:00:01.000Z", (grown,))])
+    later = take_in(again, [NodeReading("node-0", "2026-02-01T00:00:01.000Z", (grown,))])
     assert later.totals["A"].held_ms == account.totals["A"].held_ms + 7
 
 
@@ -199,7 +199,7 @@ def test_a_late_reading_of_a_series_that_later_ones_have_replaced_counts_nothing
         first.model_copy(update={"series": f"s-{number}", "since": f"2026-01-01T00:00:0{number}.000Z"})
         for number in range(SERIES_OF_A_NODE + 1)
     ]
-    readings = [Reading("node", f"2026-01-02T00:00:0{number}.000Z", (one,)) for number, one in enumerate(replaced)]
+    readings = [NodeReading("node", f"2026-01-02T00:00:0{number}.000Z", (one,)) for number, one in enumerate(replaced)]
     account = take_in(NamespaceAccount(), readings)
     assert len(account.series) == SERIES_OF_A_NODE
     assert take_in(account, readings) is account

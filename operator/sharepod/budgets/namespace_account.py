@@ -63,7 +63,7 @@ class NamespaceAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NodeReading:
     """Counters of a namespace on one node, as they were at one moment."""
 
     node: str
@@ -83,7 +83,7 @@ def amounts_of(entry: Consumption) -> Amounts:
     )
 
 
-def take_in(account: NamespaceAccount, readings: Iterable[Reading]) -> NamespaceAccount:
+def take_in(account: NamespaceAccount, readings: Iterable[NodeReading]) -> NamespaceAccount:
     """Return the account with counters of nodes taken in; the same object if they say nothing new."""
     series = dict(account.series)
     totals = dict(account.totals)
