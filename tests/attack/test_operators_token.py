@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +11,12 @@ from cluster.admission import PODS, pod_of, refusal
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
+from sharepod.api.holder_pod import holder_pod
+from sharepod.controller.settings import OperatorSettings
 
 POD: Object = {"spec": {"containers": [{"name": "main", "image": "x"}]}}
+HOLDERS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+Change = Callable[[Object], object]
 MILLI = "sharepod.dev/gpu-milli"
 
 
@@ -65,23 +71,95 @@ def test_the_token_creates_pods_of_sharepods_and_no_others(server: Cluster, oper
         assert f"no business with pods in namespace {namespace}" in said
 
 
-@pytest.mark.promise("security-operator-own-pods")
-def test_a_holder_of_the_operators_has_nothing_of_its_node(server: Cluster, operator: Api) -> None:
-    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+def container(**fields: Any) -> Change:
+    """Changes the container of a holder."""
+    return lambda body: body["spec"]["containers"][0].update(fields)
+
+
+def security(**fields: Any) -> Change:
+    """Changes what the container of a holder may do."""
+    return lambda body: body["spec"]["containers"][0]["securityContext"].update(fields)
+
+
+def spec(**fields: Any) -> Change:
+    """Changes the spec of a holder."""
+    return lambda body: body["spec"].update(fields)
+
+
+BEYOND: dict[str, Change] = {
+    "no label": lambda body: body["metadata"].update(labels={}),
+    "another name": lambda body: body["metadata"].update(name="holder-1"),
+    "a tenant's label": lambda body: body["metadata"]["labels"].update({"sharepod.dev/tenant": "x"}),
+    "a finalizer": lambda body: body["metadata"].update(finalizers=["sharepod.dev/x"]),
+    "the node's processes": spec(hostPID=True),
+    "the node's network": spec(hostNetwork=True),
+    "the node's ipc": spec(hostIPC=True),
+    "a file of the node": spec(volumes=[{"name": "node", "hostPath": {"path": "/"}}]),
+    "a secret": spec(volumes=[{"name": "secret", "secret": {"secretName": "x"}}]),
+    "a token": spec(automountServiceAccountToken=True),
+    "the agent's account": spec(serviceAccountName="sharepod-agent"),
+    "a node past the scheduler": spec(nodeName="x"),
+    "a class that preempts": spec(priorityClassName="system-node-critical"),
+    "another runtime": spec(runtimeClassName="another"),
+    "two containers": lambda body: body["spec"]["containers"].append(POD["spec"]["containers"][0]),
+    "an init container": spec(initContainers=[{"name": "init", "image": "x"}]),
+    "a kernel setting": spec(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
+    "a command": container(command=["sh"]),
+    "a port": container(ports=[{"containerPort": 80, "hostPort": 80}]),
+    "a secret's value": container(envFrom=[{"secretRef": {"name": "x"}}]),
+    "a probe": container(livenessProbe={"httpGet": {"path": "/", "port": 80, "host": "127.0.0.1"}}),
+    "two GPUs": container(resources={"limits": {"nvidia.com/gpu": "2"}}),
+    "no GPU": container(resources={}),
+    "privileges": security(privileged=True, allowPrivilegeEscalation=True),
+    "a capability": security(capabilities={"add": ["NET_RAW"], "drop": ["ALL"]}),
+    "root": security(runAsNonRoot=False),
+    "no filter of calls": security(seccompProfile={"type": "Unconfined"}),
+}
+
+
+@pytest.fixture(scope="module")
+def holder(server: Cluster) -> Object:
+    """A holder as the operator makes them."""
     server.await_service_account(NAMESPACE, "default")
-    holder: Object = {**POD, "metadata": {"name": "holder", "labels": {"sharepod.dev/holder": "x"}}}
-    operator.create(pods, holder)
-    operator.delete(f"{pods}/holder")
-    reaching: list[dict[str, Any]] = [
-        {"hostPID": True},
-        {"hostNetwork": True},
-        {"volumes": [{"name": "node", "hostPath": {"path": "/"}}]},
-        {"containers": [{"name": "main", "image": "x", "securityContext": {"privileged": True}}]},
-    ]
-    for part in reaching:
-        said = create_refused(operator, pods, {**holder, "spec": {**holder["spec"], **part}})
-        assert "no business with pods in namespace" in said
-    create_refused(operator, PODS, holder)
+    server.await_service_account(NAMESPACE, "sharepod-agent")
+    server.api.create("/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "another"}, "handler": "another"})
+    settings = OperatorSettings()
+    made: Object = holder_pod(
+        "sharepod-holder-1",
+        NAMESPACE,
+        node="x",
+        tenant="t",
+        image=settings.holder_image,
+        priority_class=settings.holder_priority_class,
+        tolerations=[],
+    )
+    return made
+
+
+@pytest.mark.promise("security-operator-own-pods")
+def test_a_holder_of_the_operators_is_made_so_and_not_otherwise(operator: Api, holder: Object) -> None:
+    operator.create(HOLDERS, holder)
+    path = f"{HOLDERS}/{holder['metadata']['name']}"
+    said = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
+    operator.delete(path)
+    assert "no business with pods in namespace" in said
+    assert "create pods with the label sharepod.dev/tenant" in create_refused(operator, PODS, in_default(holder))
+
+
+@pytest.mark.promise("security-operator-own-pods")
+@pytest.mark.parametrize("beyond", BEYOND)
+def test_a_holder_of_the_operators_has_nothing_of_its_node_or_namespace(
+    operator: Api, holder: Object, beyond: str
+) -> None:
+    body = copy.deepcopy(holder)
+    BEYOND[beyond](body)
+    assert "no business with pods in namespace" in create_refused(operator, HOLDERS, body)
+
+
+def in_default(body: Object) -> Object:
+    """The Pod in another namespace than its own."""
+    metadata = {name: value for name, value in body["metadata"].items() if name != "namespace"}
+    return {**body, "metadata": metadata}
 
 
 @pytest.mark.promise("security-operator-own-pods")

@@ -2,6 +2,7 @@
 
 An agent that is there renews its Lease, reports its inventory, takes in its node's ledger (`observedGeneration`) and
 reports a tenant that is being released as drained, unless the test says that something of it is left (`leave_behind`).
+On a node of pool `device-plugin` the kubelet gives a GPU to each holder that is bound, and to each other pod that asks.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class FakeAgents:
         self._left: set[str] = set()
         self._usage: dict[str, Object] = {}
         self._strangers: set[str] = set()
+        self._of_plugins: set[str] = set()  # nodes of pool device-plugin
+        self._given: dict[str, str] = {}  # GPU: uid of the pod that has it
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watch: Watch | None = None
@@ -168,6 +171,8 @@ class FakeAgents:
             for node in nodes:
                 with suppress(OSError, ApiError):
                     self._beat_once(node)
+                    if node in self._of_plugins:  # no watch tells what the kubelet gives to whom
+                        self._look(node)
 
     def _beat_once(self, node: str) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -194,8 +199,10 @@ class FakeAgents:
             if name not in self._there:
                 return
             rows = gpunode["spec"].get("tenants") or []
+            plugin = gpunode["spec"].get("pool") == "device-plugin"
+            (self._of_plugins.add if plugin else self._of_plugins.discard)(name)
             status = {
-                "gpus": [self._gpu(gpu_uuid(name, index), index) for index in range(self._gpus)],
+                "gpus": self._of_plugin(gpunode) if plugin else self._inventory(name),
                 "tenants": [self._tenant(row) for row in rows],
                 "observedGeneration": gpunode["metadata"]["generation"],
                 "simulated": True,
@@ -227,6 +234,27 @@ class FakeAgents:
         }
         with suppress(ApiError):
             self._api.apply(f"{GPUNODES}/{node}/status", body, manager="agent")
+
+    def _inventory(self, node: str) -> list[Object]:
+        return [self._gpu(gpu_uuid(node, index), index) for index in range(self._gpus)]
+
+    def _of_plugin(self, gpunode: Object) -> list[Object]:
+        """The GPUs of a node as the kubelet has given them to pods, first come first served."""
+        name, gpus = gpunode["metadata"]["name"], self._inventory(gpunode["metadata"]["name"])
+        pods = self._api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
+        asking = [pod["metadata"]["uid"] for pod in pods if "nvidia.com/gpu" in str(pod["spec"])]
+        mine = {gpu["uuid"] for gpu in gpus}
+        self._given = {gpu: uid for gpu, uid in self._given.items() if uid in asking or gpu not in mine}
+        for uid in asking:
+            free = [gpu["uuid"] for gpu in gpus if gpu["uuid"] not in self._given]
+            if uid not in self._given.values() and free:
+                self._given[free[0]] = uid
+        ours = {row["id"] for row in gpunode["spec"].get("holders") or [] if row["state"] != "Releasing"}
+        for gpu in gpus:
+            uid = self._given.get(gpu["uuid"])
+            gpu |= {"held": uid in ours, "taken": uid is not None and uid not in ours}
+            gpu |= {"holder": uid} if uid in ours else {}
+        return gpus
 
     def _gpu(self, uuid: str, index: int) -> Object:
         stranger = uuid in self._strangers

@@ -23,6 +23,8 @@ from harness.services import Service
 
 TIMES = {
     "SHAREPOD_BIND_TIMEOUT": "3",
+    "SHAREPOD_HOLDER_IDLE": "1",
+    "SHAREPOD_HOLDER_PENDING": "4",
     "SHAREPOD_RESYNC_INTERVAL": "20",
     "SHAREPOD_USAGE_INTERVAL": "1",
     "SHAREPOD_AGENT_DURATION": "3",

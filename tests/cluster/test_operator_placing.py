@@ -366,14 +366,6 @@ def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(wo
     assert "PodTakenBack" in {reason for reason, _ in world.events(namespace, "second")}
 
 
-@pytest.mark.promise("placement-device-plugin")
-def test_a_node_of_pool_device_plugin_takes_no_tenants_and_says_so(world: World) -> None:
-    world.nodes("plugin", pool="device-plugin")
-    namespace = world.cluster.namespace("plugin")
-    world.apply(namespace, "one", {"request": 0.4}, on="plugin")
-    assert "device-plugin" in world.condition(namespace, "one", "Placed", status="False")
-
-
 @pytest.mark.promise("placement-order")
 def test_the_higher_priority_goes_first(world: World) -> None:
     namespace = world.cluster.namespace("prio")

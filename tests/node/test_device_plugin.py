@@ -5,34 +5,100 @@ Plugin, kubelet, containerd, operator and agent are real; the GPUs, the driver a
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness.api import Object
 from harness.cluster import Cluster, suppress_reason, wait_until
 from harness.device_plugin import await_gpus, start_device_plugin
-from harness.installation import Installation
-from harness.machines import RealNode
+from harness.errors import HarnessError
+from harness.installation import NAMESPACE, Installation
+from harness.machines import IMAGE, RealNode
 from harness.node import CUDA_IMAGE
+from harness.node_files import PAUSE_IMAGE
 from harness.services import Service
+from harness.shares import measured
 from node.claim_node import inventory
+from sharepod.api.objects import HOLDER_LABEL
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 
 NATIVE = "native"
 PODS = f"/api/v1/namespaces/{NATIVE}/pods"
+GROUP = "/apis/sharepod.dev/v1alpha1"
+GPUNODES = f"{GROUP}/gpunodes"
+SHAREPODS = f"{GROUP}/namespaces/{NATIVE}/sharepods"
 COUNT = 3
+SETTINGS = {"SHAREPOD_HOLDER_IMAGE": PAUSE_IMAGE, "SHAREPOD_HOLDER_IDLE": "3", "SHAREPOD_HOLDER_PENDING": "8"}
 _RATIO = "sharepod_tenant_request_ratio{"
 
 
 class PluginNode:
     """A real node whose GPUs belong to NVIDIA's device plugin."""
 
-    def __init__(self, cluster: Cluster, machine: RealNode, plugin: Service) -> None:
+    def __init__(self, cluster: Cluster, machine: RealNode, plugin: Service, installation: Installation) -> None:
         self.cluster = cluster
         self.machine = machine
         self.plugin = plugin
+        self.installation = installation
         self.gpus = [gpu["uuid"] for gpu in machine.gpus]
+        self.operator = installation.start_operator(env=SETTINGS)
+        self.agent = machine.start_agent(installation)
+        self._operators = 1
+
+    def restart_operator(self) -> None:
+        """Kill the operator and start the next one."""
+        self.operator.stop(grace=0)
+        self._operators += 1
+        self.operator = self.installation.start_operator(f"operator-{self._operators}", env=SETTINGS)
+
+    def gpunode(self) -> Object:
+        """The node's GPUNode."""
+        found: Object = self.cluster.api.get(f"{GPUNODES}/{self.machine.node}")
+        return found
+
+    def holders(self) -> list[Object]:
+        """The holders of the ledger."""
+        rows: list[Object] = self.gpunode()["spec"].get("holders") or []
+        return rows
+
+    def holder_pods(self) -> list[Object]:
+        """The Pods of holders."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        pods: list[Object] = self.cluster.api.get(path, labelSelector=HOLDER_LABEL)["items"]
+        return pods
+
+    def apply(self, name: str, request: float, *args: str, **spec: Any) -> None:
+        """Create a SharePod that runs launchloop."""
+        container = {"name": "main", "image": IMAGE, "args": list(args)}
+        gpu = {"request": request, "memory": "1Gi"}
+        body = {"gpu": gpu, "containers": [container], "terminationGracePeriodSeconds": 1, **spec}
+        kind = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": {"name": name}}
+        self.cluster.api.create(SHAREPODS, {**kind, "spec": body})
+
+    def sharepod(self, name: str, phase: str = "Running", timeout: float = 60.0) -> Object:
+        """Return the status of a SharePod once it has that phase."""
+        try:
+            found = self.cluster.wait_for(
+                f"{SHAREPODS}/{name}",
+                lambda seen: seen and seen.get("status", {}).get("phase") == phase,
+                what=f"{name} {phase}",
+                timeout=timeout,
+            )
+        except HarnessError as error:
+            seen = self.cluster.api.get(f"{SHAREPODS}/{name}")
+            logs = f"{self.operator.log_tail(40)}\n{self.agent.log_tail(20)}"
+            raise HarnessError(f"{error}\n{seen}\n{self.gpunode()}\n{logs}") from None
+        assert found is not None
+        status: Object = found["status"]
+        return status
+
+    def gpu_of(self, name: str) -> str:
+        """Return the GPU of a SharePod that runs."""
+        (gpu,) = self.sharepod(name)["gpus"]
+        return str(gpu["uuid"])
 
     def run_native(self, name: str, gpus: int = 1) -> None:
         """Create a Pod that asks the device plugin for GPUs, prints which it sees, and stays."""
@@ -62,11 +128,12 @@ class PluginNode:
         return shown()
 
     def clear(self) -> None:
-        """Delete every native Pod and wait until it is gone."""
+        """Delete every SharePod and every native Pod, and wait until they are gone."""
+        self.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=120)
         for pod in self.cluster.api.get(PODS)["items"]:
             with suppress_reason("NotFound"):
                 self.cluster.api.delete(f"{PODS}/{pod['metadata']['name']}", grace=1)
-        wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=60)
+        wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +144,9 @@ def device_plugin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
         cluster.namespace(NATIVE)
         plugin = start_device_plugin(machine)
         await_gpus(cluster, machine.node, COUNT, plugin)
-        yield PluginNode(cluster, machine, plugin)
+        installation = Installation(cluster)
+        installation.add_to_pool(machine.node, "device-plugin")
+        yield PluginNode(cluster, machine, plugin, installation)
 
 
 @pytest.fixture
@@ -98,11 +167,8 @@ def test_each_native_pod_sees_its_own_gpu_alone_over_a_restart_of_the_kubelet(no
 
 
 @pytest.mark.promise("node-native-metrics")
-def test_the_agent_measures_native_pods_under_the_names_of_tenants(node: PluginNode, cluster: Cluster) -> None:
-    installation = Installation(cluster)
-    installation.start_operator()
-    installation.add_to_pool(node.machine.node, "device-plugin")
-    agent = node.machine.start_agent(installation)
+def test_the_agent_measures_native_pods_under_the_names_of_tenants(node: PluginNode) -> None:
+    installation = node.installation
     node.run_native("measured")
     (gpu,) = node.seen_by("measured")
 
@@ -114,7 +180,21 @@ def test_the_agent_measures_native_pods_under_the_names_of_tenants(node: PluginN
     wait_until(lambda: native() == {"measured": gpu}, what="the native Pod among the metrics", timeout=40)
     node.clear()
     wait_until(lambda: native() == {}, what="no native Pod among the metrics", timeout=40)
-    agent.stop()
+
+
+@pytest.mark.promise("node-held-shares")
+@pytest.mark.alone
+def test_two_sharepods_share_a_held_gpu_beside_a_native_pod_on_another(node: PluginNode) -> None:
+    node.run_native("whole")
+    (native,) = node.seen_by("whole")
+    node.apply("alpha", 0.4, "--kernel-us", "2000")
+    held = node.gpu_of("alpha")
+    node.apply("beta", 0.6, "--kernel-us", "5000")
+    assert (node.gpu_of("beta"), held != native) == (held, True)
+    assert [row["uuid"] for row in node.holders()] == [held]
+    time.sleep(3)
+    measured(node.machine.busy_ns).expect(alpha=40, beta=60)
+    assert node.seen_by("whole") == [native]
 
 
 def metrics_of(installation: Installation, name: str = "agent") -> str:

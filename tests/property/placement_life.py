@@ -82,6 +82,7 @@ class Life(RuleBasedStateMachine):
             head_reservation=self.cluster.head_reservation,
             pods=list(self.pods.values()),
             holders=list(self.holders.values()),
+            uncounted=[where for holder, where in self.holders.items() if holder not in self.pods],
         )
 
     def rows(self, node: str) -> tuple[Reservation, ...]:
@@ -246,6 +247,14 @@ class Life(RuleBasedStateMachine):
         self.pods[uid] = pod
         self.cluster.set_pod_usage(pod.node, uid, pod.resources, tenant=pod.tenant)
 
+    @rule(data=st.data())
+    def holder_comes(self, data: st.DataObject) -> None:
+        """Let the Pod of a holder be seen, before the kubelet has given it a GPU."""
+        coming = sorted(set(self.holders) - set(self.pods))
+        if coming:
+            holder = data.draw(st.sampled_from(coming))
+            self.put_pod(holder, Pod(self.holders[holder][0], Resources(extended={DEVICE_PLUGIN_RESOURCE: 1})))
+
     @rule(data=st.data(), given_up=st.booleans())
     def holder_is_answered(self, data: st.DataObject, given_up: bool) -> None:
         """Give a holder any GPU that nobody holds, or give the holder up."""
@@ -254,8 +263,10 @@ class Life(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(sorted(self.holders)))
         name, _ = self.holders.pop(holder)
         state = self.states[name]
-        others = [gpu.uuid for gpu in state.gpus if not gpu.held]
+        others = [gpu.uuid for gpu in state.gpus if not gpu.held and not gpu.taken]
         self.cluster.end_holder(name, holder)
+        if given_up and self.pods.pop(holder, None) is not None:
+            self.cluster.remove_pod(holder)
         if others and not given_up:
             uuid = data.draw(st.sampled_from(others))
             gpus = tuple(replace(gpu, held=gpu.held or gpu.uuid == uuid) for gpu in state.gpus)

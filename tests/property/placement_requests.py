@@ -141,6 +141,7 @@ def node_states(draw: st.DrawFn, name: str) -> NodeState:
                 available=draw(st.sampled_from([True] * 9 + [False])),
                 reason="it is unhealthy",
                 held=index < held,
+                taken=index >= held and draw(st.sampled_from([False] * 3 + [True])),
                 links=links.get(index, ()),
                 numa_node=index % 2 if links else None,
             )

@@ -40,8 +40,8 @@ class Pod:
 @dataclass(frozen=True)
 class Rules:
     """Rules of placement at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
-    `left`: of whom it is known that the ledger has them as releasing; `holders`: in flight, by node, with the tenants
-    that wait on them."""
+    `left`: of whom it is known that the ledger has them as releasing; `holders`: on their way, by node, with the
+    tenants that wait on them; `uncounted`: those whose Pod is not among the node's pods yet."""
 
     states: Mapping[str, NodeState]
     rows: Mapping[str, tuple[Reservation, ...]]
@@ -50,6 +50,7 @@ class Rules:
     head_reservation: HeadReservation | None
     pods: Collection[Pod]
     holders: Collection[tuple[str, TenantId]]
+    uncounted: Collection[tuple[str, TenantId]] = ()
 
     # One node, one GPU: the names of the rules that are against it
 
@@ -240,8 +241,8 @@ class Rules:
         fitting = self.fitting(request)
         for name, node in self.states.items():
             free, _ = self.free_of_node(node)
-            left = free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - sum(on == name for on, _ in self.holders)
-            others = [gpu for gpu in node.gpus if not gpu.held]
+            left = free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - sum(on == name for on, _ in self.uncounted)
+            others = [gpu for gpu in node.gpus if not gpu.held and not gpu.taken]
             wanted = request.gpu.count - len(fitting[name])
             if not node.device_plugin or self.against_node(node, request) or not 0 < wanted <= min(left, len(others)):
                 continue

@@ -25,6 +25,11 @@ it, so it identifies the tenant, unless the Pod's controller is another object."
 HOLDER_PREFIX = f"{GROUP.partition('.')[0]}-holder-"
 """Beginning of the name of each holder: a Pod of the operator's namespace that takes a GPU from the device plugin."""
 
+HOLDER_LABEL = f"{GROUP}/holder"
+"""Label of each holder. Admission lets only the operator create Pods with it, and nobody else delete them."""
+HOLDER_FOR_ANNOTATION = f"{GROUP}/holder-for"
+"""Annotation of a holder: id of the tenant that waits for it."""
+
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
 

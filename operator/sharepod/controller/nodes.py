@@ -148,7 +148,8 @@ class NodeReconciler:
         """Write the resources of the line into the Node's status, unless it says them."""
         if self.lines_in_force is None or gpunode.error is not None or node.error is not None:
             return
-        wanted = advertised(gpunode.status.gpus, self._lines_on(gpunode), in_force=self.lines_in_force)
+        ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False]
+        wanted = advertised(ours, self._lines_on(gpunode), in_force=self.lines_in_force)
         if all(node.allocatable.extended.get(name, 0) == amount for name, amount in wanted.items()):
             return
         amounts = {name: str(amount) for name, amount in wanted.items()}

@@ -49,6 +49,7 @@ from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
 from .line_policy import LinePolicy
 from .nodes import NodeReconciler
+from .plugin_gpus import HolderReconciler
 from .settings import OperatorSettings
 
 _TICK_S = 1.0
@@ -112,7 +113,10 @@ class Operator:
             may_write=self.leadership.acting,
         )
         self.state = ClusterState(
-            pods, AgentLeases(settings.agent_duration, clock), interactive_per_gpu=settings.interactive_per_gpu
+            pods,
+            AgentLeases(settings.agent_duration, clock),
+            interactive_per_gpu=settings.interactive_per_gpu,
+            namespace=settings.namespace,
         )
         self.watches = Watches(
             self.state,
@@ -138,7 +142,13 @@ class Operator:
             clock=clock,
             head_reservation_after=settings.keep_after,
             head_reservation_for=settings.keep_for,
+            on_holder_wanted=lambda request, place: self.holder_reconciler.want(request, place),
         )
+        self.holder_reconciler = HolderReconciler(
+            self.state, self.client, self.ledger, self.events, self.memos, settings, clock, self.loop.retry
+        )
+        self.ledger.holders_of = self.holder_reconciler.rows
+        self.state.on_holders_changed = self._enqueue_holders
         self.claim_reconciler = ClaimReconciler(
             self.state,
             self.client,
@@ -167,7 +177,7 @@ class Operator:
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
-        self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
+        self.ledger.on_removed = lambda node, _tenant: self._row_removed(node)
         self.state.on_tenant_changed = self._enqueue_tenant
         self.state.on_node_changed = self._node_changed
         self.state.on_room_changed = self.loop.room_changed
@@ -200,8 +210,17 @@ class Operator:
         if self._active:
             self.node_reconciler.queue.add(name)
 
+    def _enqueue_holders(self, node: str) -> None:
+        if self._active:
+            self.holder_reconciler.queue.add(node)
+
+    def _row_removed(self, node: str) -> None:
+        self._enqueue_node(node)
+        self._enqueue_holders(node)
+
     def _node_changed(self, name: str) -> None:
         self._enqueue_node(name)
+        self._enqueue_holders(name)
         if self.state.nodes.named(name) is None:
             self.loop.node_left()
 
@@ -210,6 +229,7 @@ class Operator:
             self._queue_of(tenant).add_resync(tenant)
         for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
             self.node_reconciler.queue.add_resync(name)
+            self.holder_reconciler.queue.add_resync(name)
         for namespace in self.state.seen_claims.lacking():
             self.line_templates.want(namespace)
         self.loop.room_changed()
@@ -227,6 +247,7 @@ class Operator:
         self.claim_reconciler.queue.clear()
         self.line_templates.queue.clear()
         self.node_reconciler.queue.clear()
+        self.holder_reconciler.clear()
         self.loop.clear()
         self.ledger.abandon()
         self.memos.clear()
@@ -321,6 +342,7 @@ class Operator:
             "tenant": self.tenant_reconciler.queue,
             "claim": self.claim_reconciler.queue,
             "node": self.node_reconciler.queue,
+            "holder": self.holder_reconciler.queue,
         }
         for name, queue in queues.items():
             metrics.QUEUE_DEPTH.labels(name).set(len(queue))
@@ -357,6 +379,7 @@ class Operator:
             "line policy": self.line_policy.run(),
             "attach mode": self.attach_mode.run(),
             "nodes": self.node_reconciler.run(),
+            "holders": self.holder_reconciler.run(),
             "resync": self._resync(),
             "tick": self._tick(),
         }

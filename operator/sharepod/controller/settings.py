@@ -103,6 +103,20 @@ class OperatorSettings(BaseSettings):
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
 
+    holder_image: str = "registry.k8s.io/pause:3.10"
+    """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
+    that waits. A holder has its GPU before the image is pulled."""
+
+    holder_priority_class: str = "sharepod-holder"
+    """PriorityClass of holders. It has to have `preemptionPolicy: Never`, or admission refuses them. The manifests' own
+    is high, so that nobody preempts a holder."""
+
+    holder_pending: Seconds = 30
+    """A holder that the kubelet has given no GPU for this long is withdrawn, and its tenant placed elsewhere."""
+
+    holder_idle: Annotated[float, Field(ge=0)] = 60
+    """A holder whose GPU has had no tenant for this long is given back to NVIDIA's device plugin."""
+
     resync_interval: Seconds = 600
     """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 

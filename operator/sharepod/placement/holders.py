@@ -25,16 +25,16 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
     The kubelet chooses among the GPUs that nobody holds, so all of them have to suit. A request for certain GPUs, and
     one whose affinity group runs, cannot be served this way.
     """
-    if request.gpu.uuids or affinity_places(cluster, request):
+    nodes = cluster.plugin_nodes()
+    if not nodes or request.gpu.uuids or affinity_places(cluster, request):
         return None
-    nodes = [node for node in cluster.nodes() if node.state is not None and node.state.device_plugin]
     if any(request.tenant in node.holders.values() for node in nodes):
         return None
     checks = gpu_checks(request)
     best: tuple[int, int, str, NewHolder] | None = None
     for node in nodes:
         ours = [gpu for gpu in node.gpus if gpu.state.held]
-        others = [gpu for gpu in node.gpus if not gpu.state.held]
+        others = [gpu for gpu in node.gpus if not (gpu.state.held or gpu.state.taken)]
         passing = [gpu for gpu in ours if gpu_passes(gpu, checks)][: request.gpu.count]
         wanted = request.gpu.count - len(passing)
         left = _left_to_give(node)
@@ -50,8 +50,10 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
 
 
 def _left_to_give(node: NodeAccount) -> int:
-    """Count the GPUs that the device plugin has given to no pod, less those that holders in flight will get."""
-    return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - len(node.holders)
+    """Count the GPUs that the device plugin has given to no pod, less those that holders will get whose Pod is not
+    counted among the node's yet."""
+    uncounted = sum(holder not in node.pods for holder in node.holders)
+    return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
 
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:

@@ -25,6 +25,7 @@ from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.nodes import NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.plugin_gpus import HolderReconciler
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
@@ -52,7 +53,8 @@ class World:
         self.writes_left: int | None = None
         """Writes after which the operator dies; None: it lives."""
         self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5, may_write=self._writes)
-        self.state = ClusterState(PODS, AgentLeases(self.settings.agent_duration, self._clock))
+        agents = AgentLeases(self.settings.agent_duration, self._clock)
+        self.state = ClusterState(PODS, agents, namespace=self.settings.namespace)
         self.memos = TenantMemos()
         self.events = Events(self.client, "operator", self._clock)
         self.watches = Watches(
@@ -96,7 +98,19 @@ class World:
             on_answered=lambda tenant: self.answered.add(tenant),
             clock=self._clock,
             head_reservation_after=600,
+            on_holder_wanted=lambda request, place: self.holders.want(request, place),
         )
+        self.holders = HolderReconciler(
+            self.state,
+            self.client,
+            self.ledger,
+            self.events,
+            self.memos,
+            self.settings,
+            self._clock,
+            self.loop.retry,
+        )
+        self.ledger.holders_of = self.holders.rows
         self.answered: set[str] = set()
         self._claims_seen = 0
         self._placing = True
@@ -182,6 +196,14 @@ class World:
         """Take in everything, then reconcile one node once."""
         await self.relist()
         await self.nodes.reconcile(name)
+
+    async def look_at_holders(self, name: str = "node-a") -> None:
+        """Take in everything, then reconcile the holders of one node once."""
+        await self.relist()
+        for change in self.server.storage.history:
+            if change.kind.plural == "pods" and TENANT_LABEL not in change.last["metadata"].get("labels", {}):
+                self._see_pod(change)
+        await self.holders.reconcile(name)
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until something holds on the server, however long its writers take."""
@@ -426,6 +448,7 @@ async def acting(server: ApiServer, after: World | None = None, **settings: Any)
         world.tenants.queue.clear()
         world.claims.queue.clear()
         world.nodes.queue.clear()
+        world.holders.queue.clear()
         await world.client.close()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from sharepod.api.gpunode import KIND, Pool, Tenant
+from sharepod.api.gpunode import KIND, PluginHolder, Pool, Tenant
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import GPUNODES, Client, NotLeadingError
 from sharepod.controller.apiserver.events import Events
@@ -52,6 +52,8 @@ class LedgerWriter:
         self._refusals: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
         """By node: the generation that a write was for whose answer was lost."""
+        self.holders_of: Callable[[GpuNodeFacts], tuple[PluginHolder, ...]] = lambda base: base.spec.holders
+        """Returns the holders as a ledger should have them. May be replaced before `run`."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
         self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
@@ -97,6 +99,7 @@ class LedgerWriter:
             changed=[row.row() for row in self._state.cluster.pending(node)],
             leaving=leaving,
             pool=self._pool(node, base),
+            holders=self.holders_of(base),
         )
         if not operations:
             self._removed(node, leaving - base.rows.keys())
@@ -139,6 +142,9 @@ class LedgerWriter:
                 self._state.on_room_changed()
 
     def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
+        """Return the pool of a node. It stays what it is while there are tenants or holders: each pool ends its own."""
+        if base.spec.tenants or base.spec.holders:
+            return base.spec.pool
         node = self._state.nodes.named(name)
         return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
 
@@ -198,8 +204,15 @@ class LedgerWriter:
             self._leaving.pop(node, None)
 
 
-def patch(base: GpuNodeFacts, *, changed: Sequence[Tenant], leaving: Iterable[str], pool: Pool) -> list[Json]:
-    """Return the JSON Patch that sets the `changed` rows, removes the `leaving` ones and sets the pool.
+def patch(
+    base: GpuNodeFacts,
+    *,
+    changed: Sequence[Tenant],
+    leaving: Iterable[str],
+    pool: Pool,
+    holders: tuple[PluginHolder, ...] = (),
+) -> list[Json]:
+    """Return the JSON Patch that sets the `changed` rows, removes the `leaving` ones, and sets pool and holders.
 
     Empty if `base` is so already. The first two operations test uid and generation.
     """
@@ -208,6 +221,8 @@ def patch(base: GpuNodeFacts, *, changed: Sequence[Tenant], leaving: Iterable[st
     operations: list[Json] = []
     if base.spec.pool is not pool:
         operations.append({"op": "add", "path": "/spec/pool", "value": pool.value})
+    if base.spec.holders != holders:
+        operations.append({"op": "add", "path": "/spec/holders", "value": [row.dump() for row in holders]})
     places: Mapping[str, int] = {row.id: place for place, row in enumerate(base.spec.tenants)}
     fresh = [row for row in changed if row.id not in known and row.id not in leaving]
     operations += [

@@ -25,7 +25,15 @@ from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine, queue_key
-from sharepod.placement.state.types import Assignment, PlacementError, PlacementRequest, Refusal, label_key
+from sharepod.placement.holders import find_holder
+from sharepod.placement.state.types import (
+    Assignment,
+    NewHolder,
+    PlacementError,
+    PlacementRequest,
+    Refusal,
+    label_key,
+)
 
 from .head_of_line import HeadOfLine
 from .requests import PlacementRequests
@@ -71,6 +79,7 @@ class PlacementLoop:
         may_act: True while this process leads and has listed everything.
         on_decided: Called with tenant and node of each new or changed reservation, which is to be written.
         on_answered: Called with each tenant that has a new answer to show.
+        on_holder_wanted: Called with a request that has no place, and where holders would make one.
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
         head_reservation_for: Seconds after which that reservation ends; its owner then waits as if it came now.
@@ -87,6 +96,7 @@ class PlacementLoop:
         clock: Callable[[], float],
         head_reservation_after: float,
         head_reservation_for: float = float("inf"),
+        on_holder_wanted: Callable[[PlacementRequest, NewHolder], None] = lambda _request, _place: None,
     ) -> None:
         self._state = state
         self.engine = Engine(state.cluster)
@@ -96,6 +106,7 @@ class PlacementLoop:
         self._on_decided = on_decided
         self._on_answered = on_answered
         self._clock = clock
+        self._on_holder_wanted = on_holder_wanted
         self._unexplained: dict[str, WaitingTenant] = {}
         self._places: dict[str, WaitingTenant] = {}
         self._resizes: dict[str, WaitingTenant] = {}
@@ -148,6 +159,13 @@ class PlacementLoop:
             if number < _EXPLAINED_AT_ONCE:
                 waiting.explained_at = float("-inf")
         if refused:
+            self._kick.set()
+
+    def retry(self, tenant: str) -> None:
+        """Try a SharePod again whatever has changed since its refusal."""
+        waiting = self._places.get(tenant)
+        if waiting is not None:
+            waiting.refused_at_version = None
             self._kick.set()
 
     def waiting(self) -> tuple[str, ...]:
@@ -258,6 +276,8 @@ class PlacementLoop:
             return True
         if self.engine.serves(request, cluster.grown_since(waiting.refused_at_version)):
             return True
+        if find_holder(cluster, request) is not None:
+            return True
         waiting.refused_at_version = cluster.room_version
         self._unexplained[waiting.tenant] = waiting
         return False
@@ -284,6 +304,8 @@ class PlacementLoop:
             with metrics.DECISION_SECONDS.time():
                 answer = self.engine.find(request)
         if answer is None:
+            if (place := find_holder(cluster, request)) is not None:
+                self._on_holder_wanted(request, place)
             metrics.DECISIONS.labels("refused").inc()
             refused.add(shape)
             waiting.refused_at_version = cluster.room_version

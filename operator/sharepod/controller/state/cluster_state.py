@@ -29,6 +29,7 @@ from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
 from .facts.pod_facts import PodFacts, pod_facts
 from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
 from .gpunode_changes import reconciler_facts, tenants_concerned
+from .holders_seen import HoldersSeen
 from .ledgers import Ledgers
 from .namespaces import EndingNamespaces
 from .other_pods import OtherPods
@@ -61,6 +62,7 @@ class ClusterState:
         agents: Liveness of the agents.
         clock: Monotonic seconds.
         interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
+        namespace: The operator's namespace, which the holders are in.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ClusterState:
         clock: Callable[[], float] = time.monotonic,
         *,
         interactive_per_gpu: int = 1,
+        namespace: str = "sharepod-system",
     ) -> None:
         self._settings = settings
         self._unreadable_log = UnreadableLog(clock)
@@ -83,6 +86,7 @@ class ClusterState:
         self.seen_claims = ClaimsSeen(lambda uid: self.on_tenant_changed(uid))
         self.seen_claims.on_share_claim = self._share_claim_changed
         self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
+        self.holders = HoldersSeen(namespace, self.cluster, self.gpunodes, on_changed=self._holders_changed)
         self.ledgers = Ledgers(
             self.cluster,
             self.gpunodes,
@@ -94,6 +98,7 @@ class ClusterState:
         self.other_pods = OtherPods(
             self.cluster,
             self.seen_claims,
+            self.holders,
             is_tenant=lambda uid: self.pods.get(uid) is not None,
             on_room_changed=lambda: self.on_room_changed(),
         )
@@ -106,6 +111,7 @@ class ClusterState:
         """SharePods whose deletion a watch has shown, the latest last."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
+        self.on_holders_changed: Callable[[str], None] = _nobody
         self.on_room_changed: Callable[[], None] = lambda: None
 
     # SharePods
@@ -342,6 +348,7 @@ class ClusterState:
             self.ledgers.gone(replaced)
         if before is None or before.generation != item.generation:
             self.ledgers.load(item)
+            self.holders.follow(item.name)
         if before is None or placement_facts(before) != placement_facts(item):
             self.refresh_node(item.name)
         for tenant in tenants_concerned(before, item, self._usage_written):
@@ -380,6 +387,10 @@ class ClusterState:
         self.gpunodes.distrust()
         self.cluster.distrust_ledgers()
 
+    def _holders_changed(self, node: str) -> None:
+        self.refresh_node(node)
+        self.on_holders_changed(node)
+
     # Placement's view of a node
 
     def refresh_node(self, name: str) -> None:
@@ -388,7 +399,8 @@ class ClusterState:
         if node is None:
             self.cluster.remove_node(name)
         else:
-            state = node_state(node, gpunode, agent_alive=self.agents.alive(name))
+            held = self.holders.open_gpus(gpunode) if gpunode is not None else frozenset()
+            state = node_state(node, gpunode, agent_alive=self.agents.alive(name), held=held)
             account = self.cluster.node(name)
             if account is not None and account.state == state:
                 return

@@ -71,7 +71,7 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
 
 def reconciler_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that the node's reconciler acts on."""
-    return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
+    return gpunode.spec.pool, gpunode.spec.holders, gpunode.forced, gpunode.status.gpus
 
 
 def _only_held(one: TenantStatus | None, other: TenantStatus | None) -> bool:

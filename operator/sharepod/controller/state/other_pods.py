@@ -1,7 +1,8 @@
-"""Pods without the tenant label: what they take of their nodes, and the claims that they use.
+"""Pods without the tenant label: what they take of their nodes, the claims that they use, and holders among them.
 
 Guarantees:
-- A Pod counts once, on the node that its newest version names.
+- A Pod counts once, on the node that its newest version names; a holder also before it is bound, on the node that it is
+  pinned to.
 - A Pod that uses claims is kept; of the others only the version is.
 """
 
@@ -16,6 +17,7 @@ from sharepod.placement.state.cluster import Cluster
 from .claims_seen import ClaimsSeen
 from .facts.claim_facts import uses_claims
 from .facts.pod_facts import other_pod
+from .holders_seen import HoldersSeen
 
 Json = Mapping[str, Any]
 
@@ -26,6 +28,7 @@ class OtherPods:
     Args:
         cluster: Counts what the Pods need on their nodes.
         claims: Takes in Pods that use claims.
+        holders: Takes in Pods of holders.
         is_tenant: Returns whether the Pod of this uid has got the tenant label meanwhile.
         on_room_changed: Called when room may have appeared.
     """
@@ -34,12 +37,14 @@ class OtherPods:
         self,
         cluster: Cluster,
         claims: ClaimsSeen,
+        holders: HoldersSeen,
         *,
         is_tenant: Callable[[str], bool],
         on_room_changed: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._claims = claims
+        self._holders = holders
         self._is_tenant = is_tenant
         self._on_room_changed = on_room_changed
         self._versions: dict[str, int] = {}
@@ -52,6 +57,8 @@ class OtherPods:
         node, needs = other_pod(raw)
         self._versions[uid] = version
         tenant = self._claim_of(raw) if uses_claims(raw) else None
+        holder = self._holders.put(raw)
+        node = node or (holder.node if holder is not None else "")
         if node:
             before = self._cluster.room_version
             self._cluster.set_pod_usage(node, uid, needs, tenant=tenant)
@@ -68,6 +75,7 @@ class OtherPods:
         """Count a Pod no longer."""
         self._versions.pop(uid, None)
         self._claims.drop_pod(uid)
+        self._holders.drop(uid)
         if not self._is_tenant(uid):
             self._cluster.remove_pod(uid)
             self._on_room_changed()

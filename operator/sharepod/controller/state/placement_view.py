@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import (
     CONDITION_AGENT_READY,
@@ -22,8 +24,18 @@ _REASON_LIMIT = 256
 """Characters of a GPU's own reason that go into the explanation of a refusal."""
 
 
-def node_state(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> NodeState:
-    """Return what placement knows of a node. `gpunode`: None if it has none yet."""
+def node_state(
+    node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool, held: Collection[str] = ()
+) -> NodeState:
+    """Return what placement knows of a node.
+
+    Args:
+        node: the Node.
+        gpunode: its GPUNode; None if it has none yet.
+        agent_alive: its agent renews its Lease.
+        held: UUIDs of the GPUs that holders of ours have, by the ledger; the agent has to see them so, too.
+    """
+    plugin = node.pool == Pool.DEVICE_PLUGIN
     return NodeState(
         name=node.name,
         labels=node.labels,
@@ -31,16 +43,20 @@ def node_state(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bo
         unavailable=_unavailable(node, gpunode, agent_alive=agent_alive),
         allocatable=node.allocatable,
         pods=node.pods,
-        gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
-        device_plugin=node.pool == Pool.DEVICE_PLUGIN,
+        gpus=tuple(
+            _gpu_state(gpu, held=gpu.uuid in held and gpu.held is True if plugin else gpu.held is not False)
+            for gpu in (gpunode.status.gpus if gpunode else ())
+        ),
+        device_plugin=plugin,
         no_claims=_no_claims(gpunode) if gpunode else None,
     )
 
 
 def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that placement decides by."""
+    spec, status = gpunode.spec, gpunode.status
     unfit = _agent_unready(gpunode) or _fails_self_test(gpunode)
-    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, unfit, _no_claims(gpunode)
+    return status.gpus, gpunode.error, spec.pool, spec.holders, unfit, _no_claims(gpunode)
 
 
 def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> str | None:
@@ -54,8 +70,8 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
         return "has no GPUNode yet"
     if gpunode.error is not None:
         return gpunode.error
-    if node.pool == Pool.DEVICE_PLUGIN:
-        return "is in pool device-plugin, which takes no tenants yet"
+    if gpunode.spec.pool != node.pool:
+        return f"leaves pool {gpunode.spec.pool} once its tenants have ended and its holders are given back"
     if node.double_booked:
         return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
     if not node.ready:
@@ -100,7 +116,7 @@ def _no_claims(gpunode: GpuNodeFacts) -> str | None:
     return None if said.status == "True" else f"cannot attach GPUs by claims: {said.message or said.reason}"
 
 
-def _gpu_state(gpu: Gpu) -> GpuState:
+def _gpu_state(gpu: Gpu, *, held: bool) -> GpuState:
     available = gpu.health is Health.HEALTHY and gpu.shareable
     reason = ""
     if not available:
@@ -114,7 +130,8 @@ def _gpu_state(gpu: Gpu) -> GpuState:
         memory=Bytes(gpu.memory),
         available=available,
         reason=reason,
-        held=gpu.held is not False,
+        held=held,
+        taken=gpu.taken is True,
         numa_node=gpu.numa_node,
         links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
     )

@@ -189,8 +189,8 @@ class NodeAccount:
     """Account of one node.
 
     `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
-    are the holders in flight, each with the tenant that waits for it. `interactive_per_gpu`: most interactive tenants
-    that a GPU takes.
+    are the holders on their way, each with the tenant that waits for it. `interactive_per_gpu`: most interactive
+    tenants that a GPU takes.
     """
 
     __slots__ = (

@@ -52,6 +52,8 @@ class Cluster:
         self._node_of_pod: dict[str, str] = {}
         self._groups: dict[LabelKey, Counter[GroupPlace]] = {}
         self._replicas: dict[str, Counter[str]] = {}
+        self._plugin_nodes: set[str] = set()
+        """Nodes whose GPUs NVIDIA's device plugin owns."""
         self._grown: dict[str, int] = {}
         self._regrouped: dict[LabelKey, int] = {}
         self.room_version = 0
@@ -67,6 +69,10 @@ class Cluster:
     def upsert_node(self, state: NodeState) -> None:
         """Set what is known of a Node, and mark it as grown."""
         self._node(state.name).set_state(state)
+        if state.device_plugin:
+            self._plugin_nodes.add(state.name)
+        else:
+            self._plugin_nodes.discard(state.name)
         self._mark_head_reservation(state.name)
         self._has_grown(state.name)
 
@@ -74,6 +80,7 @@ class Cluster:
         """Forget a Node that is gone. Its ledger is kept until `drop_ledger`: a node that is registered again still has
         its tenants."""
         node = self._nodes.get(name)
+        self._plugin_nodes.discard(name)
         if node is not None:
             node.set_state(None)
             self._touch(name)
@@ -109,11 +116,17 @@ class Cluster:
     # Holders, on nodes where NVIDIA's device plugin owns the GPUs
 
     def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
-        """Record a holder that is to be created on this node for a waiting tenant. The GPU it will get is taken."""
+        """Record a holder on its way on this node, for a waiting tenant. Until its Pod is counted, the GPU it will get
+        is counted as taken. `holder`: the uid of its Pod, any other name before that is known."""
         self._node(node).holders[holder] = tenant
 
+    def holders(self, node: str) -> dict[str, TenantId]:
+        """Return the holders on their way on a node, each with the tenant that waits for it."""
+        account = self._nodes.get(node)
+        return dict(account.holders) if account is not None else {}
+
     def end_holder(self, node: str, holder: str) -> None:
-        """Drop a holder that is no longer in flight: its Pod is counted by now, or it was given up."""
+        """Drop a holder that is no longer on its way: it has a GPU by now, or was given up."""
         account = self._nodes.get(node)
         if account is not None and account.holders.pop(holder, None) is not None:
             self._has_grown(node)
@@ -255,6 +268,10 @@ class Cluster:
     def nodes(self) -> Iterator[NodeAccount]:
         """Yield the known nodes, in no order."""
         return (node for node in self._nodes.values() if node.state is not None)
+
+    def plugin_nodes(self) -> list[NodeAccount]:
+        """Return the known nodes whose GPUs NVIDIA's device plugin owns."""
+        return self.known(sorted(self._plugin_nodes))
 
     def node(self, name: str) -> NodeAccount | None:
         """Return the account of a known node."""

@@ -116,7 +116,8 @@ class GpuState:
 
     `memory`: bytes that tenants can have. `reason`: why the GPU is not `available`, in words that fit after "because":
     "MIG is on", "it is unhealthy: Xid 79". `links`: connections to other GPUs of the node, by UUID, in the words of
-    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it.
+    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it. `taken`: the
+    device plugin has given it to a pod, so no new holder can get it.
     """
 
     uuid: GpuUuid
@@ -128,6 +129,7 @@ class GpuState:
     numa_node: int | None = None
     links: tuple[tuple[GpuUuid, str], ...] = ()
     held: bool = True
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

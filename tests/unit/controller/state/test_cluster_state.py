@@ -155,7 +155,7 @@ def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() 
         (node_object(), None, True, "GPUNode"),
         (node_object(), gpunode_object(), False, "agent"),
         (node_object(status={"conditions": []}), gpunode_object(), True, "not ready"),
-        (node_object(labels={"sharepod.dev/pool": "device-plugin"}), gpunode_object(), True, "device-plugin"),
+        (node_object(labels={"sharepod.dev/pool": "device-plugin"}), gpunode_object(), True, "leaves pool dedicated"),
         (node_object(labels={"sharepod.dev/pool": "mine"}), gpunode_object(), True, "mine"),
         (node_object(status={"allocatable": {"cpu": "many"}}), gpunode_object(), True, "cpu"),
         (node_object(), gpunode_object(memory="much"), True, "cannot be read"),
@@ -194,11 +194,35 @@ def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
 
 def test_a_gpu_of_the_device_plugin_is_not_ours_until_a_holder_has_it() -> None:
     state = new_state()
-    state.put_node(node_object())
-    state.put_gpunode(gpunode_object(held=False))
+    state.put_node(node_object(labels={"sharepod.dev/pool": "device-plugin"}))
+    metadata = {
+        "name": "holder",
+        "uid": "h1",
+        "namespace": "sharepod-system",
+        "labels": {"sharepod.dev/holder": "true"},
+        "resourceVersion": "1",
+    }
+    state.other_pods.put({"metadata": metadata, "spec": {"nodeName": "node-a"}})
+
+    def held(version: int, ledger: str, *, seen: bool) -> bool:
+        raw = gpunode_object(version=version, held=seen)
+        row = {"id": "h1", "podName": "holder", "state": ledger, "uuid": raw["status"]["gpus"][0]["uuid"]}
+        raw["spec"] |= {"pool": "device-plugin", "holders": [row]}
+        raw["metadata"]["generation"] = version
+        state.put_gpunode(raw)
+        account = state.cluster.node("node-a")
+        assert account is not None
+        return account.gpus[0].state.held
+
+    assert not held(2, "Pending", seen=True)
+    assert not held(3, "Held", seen=False)
+    assert held(4, "Held", seen=True)
+    assert not held(5, "Releasing", seen=True)
+    assert held(6, "Held", seen=True)
+    state.other_pods.drop("h1")
     account = state.cluster.node("node-a")
     assert account is not None
-    assert not account.gpus[0].state.held
+    assert not account.gpus[0].state.held, "its Pod is gone"
 
 
 def test_a_ledger_outlives_its_node() -> None:

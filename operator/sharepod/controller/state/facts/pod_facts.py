@@ -177,7 +177,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         tenant=_tenant(metadata),
         orphaned=_tenant(metadata) is not None and controller_of(metadata, None) is None,
         node=text_of(spec.get("nodeName")) or None,
-        pin=None if waits else _pin(spec),
+        pin=None if waits else pin_of(spec),
         phase=str(status.get("phase") or "Pending"),
         reason=clipped(str(status.get("reason") or "")),
         message=clipped(_message(status)),
@@ -221,7 +221,7 @@ def _tenant(metadata: Json) -> str | None:
     return label if controller is None or controller == label else None
 
 
-def _pin(spec: Json) -> str | None:
+def pin_of(spec: Json) -> str | None:
     """Return the node that every term of the required affinity names (as `build_pod` has it), or None."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     return pinned_node(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})

@@ -1,0 +1,71 @@
+"""Pod of a holder: it takes one GPU from NVIDIA's device plugin, so that SharePods can share it. Pure.
+
+Guarantees:
+- The Pod is pinned to its node by node affinity: kube-scheduler and kubelet decide as for any Pod of the device plugin.
+- It asks for one whole GPU, runs nothing on it, and has no token.
+- What is needed to go on after a restart of the operator stands in the Pod: its node, and the tenant that waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .objects import GROUP, HOLDER_FOR_ANNOTATION, HOLDER_LABEL
+
+_RESOURCES = {"cpu": "10m", "memory": "16Mi"}
+"""Requests and limits alike, so that the kubelet evicts the Pod last: many times what a program that sleeps takes."""
+
+
+def holder_pod(
+    name: str,
+    namespace: str,
+    *,
+    node: str,
+    tenant: str,
+    image: str,
+    priority_class: str,
+    tolerations: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
+    """Return the manifest of a holder. `tenant`: id of the tenant that waits for it."""
+    this_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    amounts = {**_RESOURCES, "nvidia.com/gpu": "1"}
+    container = {
+        "name": "holder",
+        "image": image,
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    spec: dict[str, Any] = {
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [this_node]}}
+        },
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "enableServiceLinks": False,
+        "priorityClassName": priority_class,
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 1,
+        "tolerations": [dict(each) for each in tolerations],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {HOLDER_LABEL: "true", "app.kubernetes.io/part-of": GROUP.partition(".")[0]},
+            "annotations": {
+                HOLDER_FOR_ANNOTATION: tenant,
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+            },
+        },
+        "spec": spec,
+    }

@@ -1,0 +1,63 @@
+"""Holders in the ledger of a node. Pure: rows, Pods and the agent's report go in, the rows as they should be come out.
+
+Guarantees:
+- HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never again once it is
+  Releasing.
+- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, is Releasing from then on; its row stays until the
+  Pod is confirmed to be gone and no tenant has a row on its GPU.
+- HR3 none-given-back-in-use: a holder is given back only where no row of the ledger, and none that is decided, has its
+  GPU.
+- Every Pod of a holder has a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from sharepod.api.gpunode import Gpu, HolderState, PluginHolder
+from sharepod.api.objects import MAX_GPUS
+from sharepod.controller.state.holders_seen import HolderPod
+
+
+def holder_rows(
+    rows: Sequence[PluginHolder],
+    pods: Iterable[HolderPod],
+    gpus: Iterable[Gpu],
+    *,
+    in_use: Collection[str],
+    giving_back: Collection[str],
+    gone: Collection[str],
+) -> tuple[PluginHolder, ...]:
+    """Return the rows of a node's holders.
+
+    Args:
+        rows: the rows as the API server has them.
+        pods: the Pods of the node's holders that are there.
+        gpus: the GPUs as the agent reports them.
+        in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
+        giving_back: ids of the holders that are to be given back.
+        gone: ids of the holders whose Pods are confirmed to have ended.
+    """
+    there = {pod.uid: pod for pod in pods}
+    shown = {gpu.holder: gpu.uuid for gpu in gpus if gpu.held and gpu.holder is not None}
+    elsewhere = {gpu.uuid for gpu in gpus if gpu.taken}
+    held = {row.uuid for row in rows if row.state is HolderState.HELD}
+    result: list[PluginHolder] = []
+    for row in rows:
+        pod = there.get(row.id)
+        lost = row.id in gone or (pod is not None and pod.deleting)
+        if row.id in gone and row.uuid not in in_use:
+            continue
+        uuid = shown.get(row.id)
+        given_back = row.id in giving_back and row.uuid not in in_use
+        if lost or given_back or (row.state is HolderState.HELD and row.uuid in elsewhere):
+            row = row.model_copy(update={"state": HolderState.RELEASING})
+        elif row.state is HolderState.PENDING and pod is not None and uuid is not None and uuid not in held:
+            row = row.model_copy(update={"state": HolderState.HELD, "uuid": uuid})
+            held.add(uuid)
+        result.append(row)
+    known = {row.id for row in rows}
+    for pod in there.values():
+        if pod.uid not in known and not pod.deleting and len(result) < MAX_GPUS:
+            result.append(PluginHolder(id=pod.uid, pod_name=pod.name, state=HolderState.PENDING))
+    return tuple(result)

@@ -1,0 +1,294 @@
+"""Reconciles the holders of one node: Pods that take GPUs from NVIDIA's device plugin, so that tenants share them.
+
+Guarantees:
+- Pod first, row second: a holder that was created is found again by its Pod, whatever ends in between.
+- A holder that has no GPU for `holder_pending` is withdrawn, and its tenant kept away from the node for a while.
+- A holder whose GPU has had no tenant for `holder_idle` is given back: first its row says Releasing, then its Pod goes.
+- Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
+- Absence of a Pod is confirmed by a GET before anything is concluded from it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from sharepod.api.gpunode import KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
+from sharepod.api.holder_pod import holder_pod
+from sharepod.api.objects import HOLDER_PREFIX
+from sharepod.controller.apiserver.client import PODS, Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.decisions.holder_rows import holder_rows
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.holders_seen import HolderPod, WantedHolder
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from sharepod.placement.state.types import NewHolder, PlacementRequest
+
+from .settings import OperatorSettings
+
+_ENDED = ("Succeeded", "Failed")
+
+log = structlog.get_logger(__name__)
+
+
+class HolderReconciler:
+    """Reconciler of the holders of nodes, by the node's name.
+
+    Args:
+        state: What is known; takes the Pods that are created.
+        client: The API server.
+        ledger: Writes the holders' rows, as `rows` returns them.
+        events: For admins, about GPUNodes.
+        memos: Take what a tenant is to be kept away from.
+        settings: Settings of the operator.
+        clock: Monotonic seconds.
+        retry: Called with a tenant whose holder was given up: it is to be tried elsewhere.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        ledger: LedgerWriter,
+        events: Events,
+        memos: TenantMemos,
+        settings: OperatorSettings,
+        clock: Callable[[], float],
+        retry: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._seen = state.holders
+        self._client = client
+        self._ledger = ledger
+        self._events = events
+        self._memos = memos
+        self._settings = settings
+        self._clock = clock
+        self._retry = retry
+        self._gone: set[str] = set()
+        """Ids of holders whose Pods are confirmed to have ended, until their rows are gone."""
+        self._since: dict[tuple[str, HolderState], float] = {}
+        """By id and state: since when a holder has no GPU, or its GPU has no tenant."""
+        self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
+
+    async def run(self) -> None:
+        """Reconcile nodes from the queue until cancelled."""
+        await self.queue.run()
+
+    def clear(self) -> None:
+        """Forget what is to be done: leadership was lost."""
+        self.queue.clear()
+        self._seen.clear()
+        self._since.clear()
+        self._gone.clear()
+
+    def want(self, request: PlacementRequest, place: NewHolder) -> None:
+        """Let holders be created that make a place for a request."""
+        names = (f"{HOLDER_PREFIX}{uuid.uuid4().hex[:12]}" for _ in range(place.count))
+        wanted = [WantedHolder(name=name, node=place.node, tenant=str(request.tenant)) for name in names]
+        log.info("a holder is wanted", node=place.node, tenant=request.tenant, names=[each.name for each in wanted])
+        self._seen.want(wanted)
+
+    def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
+        """Return the holders as the ledger of a node should have them."""
+        return holder_rows(
+            base.spec.holders,
+            self._seen.on(base.name),
+            base.status.gpus,
+            in_use=self._in_use(base),
+            giving_back=self._seen.giving_back,
+            gone=self._gone,
+        )
+
+    async def reconcile(self, node: str) -> None:
+        """Bring the holders of one node a step further. Raises `ApiError` and `NotLeadingError`.
+
+        1. Create the holders that are wanted.
+        2. Confirm which Pods of holders are gone; remove those that have ended.
+        3. Decide which holders to withdraw or to give back, and write the rows.
+        4. Delete the Pods of holders whose rows say Releasing.
+        5. End the tenants of GPUs that no holder has.
+        """
+        for wanted in self._seen.wanted_on(node):
+            await self._create(wanted)
+        gpunode = self._state.gpunodes.named(node)
+        await self._confirm_gone(node, gpunode)
+        if gpunode is None or gpunode.ledger_error is not None:
+            return
+        self._give_back(gpunode)
+        if self.rows(gpunode) != gpunode.spec.holders:
+            self._ledger.add(node)
+        await self._delete_released(gpunode)
+        await self._end_homeless(gpunode)
+
+    def _in_use(self, gpunode: GpuNodeFacts) -> set[str]:
+        """Return the UUIDs of the GPUs that tenants have, by the ledger or by a decision."""
+        rows = (row.gpus for row in gpunode.spec.tenants)
+        decided = (row.gpus for row in self._state.cluster.reservations(gpunode.name))
+        return {str(gpu) for gpus in (*rows, *decided) for gpu in gpus}
+
+    # Creating
+
+    async def _create(self, wanted: WantedHolder) -> None:
+        settings, namespace = self._settings, self._seen.namespace
+        body = holder_pod(
+            wanted.name,
+            namespace,
+            node=wanted.node,
+            tenant=wanted.tenant,
+            image=settings.holder_image,
+            priority_class=settings.holder_priority_class,
+            tolerations=[toleration.manifest() for toleration in settings.tolerations],
+        )
+        try:
+            made = await self._client.create(PODS, body, namespace, strict=True)
+        except AlreadyExistsError:  # an answer was lost
+            made = await self._client.get(PODS, wanted.name, namespace)
+        except (ForbiddenError, InvalidError) as error:
+            self._seen.unwant(wanted)
+            self._give_up(wanted.node, wanted.tenant, f"lets no holder be created: {error.message}")
+            self._warn(wanted.node, "HolderRefused", f"the API server refuses a holder: {error.message}")
+            return
+        self._state.other_pods.put(made)
+        self._seen.unwant(wanted)
+        log.info("created a holder", node=wanted.node, pod=wanted.name, tenant=wanted.tenant)
+
+    def _give_up(self, node: str, tenant: str, why: str) -> None:
+        """Keep a tenant away from a node that gave it no GPU, and let it be tried elsewhere."""
+        if not tenant:
+            return
+        memo = self._memos.of(tenant)
+        memo.avoid[node] = (why, self._clock() + memo.next_pause_s(self._settings.holder_pending))
+        self._retry(tenant)
+
+    # Ends
+
+    async def _confirm_gone(self, node: str, gpunode: GpuNodeFacts | None) -> None:
+        """Find out, by live reads, which holders have ended whose Pods are not among those that are there."""
+        for pod in self._seen.lost_on(node):
+            if await self._has_ended(pod.name, pod.uid):
+                self._gone.add(pod.uid)
+                row = next((each for each in (gpunode.spec.holders if gpunode else ()) if each.id == pod.uid), None)
+                if row is None or row.state is HolderState.PENDING:
+                    self._give_up(node, pod.tenant, "did not give a holder a GPU: its Pod has ended")
+            self._seen.lost.pop(pod.uid, None)
+        rows = gpunode.spec.holders if gpunode is not None else ()
+        for row in rows:
+            unseen = row.id not in self._gone and self._seen.there(row.id) is None
+            if unseen and row.pod_name and await self._has_ended(row.pod_name, row.id):
+                self._gone.add(row.id)
+        if gpunode is not None:
+            self._forget_all_but(gpunode)
+
+    async def _has_ended(self, name: str, uid: str) -> bool:
+        """Return whether a holder's Pod has ended; one that has is removed, one that has not is taken in."""
+        try:
+            raw = await self._client.get(PODS, name, self._seen.namespace)
+        except NotFoundError:
+            return True
+        if str(raw["metadata"]["uid"]) != uid:
+            return True
+        if (raw.get("status") or {}).get("phase") not in _ENDED:
+            self._state.other_pods.put(raw)
+            return False
+        await self._delete(name, uid)
+        return True
+
+    async def _delete(self, name: str, uid: str) -> None:
+        try:
+            await self._client.delete(PODS, name, self._seen.namespace, uid=uid)
+        except (NotFoundError, ConflictError):
+            return
+
+    def _forget_all_but(self, gpunode: GpuNodeFacts) -> None:
+        """Forget holders of which neither a row nor a Pod is left."""
+        rows = {row.id for item in self._state.gpunodes for row in item.spec.holders}
+        self._gone &= rows
+        kept = {uid for uid in self._seen.giving_back if uid in rows or self._seen.there(uid) is not None}
+        self._seen.giving_back.intersection_update(kept)
+        self._since = {key: at for key, at in self._since.items() if key[0] in rows}
+
+    # Giving back
+
+    def _give_back(self, gpunode: GpuNodeFacts) -> None:
+        """Mark the holders that are due: without a GPU for too long, or with one that nobody uses."""
+        node, now, in_use = self._state.nodes.named(gpunode.name), self._clock(), self._in_use(gpunode)
+        ours = node is not None and node.pool == Pool.DEVICE_PLUGIN
+        for row in gpunode.spec.holders:
+            key = (row.id, row.state)
+            pod = self._seen.there(row.id)
+            if row.id in self._seen.giving_back or pod is None or row.state is HolderState.RELEASING:
+                continue
+            if row.uuid is not None and row.uuid in in_use:
+                self._since.pop(key, None)
+                continue
+            pending = row.state is HolderState.PENDING
+            patience = self._settings.holder_pending if pending else self._settings.holder_idle
+            due = self._since.setdefault(key, now) + (patience if ours else 0.0)
+            if now < due:
+                self.queue.add_after(gpunode.name, due - now)
+                continue
+            self._seen.giving_back.add(row.id)
+            self._seen.follow(gpunode.name)
+            self._state.refresh_node(gpunode.name)
+            self._tell_given_back(gpunode, pod, pending=pending)
+
+    def _tell_given_back(self, gpunode: GpuNodeFacts, pod: HolderPod, *, pending: bool) -> None:
+        if not pending:
+            log.info("a holder is given back", node=gpunode.name, pod=pod.name)
+            self._events.normal(
+                KIND, gpunode, "HolderGivenBack", "Release", f"{pod.name} had no tenants: its GPU goes back"
+            )
+            return
+        why = f"got no GPU within {self._settings.holder_pending:g} s"
+        log.info("a holder is withdrawn", node=gpunode.name, pod=pod.name, why=why)
+        self._events.warning(KIND, gpunode, "HolderWithdrawn", "Release", f"{pod.name} {why} and is withdrawn")
+        self._give_up(gpunode.name, pod.tenant, f"has NVIDIA's device plugin, of which a holder {why}")
+
+    async def _delete_released(self, gpunode: GpuNodeFacts) -> None:
+        for row in gpunode.spec.holders:
+            pod = self._seen.there(row.id)
+            if row.state is HolderState.RELEASING and pod is not None and not pod.deleting:
+                await self._delete(pod.name, pod.uid)
+
+    # Lost GPUs
+
+    async def _end_homeless(self, gpunode: GpuNodeFacts) -> None:
+        """End the tenants with a GPU that no holder has: it may be another pod's by now."""
+        if gpunode.spec.pool is not Pool.DEVICE_PLUGIN:
+            return
+        held = {row.uuid for row in gpunode.spec.holders if row.state is HolderState.HELD}
+        for row in gpunode.spec.tenants:
+            if row.state is TenantState.RESERVED and not held.issuperset(row.gpus):
+                for pod in self._pods_of(row):
+                    if not pod.deleting and not pod.ended:
+                        await self._end(gpunode, pod)
+
+    def _pods_of(self, row: Tenant) -> Iterator[PodFacts | ClaimPodFacts]:
+        pod, claim = self._state.pod_of(row.id), self._state.seen_claims.claims.get(row.id)
+        if pod is not None:
+            yield pod
+        if claim is not None:
+            yield from self._state.seen_claims.users(claim)
+
+    async def _end(self, gpunode: GpuNodeFacts, pod: PodFacts | ClaimPodFacts) -> None:
+        text = f"ended {pod.namespace}/{pod.name}: the holder of its GPU is gone, so the device plugin may give it away"
+        self._events.warning(KIND, gpunode, "HolderLost", "Evict", text)
+        log.warning("ends a tenant whose GPU no holder has", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")
+        try:
+            await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
+        except (NotFoundError, ConflictError):
+            return
+
+    def _warn(self, node: str, reason: str, text: str) -> None:
+        gpunode = self._state.gpunodes.named(node)
+        if gpunode is not None:
+            self._events.warning(KIND, gpunode, reason, "Hold", text)

@@ -1,0 +1,126 @@
+"""Nodes of NVIDIA's device plugin under the real API server and scheduler: the kubelet and the agent are played."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from cluster.operator_world import GPUNODES, World, a_world, wait
+from harness.api import ApiError, Object
+from harness.installation import NAMESPACE
+from sharepod.api.objects import HOLDER_LABEL
+
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as made:
+        yield made
+
+
+def plugin_node(world: World, prefix: str) -> str:
+    """A node of pool `device-plugin` whose plugin has two GPUs for pods."""
+    (name,) = world.nodes(prefix, pool="device-plugin", agents=False)
+    amounts = {GPU: "2"}
+    world.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
+    world.agents.start(name)
+    return name
+
+
+def native(world: World, namespace: str, name: str, on: str) -> str:
+    """Create a Pod with a whole GPU of the plugin; return its path."""
+    limits = {"limits": {GPU: "1"}}
+    container = {"name": "main", "image": "test", "resources": limits}
+    spec = {"nodeSelector": {"test": on}, "containers": [container], "terminationGracePeriodSeconds": 0}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def holders(world: World, node: str) -> list[Object]:
+    rows: list[Object] = world.api.get(f"{GPUNODES}/{node}")["spec"].get("holders") or []
+    return rows
+
+
+def holder_pods(world: World, node: str) -> list[Object]:
+    pods = world.cluster.pods(NAMESPACE, selector=HOLDER_LABEL)
+    return [pod for pod in pods if pod["spec"].get("nodeName") == node]
+
+
+@pytest.mark.promise("placement-holder", "placement-holder-idle", "placement-device-plugin")
+def test_sharepods_share_a_gpu_that_a_holder_has_and_it_goes_back_when_they_have_ended(world: World) -> None:
+    node = plugin_node(world, "plug")
+    namespace = world.cluster.namespace("plug")
+    world.apply(namespace, "one", {"request": 0.4}, on="plug")
+    world.phase(namespace, "one", "Running")
+    world.apply(namespace, "two", {"request": 0.6}, on="plug")
+    world.phase(namespace, "two", "Running")
+    (holder,) = holders(world, node)
+    assert holder["state"] == "Held"
+    assert {gpu for row in world.rows(node) for gpu in row["gpus"]} == {holder["uuid"]}
+    (pod,) = holder_pods(world, node)
+    assert (pod["spec"]["priority"], pod["spec"]["preemptionPolicy"]) == (1_000_000_000, "Never")
+    # whole GPUs stay with who asks for them: the other one is free, the held one is not
+    first, second = (native(world, namespace, name, "plug") for name in ("whole", "waits"))
+    world.cluster.wait_for(first, lambda seen: seen and seen["spec"].get("nodeName"), what="a whole GPU")
+    world.apply(namespace, "three", {"request": 0.5}, on="plug")
+    assert "with NVIDIA's device plugin and no holder" in world.condition(namespace, "three", "Placed", status="False")
+    for name in ("one", "two", "three"):
+        world.delete(namespace, name)
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU given back")
+    world.cluster.wait_for(second, lambda seen: seen and seen["spec"].get("nodeName"), what="the GPU given back used")
+
+
+@pytest.mark.promise("placement-holder-crash")
+def test_an_operator_that_is_killed_leaves_one_holder_for_a_sharepod_and_none_after_it(world: World) -> None:
+    node = plugin_node(world, "kill")
+    namespace = world.cluster.namespace("kill")
+    world.apply(namespace, "one", {"request": 0.4}, on="kill")
+    for number, seen in enumerate((lambda: holder_pods(world, node), lambda: holders(world, node))):
+        wait(seen, what="a trace of a holder", interval=0.005)
+        assert world.operator is not None
+        world.operator.stop(grace=0)
+        world.start_operator(f"after-{number}")
+    world.phase(namespace, "one", "Running", timeout=40)
+    wait(lambda: [row["state"] for row in holders(world, node)] == ["Held"], what="one holder")
+    world.delete(namespace, "one")
+    wait(lambda: [row["state"] for row in holders(world, node)] == ["Releasing"], what="a release", interval=0.005)
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator("last")
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU given back", timeout=40)
+
+
+@pytest.mark.promise("security-holders")
+def test_nobody_else_makes_or_deletes_holders(world: World) -> None:
+    node = plugin_node(world, "guard")
+    namespace = world.cluster.namespace("guard")
+    world.apply(namespace, "one", {"request": 0.4}, on="guard")
+    world.phase(namespace, "one", "Running")
+    (pod,) = holder_pods(world, node)
+    name = pod["metadata"]["name"]
+    world.cluster.kubectl("create", "rolebinding", "eve", "--clusterrole=edit", "--user=eve", "-n", NAMESPACE)
+    eve = world.cluster.user_kubeconfig("eve")
+
+    def refused(*command: str, text: str | None = None) -> str:
+        done = world.cluster.kubectl(*command, "-n", NAMESPACE, kubeconfig=eve, check=False, input=text)
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "holds a GPU of NVIDIA's device plugin" in refused("delete", "pod", name)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+    said = refused("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+    assert "holds a GPU of NVIDIA's device plugin" in said
+    assert "stays there" in refused("label", "pod", name, f"{HOLDER_LABEL}-")
+    forged = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "labels": {HOLDER_LABEL: "true"}}}
+    body = json.dumps(forged | {"spec": {"containers": [{"name": "main", "image": "test"}]}})
+    assert "operator's own pods alone" in refused("create", "-f", "-", text=body)
+    with pytest.raises(ApiError) as evicted:
+        world.cluster.api_for(world.cluster.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node)).delete(
+            f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
+        )
+    assert evicted.value.code == 403
+    assert [row["state"] for row in holders(world, node)] == ["Held"]

@@ -1,0 +1,221 @@
+"""Holders on nodes of NVIDIA's device plugin: made, held, given back, withdrawn and lost, whatever ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from doubles.apiserver.server import api_server
+from sharepod.api.objects import HOLDER_FOR_ANNOTATION, HOLDER_LABEL, POOL_LABEL
+from sharepod.controller.apiserver.client import NotLeadingError
+from sharepod.kube import ApiError, Json
+from unit.controller.acting_world import PATIENCE_S, World, acting, acting_world
+
+GPU = "GPU-node-a-0"
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        plugin_node(made)
+        yield made
+
+
+def plugin_node(world: World, name: str = "node-a", gpus: int = 1) -> None:
+    """A node of pool `device-plugin`, whose plugin has given no GPU away."""
+    world.node(name, gpus)
+    labels = {POOL_LABEL: "device-plugin", "kubernetes.io/hostname": name}
+    world.change("nodes", name, lambda item: item["metadata"].update(labels=labels))
+    world.change(
+        "nodes", name, lambda item: item["status"]["allocatable"].update({"nvidia.com/gpu": str(gpus)}), status=True
+    )
+    world.change("gpunodes", name, lambda item: item.update(spec={"pool": "device-plugin"}))
+    kubelet_gives(world, name)
+
+
+def holder_pods(world: World, node: str = "node-a") -> list[Json]:
+    pods = world.server.storage.select(world.kind("pods"), "system")
+    return [pod for pod in pods if HOLDER_LABEL in pod["metadata"].get("labels", {}) and node in str(pod["spec"])]
+
+
+def holders(world: World, node: str = "node-a") -> list[str]:
+    """States of the holders in the ledger."""
+    rows = (world.read("gpunodes", node) or {})["spec"].get("holders", ())
+    return [row["state"] for row in rows]
+
+
+def change_holder(world: World, pod: Json, status: bool = False, **fields: Json) -> None:
+    def changed(item: Json) -> Json:
+        return item | {name: {**(item.get(name) or {}), **field} for name, field in fields.items()}
+
+    world.server.storage.update(world.kind("pods"), "system", pod["metadata"]["name"], changed, status=status)
+
+
+def kubelet_gives(world: World, node: str = "node-a", pod: Json | None = None, *, taken: bool = False) -> None:
+    """The kubelet gives the GPU to this holder, or to nobody of ours; the agent sees it."""
+    if pod is not None:
+        change_holder(world, pod, spec={"nodeName": node})
+    whose = {"holder": pod["metadata"]["uid"]} if pod else {}
+    gpu = world.gpu(node, held=pod is not None, taken=taken, **whose)
+    world.change("gpunodes", node, lambda item: item["status"].update(gpus=[gpu]), status=True)
+
+
+def kubelet_ends(world: World, pod: Json) -> None:
+    world.server.storage.finish_deletion(world.kind("pods"), "system", pod["metadata"]["name"])
+
+
+async def wanted(world: World) -> Json:
+    """A SharePod waits, and a holder is made for it; its Pod."""
+    await world.gated(restartPolicy="Always")
+    world.place()
+    await world.until_answered(world.tenant)
+    await world.look_at_holders()
+    (pod,) = holder_pods(world)
+    return pod
+
+
+async def held(world: World, *, placing: bool = True) -> Json:
+    """A holder has a GPU by the ledger; its Pod. `placing`: its tenant is placed on it."""
+    pod = await wanted(world)
+    world._placing = placing
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Pending"])
+    kubelet_gives(world, "node-a", pod)
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Held"])
+    return pod
+
+
+@pytest.mark.promise("placement-holder")
+async def test_a_sharepod_gets_a_gpu_that_a_holder_takes_for_it(world: World) -> None:
+    pod = await held(world)
+    assert pod["metadata"]["annotations"][HOLDER_FOR_ANNOTATION] == world.tenant
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    await world.relist()
+    await world.until(lambda: world.tenant in world.rows())
+    assert world.rows()[world.tenant]["gpus"] == [GPU]
+    assert len(holder_pods(world)) == 1
+
+
+@pytest.mark.promise("placement-holder-idle")
+async def test_a_holder_with_a_tenant_stays(world: World) -> None:
+    await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    for _ in range(2):
+        world.now += world.settings.holder_idle + 1
+        await world.look_at_holders()
+    assert holders(world) == ["Held"]
+
+
+@pytest.mark.promise("placement-holder-idle")
+async def test_a_holder_without_tenants_is_given_back_after_a_while_row_before_pod(world: World) -> None:
+    pod = await held(world, placing=False)
+    await world.look_at_holders()
+    assert world.due_in("node-a", world.holders.queue) is not None
+    world.now += world.settings.holder_idle + 1
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+    assert not world.server.made("delete", "pods")
+    await world.look_at_holders()
+    assert "deletionTimestamp" in holder_pods(world)[0]["metadata"]
+    kubelet_ends(world, pod)
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == [])
+
+
+async def test_a_gpu_that_is_to_be_given_back_takes_no_tenant_before_the_ledger_says_so(world: World) -> None:
+    await held(world, placing=False)
+    await world.look_at_holders()
+    account = world.state.cluster.node("node-a")
+    assert account is not None
+    assert account.gpus[0].state.held
+    world.now += world.settings.holder_idle + 1
+    world.state.holders.giving_back.clear()
+    gpunode = world.state.gpunodes.named("node-a")
+    assert gpunode is not None
+    world.holders._give_back(gpunode)
+    assert not account.gpus[0].state.held
+
+
+@pytest.mark.promise("placement-holder-withdrawn")
+async def test_a_holder_that_gets_no_gpu_is_withdrawn_and_its_tenant_placed_elsewhere(world: World) -> None:
+    await wanted(world)
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Pending"])
+    plugin_node(world, "node-b")
+    await world.look_at_holders()
+    world.now += world.settings.holder_pending + 1
+    world.renew("node-a")
+    world.renew("node-b")
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+    await world.until(lambda: len(world.told("HolderWithdrawn")) == 1)
+    await world.look_at_holders()
+    assert holder_pods(world) == [], "one that is not bound goes at once"
+    await world.look_at_holders("node-b")
+    (second,) = holder_pods(world, "node-b")
+    assert second["metadata"]["annotations"][HOLDER_FOR_ANNOTATION] == world.tenant
+
+
+@pytest.mark.promise("placement-holder-lost")
+@pytest.mark.parametrize("how", ["deleted", "failed", "taken"])
+async def test_tenants_of_a_gpu_whose_holder_is_lost_are_ended(world: World, how: str) -> None:
+    pod = await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    await world.look()
+    world.pod_phase("Running")
+    await world.look()
+    name = pod["metadata"]["name"]
+    if how == "deleted":
+        world.server.storage.delete(world.kind("pods"), "system", name)
+    elif how == "failed":
+        failed = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+        world.server.storage.update(
+            world.kind("pods"), "system", name, lambda item: item | {"status": failed}, status=True
+        )
+    else:
+        kubelet_gives(world, taken=True)
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+    await world.look_at_holders()
+    await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
+    await world.until(lambda: len(world.told("HolderLost")) == 1)
+
+
+@pytest.mark.promise("placement-holder-crash")
+@pytest.mark.parametrize("writes", range(6))
+async def test_an_operator_that_dies_between_any_two_writes_leaves_no_holder_to_its_successor(writes: int) -> None:
+    async with api_server() as server:
+        async with acting(server) as first:
+            plugin_node(first)
+            await first.gated(restartPolicy="Always")
+            first.place()
+            await first.until_answered(first.tenant)
+            first._placing = False
+            first.writes_left = writes
+            with contextlib.suppress(ApiError, NotLeadingError):
+                for _ in range(8):
+                    await a_minute(first)
+        async with acting(server, after=first) as second:
+            second._placing = False
+            async with asyncio.timeout(6 * PATIENCE_S):
+                while holders(second) or holder_pods(second):
+                    await a_minute(second)
+    assert first.died
+
+
+async def a_minute(world: World) -> None:
+    """The kubelet gives GPUs to holders and ends those that are deleted; the operator looks, and has time to write."""
+    for pod in holder_pods(world):
+        if "deletionTimestamp" in pod["metadata"]:
+            kubelet_ends(world, pod)
+            kubelet_gives(world)
+        elif "nodeName" not in pod["spec"]:
+            kubelet_gives(world, "node-a", pod)
+    world.now += world.settings.holder_idle + 1
+    world.renew()
+    await world.look_at_holders()
+    await asyncio.sleep(0.05)
