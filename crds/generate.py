@@ -21,7 +21,7 @@ from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_po
 from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
-from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
+from sharepod.api.crd.definitions import STAYS, gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 from sharepod.api.crd.served_versions import with_versions
 from sharepod.api.gpunode import KIND as GPUNODE
@@ -81,6 +81,9 @@ def checked_in_pod_spec() -> Schema:
         schema.pop(made, None)
     for field in schema["properties"].values():
         field.pop("description", None)
+        rules = [rule for rule in field.pop("x-kubernetes-validations", []) if rule["rule"] != STAYS]
+        if rules:
+            field["x-kubernetes-validations"] = rules
     return schema
 
 

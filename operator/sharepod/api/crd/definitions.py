@@ -36,6 +36,8 @@ from .schema import Schema, by_key, model_schema
 
 Rule = dict[str, str]
 
+STAYS = "self == oldSelf"
+"""Rule of a field that stays as it was created."""
 _UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
 """Status of a SharePod that no operator has looked at yet. By the generation, tools that go by kstatus (Helm, Flux) see
 that it is on its way; without it they take what has no conditions for ready."""
@@ -80,8 +82,8 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             if name not in OWN_FIELDS
         },
     }
-    spec["x-kubernetes-validations"] = _fixed_pod_rules(spec)
     _as_a_pod_takes_them(spec["properties"])
+    spec["x-kubernetes-validations"] = _fix_pod(spec)
     status = model_schema(SharePodStatus)
     status["default"] = dict(_UNSEEN)
     by_key(status, "conditions", key="type")
@@ -336,7 +338,7 @@ def gpu_schema() -> Schema:
             },
         },
     }
-    schema["x-kubernetes-validations"] = [*_together_rules(), *_fixed_gpu_rules(schema["properties"])]
+    schema["x-kubernetes-validations"] = [*_together_rules(), *_fix_gpu(schema)]
     return schema
 
 
@@ -453,35 +455,38 @@ def _together_rules() -> list[Rule]:
     ]
 
 
-def _fixed_gpu_rules(properties: Schema) -> list[Rule]:
-    """Return the rules by which all of the gpu block but `MUTABLE` stays as it was created."""
-    allowed = f"(only {listed(MUTABLE)} can)"
-    return [_fixed(name, allowed) for name in properties if name not in MUTABLE]
+def _fix_gpu(schema: Schema) -> list[Rule]:
+    """Let all of the gpu block but `MUTABLE` stay as it was created: add rules to its fields, return those beside."""
+    names = [name for name in schema["properties"] if name not in MUTABLE]
+    return _fix(schema, names, f"(only {listed(MUTABLE)} can)")
 
 
-def _fixed_pod_rules(pod_spec: Schema) -> list[Rule]:
-    """Return the rules by which the gpu block stays and the PodSpec does not change.
+def _fix_pod(spec: Schema) -> list[Rule]:
+    """Let the gpu block stay and the PodSpec as it was created: add rules to its fields, return those beside.
 
     CEL cannot compare a map of quantities, because no type of a CRD stands for a quantity: the admission policy does.
     """
-    allowed = f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)"
-    fields = [
+    names = [
         name
-        for name, field in pod_spec["properties"].items()
+        for name, field in spec["properties"].items()
         if name not in OWN_FIELDS and "type" in field.get("additionalProperties", {"type": ""})
     ]
     gpu = "cannot be added to or taken from a SharePod that exists; delete it and create it again"
-    return [
-        _rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"),
-        *(_fixed(name, allowed) for name in fields),
-    ]
+    allowed = f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)"
+    return [_rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"), *_fix(spec, names, allowed)]
 
 
-def _fixed(name: str, allowed: str) -> Rule:
-    """Return the rule of an object by which one of its fields neither changes nor comes nor goes."""
-    new, old = f"self.{name}", f"oldSelf.{name}"
-    return _rule(
-        f"has({new}) == has({old}) && (!has({new}) || {new} == {old})",
-        f"cannot be changed {allowed}; delete the SharePod and create it again",
-        field=name,
-    )
+def _fix(schema: Schema, names: Sequence[str], allowed: str) -> list[Rule]:
+    """Let fields of an object neither change nor come nor go: add a rule to each, return the rule of the object.
+
+    The API server works out all rules at each write, of a status too. A rule of a field costs only where the field is;
+    each access to a field of an object costs a walk over all fields of its schema, of which a PodSpec has forty. So the
+    object's rule looks at its fields only where something has changed.
+    """
+    for name in names:
+        rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])
+        rules.append(_rule(STAYS, f"cannot be changed {allowed}; delete the SharePod and create it again"))
+    kept = " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in names)
+    which = "".join(f"has(self.{name}) != has(oldSelf.{name}) ? '{name}' : " for name in names)
+    text = f"cannot be added or removed {allowed}; delete the SharePod and create it again"
+    return [_rule(f"{STAYS} || ({kept})", f"a field {text}", expression=f"({which}'a field') + ' {text}'")]

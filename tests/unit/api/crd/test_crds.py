@@ -151,6 +151,21 @@ def test_every_rule_has_a_message_that_stands_alone() -> None:
         assert rule["message"], rule["rule"]
 
 
+def test_what_stays_is_ruled_at_its_own_field_as_a_rule_of_the_whole_spec_costs_every_status_write(
+    checked_in: dict[str, Any],
+) -> None:
+    spec = schema_of(checked_in)["properties"]["spec"]
+    rules = [rule["rule"] for rule in spec["x-kubernetes-validations"]]
+    assert len(rules) == 2
+    assert rules[1].startswith("self == oldSelf || ("), (
+        "only where something has changed its forty fields are looked at"
+    )
+    for name, field in spec["properties"].items():
+        stays = name not in OWN_FIELDS and name != "overhead"  # quantities, which CEL cannot compare
+        ruled = "self == oldSelf" in [rule["rule"] for rule in field.get("x-kubernetes-validations", [])]
+        assert (ruled, f"has(self.{name}) == has(oldSelf.{name})" in rules[1]) == (stays, stays), name
+
+
 @pytest.mark.parametrize("model", [GPUNodeSpec, GPUNodeStatus, SharePodStatus])
 def test_a_model_has_the_fields_of_its_schema(model: type[Any]) -> None:
     assert set(model_schema(model)["properties"]) == {field.alias for field in model.model_fields.values()}
