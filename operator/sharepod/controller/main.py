@@ -3,6 +3,7 @@
 Guarantees:
 - A part that fails ends the process with exit status 1; the Deployment starts it again.
 - On SIGTERM it stops acting, gives up its Lease and exits with 0.
+- It runs as any user ID, also one that the container's /etc/passwd does not name.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import sys
 
 import kopf
 import structlog
+from kopf._core.engines.peering import Identity
 
 from sharepod import logs
 
 from . import handlers as handlers
-from .settings import SettingsError, load
+from .settings import OperatorSettings, SettingsError, load
 
 log = structlog.get_logger(__name__)
 
 
-async def _run() -> None:
+async def _run(settings: OperatorSettings) -> None:
     """Run Kopf until a signal. Raise what ended the operator."""
     memo = kopf.Memo(stop=asyncio.Event())
     try:
         await kopf.operator(
+            identity=Identity(settings.identity),  # else Kopf asks for the user's name, which a pod's user may not have
             standalone=True,
             clusterwide=True,
             stop_flag=memo.stop,
@@ -44,7 +47,7 @@ def main() -> None:
         sys.exit(f"sharepod-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_run())
+        asyncio.run(_run(settings))
     except ConnectionError as error:
         sys.exit(f"sharepod-operator: {error}")
     except KeyboardInterrupt:

@@ -14,7 +14,16 @@ from doubles.apiserver.kinds import KINDS, Kind
 from doubles.apiserver.server import ApiServer, api_server
 from unit.logging_program import LoggingProgram
 
-_OPERATOR = ("-c", "from sharepod.controller.main import main; main()")
+_PROGRAM = """
+import os, pwd
+def nobody(uid): raise KeyError(f"uid not found: {uid}")
+pwd.getpwuid = nobody
+for name in ("LOGNAME", "USER", "LNAME", "USERNAME"): os.environ.pop(name, None)
+from sharepod.controller.main import main
+main()
+"""
+"""Runs as a pod's user does, whom no /etc/passwd names."""
+_OPERATOR = ("-c", _PROGRAM)
 _LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
 
 
