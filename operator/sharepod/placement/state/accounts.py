@@ -81,7 +81,6 @@ class GpuAccount:
     """
 
     __slots__ = (
-        "_interactive_most",
         "anti_affinity",
         "exclusions",
         "exclusive",
@@ -90,6 +89,7 @@ class GpuAccount:
         "head_priority",
         "head_tenant",
         "index",
+        "interactive_most",
         "interactive_room",
         "node",
         "owners",
@@ -99,7 +99,7 @@ class GpuAccount:
     )
 
     def __init__(self, node: str, state: GpuState, interactive_most: int) -> None:
-        self._interactive_most = interactive_most
+        self.interactive_most = interactive_most
         self.node = node
         self.state = state
         self.index = state.index
@@ -116,7 +116,7 @@ class GpuAccount:
     @property
     def has_interactive(self) -> bool:
         """True if one of its tenants is interactive."""
-        return self.interactive_room < self._interactive_most
+        return self.interactive_room < self.interactive_most
 
     @property
     def name(self) -> str:
@@ -143,7 +143,7 @@ class GpuAccount:
             if tenant.mode is Mode.EXCLUSIVE:
                 self.exclusive = True
             interactive += tenant.latency is Latency.INTERACTIVE
-        self.interactive_room = max(self._interactive_most - interactive, 0)
+        self.interactive_room = max(self.interactive_most - interactive, 0)
         self.tenants = len(self.rows)
         self.free_milli = WHOLE_GPU - milli
         self.free_memory = self.state.memory - memory

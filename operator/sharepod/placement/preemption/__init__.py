@@ -1,0 +1,1 @@
+"""Preemption: who makes room for a request of higher priority."""

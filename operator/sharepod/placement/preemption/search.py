@@ -1,0 +1,174 @@
+"""Search: the cheapest set of units that frees what a request is short of. Pure.
+
+Guarantees:
+- Exact within `_VISITS` steps: no set of units that frees enough costs less. Beyond that, the cheapest set found so far
+  stands, which is never worse than the one that `_greedy` gives.
+- No unit of the answer is superfluous: without any one of them something is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .shortage import Amounts, Dimension, Frees
+from .victims import BOUNDED_ITEMS, PlanCost, Unit, cost_of
+
+_VISITS = 4096
+"""Steps for one set of GPUs: every set of twelve units, and more where the bounds cut; some 10 ms at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Units that free enough, with their cost."""
+
+    cost: PlanCost
+    evict: tuple[Unit, ...]
+    lower: tuple[Unit, ...]
+
+
+def cheapest_set(
+    short: Amounts,
+    units: Sequence[tuple[Unit, Frees]],
+    forced: Sequence[Unit],
+    *,
+    below: PlanCost | None = None,
+) -> Chosen | None:
+    """Return the cheapest set of units, all of `forced` among those evicted; None if none frees enough.
+
+    Args:
+        units: Those that may go, `forced` among them.
+        below: Only a set of at most this cost is wanted.
+    """
+    search = _Search(short, units, forced, below)
+    search.run()
+    return search.best
+
+
+class _Search:
+    """Depth-first search over units: each is evicted, lowered or left, bounded by the best set so far."""
+
+    def __init__(
+        self, short: Amounts, units: Sequence[tuple[Unit, Frees]], forced: Sequence[Unit], below: PlanCost | None
+    ) -> None:
+        self.best: Chosen | None = None
+        self._below = below
+        self._forced = list(forced)
+        names = {unit.name for unit in forced}
+        self._short = dict(short)
+        for unit, frees in units:
+            if unit.name in names:
+                self._short = _less(self._short, frees.by_end)
+        useful = [
+            item for item in units if item[0].name not in names and any(name in self._short for name in item[1].by_end)
+        ]
+        self._units = sorted(useful, key=self._usefulness)
+        self._left = self._most_that_is_left()
+        self._visits = 0
+
+    def run(self) -> None:
+        """Find the best set."""
+        if not _covers(self._left[0], self._short):
+            return
+        self._greedy()
+        self._visit(0, self._short, self._forced, [])
+
+    def _usefulness(self, item: tuple[Unit, Frees]) -> tuple[int | str, ...]:
+        unit, frees = item
+        part = sum(
+            min(amount, self._short.get(name, 0)) * 1000 // self._short[name]
+            for name, amount in frees.by_end.items()
+            if name in self._short
+        )
+        return (
+            unit.protected,
+            unit.priority,
+            -part,
+            -unit.over_budget_milli,
+            -unit.started,
+            unit.lost_seconds,
+            unit.name,
+        )
+
+    def _most_that_is_left(self) -> list[Amounts]:
+        """Return for each position what all units from there on free together."""
+        sums: list[Amounts] = [{}]
+        for _, frees in reversed(self._units):
+            total = dict(sums[-1])
+            for name, amount in frees.by_end.items():
+                total[name] = total.get(name, 0) + amount
+            sums.append(total)
+        sums.reverse()
+        return sums
+
+    def _greedy(self) -> None:
+        """Take units in order until enough is free, then give back those that are superfluous, the dearest first."""
+        # 1. Lower all that may be lowered, where time alone is short; 2. evict in order.
+        lowered = [item for item in self._units if item[1].by_lowering]
+        short = self._short
+        for _, frees in lowered:
+            short = _less(short, frees.by_lowering)
+        evicted: list[tuple[Unit, Frees]] = []
+        for item in self._units:
+            if not short:
+                break
+            evicted.append(item)
+            lowered = [other for other in lowered if other is not item]
+            short = self._still_short(evicted, lowered)
+        if short:
+            return
+        # 3. Give back.
+        for item in sorted(evicted, key=lambda one: cost_of([one[0]], []), reverse=True):
+            fewer = [other for other in evicted if other is not item]
+            also = [*lowered, item] if item[1].by_lowering else lowered
+            if not self._still_short(fewer, also):
+                evicted, lowered = fewer, also
+        for item in sorted(lowered, key=lambda one: cost_of([], [one[0]]), reverse=True):
+            fewer = [other for other in lowered if other is not item]
+            if not self._still_short(evicted, fewer):
+                lowered = fewer
+        self._offer([*self._forced, *(unit for unit, _ in evicted)], [unit for unit, _ in lowered])
+
+    def _still_short(self, evicted: Sequence[tuple[Unit, Frees]], lowered: Sequence[tuple[Unit, Frees]]) -> Amounts:
+        short = self._short
+        for _, frees in evicted:
+            short = _less(short, frees.by_end)
+        for _, frees in lowered:
+            short = _less(short, frees.by_lowering)
+        return short
+
+    def _visit(self, position: int, short: Amounts, evicted: list[Unit], lowered: list[Unit]) -> None:
+        if not short:
+            self._offer(evicted, lowered)
+            return
+        if position == len(self._units) or self._visits >= _VISITS or not _covers(self._left[position], short):
+            return
+        self._visits += 1
+        unit, frees = self._units[position]
+        if any(name in short for name in frees.by_lowering):
+            self._visit(position + 1, _less(short, frees.by_lowering), evicted, [*lowered, unit])
+        more = [*evicted, unit]
+        if any(name in short for name in frees.by_end) and self._can_be_best(more):
+            self._visit(position + 1, _less(short, frees.by_end), more, lowered)
+        self._visit(position + 1, short, evicted, lowered)
+
+    def _can_be_best(self, evicted: Sequence[Unit]) -> bool:
+        begin = cost_of(evicted, ())[:BOUNDED_ITEMS]
+        known = [cost for cost in (self._below, self.best.cost if self.best is not None else None) if cost is not None]
+        return all(begin <= cost[:BOUNDED_ITEMS] for cost in known)
+
+    def _offer(self, evicted: Sequence[Unit], lowered: Sequence[Unit]) -> None:
+        cost = cost_of(evicted, lowered)
+        if self._below is not None and cost > self._below:
+            return
+        if self.best is None or cost < self.best.cost:
+            self.best = Chosen(cost, tuple(evicted), tuple(lowered))
+
+
+def _less(short: Mapping[Dimension, int], freed: Mapping[Dimension, int]) -> Amounts:
+    """Return what is still short."""
+    return {name: amount - freed.get(name, 0) for name, amount in short.items() if amount > freed.get(name, 0)}
+
+
+def _covers(freed: Mapping[Dimension, int], short: Mapping[Dimension, int]) -> bool:
+    return all(freed.get(name, 0) >= amount for name, amount in short.items())

@@ -1,0 +1,119 @@
+"""Shortage: what a request lacks on certain GPUs of a node, and what each unit there would free of it. Pure.
+
+Guarantees:
+- Amounts are counted as the filters count them: each row at its most, pods as kube-scheduler adds them up.
+- A unit that can stand beside the request nowhere on these GPUs (Exclusive, another exclusion label, the same
+  anti-affinity label) is named as one that has to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sharepod.api.gpunode import Latency, Mode
+from sharepod.api.objects import MAX_TENANTS
+from sharepod.api.units import TenantId
+from sharepod.placement.state.accounts import GpuAccount, NodeAccount, Row
+from sharepod.placement.state.types import PlacementRequest, Resources, label_key
+
+from .victims import Unit
+
+Dimension = str | tuple[str, str]
+"""One amount that can be short: of a GPU (kind and UUID) or of the node (name)."""
+Amounts = dict[Dimension, int]
+
+
+@dataclass(slots=True)
+class Frees:
+    """Amounts that a unit frees: `by_end` when it is evicted, `by_lowering` when its request becomes 0."""
+
+    by_end: Amounts = field(default_factory=dict)
+    by_lowering: Amounts = field(default_factory=dict)
+
+
+def must_end(row: Row, request: PlacementRequest) -> bool:
+    """Return whether a tenant and the request exclude each other on one GPU, however much of it is free."""
+    mine, theirs = request.gpu, row.wanted
+    if Mode.EXCLUSIVE in (mine.mode, theirs.mode):
+        return True
+    if label_key(theirs.namespace, theirs.labels.exclusion) != label_key(request.namespace, mine.labels.exclusion):
+        return True
+    apart = label_key(request.namespace, mine.labels.anti_affinity)
+    return apart is not None and apart == label_key(theirs.namespace, theirs.labels.anti_affinity)
+
+
+def short_of_gpu(gpu: GpuAccount, request: PlacementRequest) -> Amounts:
+    """Return what of a GPU is short for the request; an Exclusive one is short of nothing once all others have left."""
+    asked, uuid = request.gpu, gpu.state.uuid
+    if asked.mode is Mode.EXCLUSIVE:
+        return {}
+    amounts: Amounts = {}
+    if (time := asked.request_milli - gpu.free_milli) > 0:
+        amounts["time", uuid] = time
+    if (memory := asked.memory_on(gpu.state.memory) - gpu.free_memory) > 0:
+        amounts["memory", uuid] = memory
+    if asked.latency is Latency.INTERACTIVE:
+        over = sum(row.wanted.latency is Latency.INTERACTIVE for row in gpu.rows.values()) - gpu.interactive_most + 1
+        if over > 0:
+            amounts["interactive", uuid] = over
+    return amounts
+
+
+def short_of_node(node: NodeAccount, request: PlacementRequest) -> Amounts:
+    """Return what the node itself is short of for the request's Pod."""
+    assert node.state is not None, "only known nodes are looked at"
+    taken, asked = node.taken(), request.pod.resources
+    short = {
+        "pods": taken.pods + 1 - node.state.pods,
+        "rows": len(node.rows) + 1 - MAX_TENANTS,
+        "cpu": asked.cpu_milli - taken.free.cpu_milli if asked.cpu_milli else 0,
+        "memory": asked.memory - taken.free.memory if asked.memory else 0,
+    }
+    for name, amount in asked.extended.items():
+        short[f"extended {name}"] = amount - taken.free.extended.get(name, 0)
+    return {name: amount for name, amount in short.items() if amount > 0}
+
+
+def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: Mapping[Dimension, int]) -> Frees:
+    """Return what a unit frees of what is short on this node and these GPUs."""
+    frees = Frees()
+    for tenant in unit.tenants:
+        row = node.rows.get(tenant)
+        if row is None:
+            continue
+        for gpu in gpus:
+            if tenant in gpu.rows:
+                uuid = gpu.state.uuid
+                _add(frees.by_end, ("time", uuid), row.request_milli)
+                _add(frees.by_end, ("memory", uuid), row.memory)
+                _add(frees.by_end, ("interactive", uuid), int(row.wanted.latency is Latency.INTERACTIVE))
+                if unit.lowerable and _gives_time(row):
+                    _add(frees.by_lowering, ("time", uuid), row.request_milli)
+        _add(frees.by_end, "rows", 1)
+    for name, amount in _of_node(node, unit.tenants).items():
+        _add(frees.by_end, name, amount)
+    frees.by_end = {name: amount for name, amount in frees.by_end.items() if name in short}
+    frees.by_lowering = {name: amount for name, amount in frees.by_lowering.items() if name in short}
+    return frees
+
+
+def _gives_time(row: Row) -> bool:
+    """Return whether a row may have request 0: a whole GPU has no share to change, and Interactive spends a request."""
+    return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
+
+
+def _of_node(node: NodeAccount, tenants: Iterable[TenantId]) -> Amounts:
+    """Return what the pods of these tenants take of the node."""
+    pods = [usage.resources for usage in node.pods.values() if usage.tenant in tenants]
+    seen = {usage.tenant for usage in node.pods.values()}
+    coming = [node.rows[one].wanted for one in tenants if one in node.rows and one not in seen]
+    assumed = [row.needs for row in coming if not row.releasing]
+    total = sum((*pods, *assumed), Resources())
+    amounts: Amounts = {"pods": len(pods) + len(assumed), "cpu": total.cpu_milli, "memory": total.memory}
+    return amounts | {f"extended {name}": amount for name, amount in total.extended.items()}
+
+
+def _add(amounts: Amounts, name: Dimension, amount: int) -> None:
+    if amount:
+        amounts[name] = amounts.get(name, 0) + amount
