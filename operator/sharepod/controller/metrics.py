@@ -118,6 +118,19 @@ EVICTIONS = Counter(
     ["how"],
     registry=LEADERS,
 )
+PREEMPTIONS = Counter(
+    "sharepod_operator_preemptions",
+    "Preemptions by outcome: begun, placed, left (the SharePod waits no longer), refused (by a disruption budget), "
+    "protected (only disruption budgets stand in the way), overtaken, stuck.",
+    ["outcome"],
+    registry=LEADERS,
+)
+VICTIMS = Counter(
+    "sharepod_operator_preemption_victims",
+    "Tenants of lower priority that made room, by how: lowered (request 0), evicted.",
+    ["how"],
+    registry=LEADERS,
+)
 AGENTS_AWAY = Gauge(
     "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=LEADERS
 )

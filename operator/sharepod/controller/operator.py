@@ -35,6 +35,7 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
 from sharepod.controller.tenants.line_templates import LineTemplates
 from sharepod.controller.tenants.pods import PodControl
+from sharepod.controller.tenants.preemptor import Preemptor
 from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import Connection
 from sharepod.placement.state.types import Outlook, Refusal
@@ -143,6 +144,7 @@ class Operator:
             head_reservation_after=settings.keep_after,
             head_reservation_for=settings.keep_for,
             on_holder_wanted=lambda request, place: self.holder_reconciler.want(request, place),
+            preemptions_per_minute=settings.preemptions_per_minute,
         )
         self.holder_reconciler = HolderReconciler(
             self.state, self.client, self.ledger, self.events, self.memos, settings, clock, self.loop.retry
@@ -160,6 +162,16 @@ class Operator:
             listed=lambda: self.watches.claims.listed,
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
+        self.preemptor = Preemptor(
+            self.state,
+            self.client,
+            self.events,
+            self.memos,
+            self.loop.preemptions,
+            self.loop.victims_seen,
+            clock,
+        )
+        self.loop.preemptions.on_begun = self.preemptor.begin
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
@@ -245,6 +257,7 @@ class Operator:
         self._active = False
         self.tenant_reconciler.clear()
         self.claim_reconciler.queue.clear()
+        self.preemptor.queue.clear()
         self.line_templates.queue.clear()
         self.node_reconciler.queue.clear()
         self.holder_reconciler.clear()
@@ -343,6 +356,7 @@ class Operator:
             "claim": self.claim_reconciler.queue,
             "node": self.node_reconciler.queue,
             "holder": self.holder_reconciler.queue,
+            "preemption": self.preemptor.queue,
         }
         for name, queue in queues.items():
             metrics.QUEUE_DEPTH.labels(name).set(len(queue))
@@ -375,6 +389,7 @@ class Operator:
             "ledger": self.ledger.run(),
             "tenants": self.tenant_reconciler.run(),
             "claims": self.claim_reconciler.run(),
+            "preemption": self.preemptor.run(),
             "line templates": self.line_templates.run(),
             "line policy": self.line_policy.run(),
             "attach mode": self.attach_mode.run(),

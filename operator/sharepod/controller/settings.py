@@ -140,6 +140,12 @@ class OperatorSettings(BaseSettings):
     eviction_patience: Annotated[float, Field(ge=0)] = 120
     """With `Evict`: how long a PodDisruptionBudget may refuse the eviction before the Pod is deleted."""
 
+    preemptions_per_minute: Annotated[float, Field(ge=0, le=6000)] = 60
+    """Preemption: most tenants of lower priority that make room for others per minute in the whole cluster, evicted or
+    lowered to request 0. 0 turns preemption off: whoever finds no room waits. A Pod with `preemptionPolicy: Never`
+    waits in any case.
+    """
+
     lease_duration: Seconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
 

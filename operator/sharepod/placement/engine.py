@@ -88,16 +88,18 @@ class Engine:
             wanted = set(request.gpu.uuids)
             named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
             return best(candidates(named, request), request, policy)
-        # 2. A request that may not use the head-of-line reservation: its policy ranks the other GPUs.
-        head = cluster.head_reservation
-        if head is None or (head.tenant != request.tenant and head.priority >= request.priority):
+        # 2. GPUs that are kept for this very tenant come first.
+        kept = cluster.kept()
+        own = [item.node for item in kept if item.tenant == request.tenant]
+        if own and (found := best(candidates(cluster.known(own), request), request, policy)) is not None:
+            return found
+        # 3. Then GPUs that are kept for nobody, by its policy; the columns leave out all others.
+        lower = [item for item in kept if item.tenant != request.tenant and item.priority < request.priority]
+        if not lower:
             return self._by_policy(request, policy)
-        # 3. The reservation's tenant takes the reserved GPUs first; one of higher priority takes them last.
-        reserved = candidates(cluster.known((head.node,)), request)  # the columns leave out reserved GPUs
-        if head.tenant == request.tenant:
-            return best(reserved, request, policy) or self._by_policy(request, policy)
-        elsewhere = self._by_policy(replace(request, priority=head.priority), policy)
-        return elsewhere or best(reserved, request, policy)
+        # 4. GPUs that are kept for one of lower priority come last.
+        elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in lower)), policy)
+        return elsewhere or best(candidates(cluster.known(item.node for item in lower), request), request, policy)
 
     def serves(self, request: PlacementRequest, nodes: Iterable[str]) -> bool:
         """Return whether one of these nodes takes the request, not which is best.

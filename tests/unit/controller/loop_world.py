@@ -6,10 +6,12 @@ The world never wakes the loop itself: it tells the cluster state, which has to 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.placing.victims_seen import NamespaceStanding, Unbudgeted
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -17,6 +19,8 @@ from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest
 from unit.controller.objects import PODS, pod_object, sharepod_object
 
 HEAD_RESERVATION_AFTER = 600.0
+START = 1_767_225_600.0
+"""Time of day at which a world begins: that of the objects' times."""
 HEAD_RESERVATION_FOR = 36000.0
 _MOMENT_S = 0.001
 """A time shorter than any timer of the loop."""
@@ -25,8 +29,14 @@ _MOMENT_S = 0.001
 class World:
     """A running placement loop over nodes with one or more GPUs. To be made inside an event loop on a virtual clock."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        preemptions_per_minute: float = 0.0,
+        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
+    ) -> None:
         clock = asyncio.get_running_loop().time
+        began = clock()
         self.state = ClusterState(PODS, AgentLeases(20.0, clock))
         self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
@@ -40,6 +50,9 @@ class World:
             clock=clock,
             head_reservation_after=HEAD_RESERVATION_AFTER,
             head_reservation_for=HEAD_RESERVATION_FOR,
+            preemptions_per_minute=preemptions_per_minute,
+            wall=lambda: START + clock() - began,
+            standing=standing,
         )
         self.state.on_room_changed = self.loop.room_changed
 

@@ -215,16 +215,19 @@ class Client:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         await self._call("DELETE", resource.path(name, namespace), body)
 
-    async def evict(self, name: str, namespace: str, *, uid: str) -> None:
-        """Evict the pod with this uid by the Eviction API.
+    async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
+        """Evict the pod with this uid by the Eviction API. `dry_run`: only ask whether that is allowed now.
 
         Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it.
         """
+        options: Json = {"preconditions": {"uid": uid}}
+        if dry_run:
+            options["dryRun"] = ["All"]
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": options,
         }
         await self._call("POST", PODS.path(name, namespace, "eviction"), body, verb="evict")
 

@@ -31,7 +31,7 @@ from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down
 
-from .ends import EndReason
+from .ends import EndReason, disruption_reason
 from .snapshot import TenantSnapshot
 from .steps import EndRun, Finish
 
@@ -148,7 +148,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
             return former
         return _condition(kind, "False", "NoPod", "")
     if pod.disrupted:
-        return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
+        return _condition(kind, "False", disruption_reason(pod), pod.disrupted)
     if pod.deleting:
         return _pod_going(pod, inputs)
     if pod.waits_for_share:

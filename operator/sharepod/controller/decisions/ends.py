@@ -36,6 +36,7 @@ class EndReason(StrEnum):
 
     COMPLETED = "Completed"
     EVICTED = "Evicted"
+    PREEMPTED = "Preempted"
     INVALID = "Invalid"
     NOT_STARTED = "NotStarted"
     POD_FAILED = "PodFailed"
@@ -69,7 +70,7 @@ class EndCause(StrEnum):
     DRAINED = "Drained"
     """By the Eviction API (`kubectl drain`), or by a NoExecute taint."""
     PREEMPTED = "Preempted"
-    """By kube-scheduler, for a Pod of higher priority."""
+    """For a Pod of higher priority, by kube-scheduler or by the operator."""
     DELETED = "Deleted"
     """Somebody deleted the Pod."""
     NODE_LOST = "NodeLost"
@@ -92,10 +93,12 @@ _DISRUPTIONS = frozenset(
 )
 """Causes for which neither the work nor its place is to blame: the first is followed by the next run at once."""
 
+PREEMPTED = "PreemptionByScheduler"
+"""Reason of the condition DisruptionTarget of a Pod that made room for another; the operator is one more scheduler."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,
-    "PreemptionByScheduler": EndCause.PREEMPTED,
+    PREEMPTED: EndCause.PREEMPTED,
     "DeletionByPodGC": EndCause.NODE_LOST,
     "TerminationByKubelet": EndCause.EVICTED,
 }
@@ -170,7 +173,7 @@ def end_of(pod: PodFacts) -> RunEnd:
     if pod.phase == "Succeeded" and not deleted:
         return RunEnd(EndCause.COMPLETED, EndReason.COMPLETED, "all containers ended with exit code 0")
     if pod.disrupted and (pod.deleting or pod.phase == "Failed"):
-        return RunEnd(disruption_cause(pod), EndReason.EVICTED, pod.disrupted)
+        return RunEnd(disruption_cause(pod), disruption_reason(pod), pod.disrupted)
     if pod.reason == EndReason.EVICTED:
         return RunEnd(EndCause.EVICTED, EndReason.EVICTED, pod.message or "the kubelet evicted the pod")
     if deleted:
@@ -182,6 +185,15 @@ def end_of(pod: PodFacts) -> RunEnd:
 def disruption_cause(pod: PodFacts) -> EndCause:
     """Return the cause by which a disrupted Pod ends."""
     return _BY_DISRUPTION.get(pod.disrupted_by, EndCause.EVICTED)
+
+
+def disruption_reason(pod: PodFacts) -> EndReason:
+    """Return the reason that a disrupted Pod's SharePod shows."""
+    return EndReason.PREEMPTED if disruption_cause(pod) is EndCause.PREEMPTED else EndReason.EVICTED
+
+
+_REASONS: dict[str, EndCause] = {EndReason.EVICTED: EndCause.EVICTED, EndReason.PREEMPTED: EndCause.PREEMPTED}
+"""Causes by the reason that a SharePod's condition shows while its disrupted Pod goes."""
 
 
 def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: bool) -> RunEnd:
@@ -197,10 +209,10 @@ def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: boo
             end = end_of(lost)
             return RunEnd(end.cause, end.reason, end.message, Absence.POD)
         if lost.disrupted:
-            return RunEnd(disruption_cause(lost), EndReason.EVICTED, lost.disrupted, Absence.POD)
+            return RunEnd(disruption_cause(lost), disruption_reason(lost), lost.disrupted, Absence.POD)
     for condition in status.conditions if status.pod_uid is not None else ():
-        if condition.type == CONDITION_POD_READY and condition.reason == EndReason.EVICTED:
-            return RunEnd(EndCause.EVICTED, EndReason.EVICTED, condition.message, Absence.POD)
+        if condition.type == CONDITION_POD_READY and condition.reason in _REASONS:
+            return RunEnd(_REASONS[condition.reason], condition.reason, condition.message, Absence.POD)
     cause = EndCause.NODE_LOST if node_gone else EndCause.DELETED
     return RunEnd(cause, EndReason.POD_LOST, "the pod is gone and had not ended", Absence.POD)
 

@@ -59,7 +59,7 @@ from .steps import (
     Wait,
 )
 
-_UNFINISHED = frozenset({EndReason.EVICTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
+_UNFINISHED = frozenset({EndReason.EVICTED, EndReason.PREEMPTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
 """Reasons of ends of which the work knew nothing."""
 _CLOCK_SKEW_S = 60.0
 """Seconds by which two nodes' clocks may differ."""
@@ -233,7 +233,7 @@ def _with_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) 
     if pod.deleting:
         if any(reserved.forced for reserved in snapshot.reserved):
             given = "an admin gave its share away while its pod was being deleted"
-            reason = EndReason.EVICTED if pod.disrupted else EndReason.POD_LOST
+            reason = ends.disruption_reason(pod) if pod.disrupted else EndReason.POD_LOST
             cause = ends.disruption_cause(pod) if pod.disrupted else EndCause.DELETED
             return _conclude(snapshot, sharepod, RunEnd(cause, reason, given), pod.uid)
         return Wait()

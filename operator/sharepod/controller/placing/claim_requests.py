@@ -92,6 +92,7 @@ def _request(
         pod=needs if counts else replace(needs, resources=Resources()),
         owner=pod.owner,
         priority=pod.priority,
+        may_preempt=pod.may_preempt,
         created=pod.created,
         claim=ClaimReference(name=claim.name, uid=claim.uid),
         avoid=avoid,

@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
-from sharepod.api.units import TenantId
+from sharepod.api.gpunode import Latency, Mode
+from sharepod.api.units import Milli, TenantId
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -35,19 +36,18 @@ from sharepod.placement.state.types import (
     label_key,
 )
 
+from .explanations import Explanations
 from .head_of_line import HeadOfLine
+from .preemptions import Preemptions
 from .requests import PlacementRequests
-from .resizes import try_resize
+from .resizes import has_request_0, try_resize
+from .victims_seen import NamespaceStanding, Unbudgeted, VictimsSeen
 from .waiting import WaitingTenant
 
 _YIELD_S = 0.01
 """Seconds of deciding after which other tasks get a turn: watches and the Lease's renewal must not wait longer."""
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
-_EXPLAIN_PERIOD_S = 5.0
-"""Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
-_EXPLAIN_S = 0.02
-"""Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
 _EXPLAINED_AT_ONCE = 100
 """Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
 
@@ -83,6 +83,9 @@ class PlacementLoop:
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
         head_reservation_for: Seconds after which that reservation ends; its owner then waits as if it came now.
+        preemptions_per_minute: Most victims of preemption a minute; 0: nobody is preempted.
+        wall: Time of day, seconds since the epoch.
+        standing: Returns the standing of a namespace by its budget.
     """
 
     def __init__(
@@ -97,6 +100,9 @@ class PlacementLoop:
         head_reservation_after: float,
         head_reservation_for: float = float("inf"),
         on_holder_wanted: Callable[[PlacementRequest, NewHolder], None] = lambda _request, _place: None,
+        preemptions_per_minute: float = 0.0,
+        wall: Callable[[], float] = time.time,
+        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
     ) -> None:
         self._state = state
         self.engine = Engine(state.cluster)
@@ -124,6 +130,28 @@ class PlacementLoop:
             later=self._later,
             wake=self._kick.set,
         )
+        self._explanations = Explanations(
+            self.engine,
+            memos,
+            request_of=self._request_of,
+            may_act=may_act,
+            on_answered=on_answered,
+            clock=clock,
+            later=self._later,
+            kick=self._kick,
+        )
+        self._standing = standing
+        self.victims_seen = VictimsSeen(state, clock, wall, standing)
+        self.preemptions = Preemptions(
+            state,
+            self.victims_seen,
+            request_of=self._request_of,
+            per_minute=preemptions_per_minute,
+            clock=clock,
+            on_lowered=on_decided,
+            later=self._later,
+            wake=self._kick.set,
+        )
 
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place."""
@@ -141,6 +169,7 @@ class PlacementLoop:
         """Take a SharePod out of the queue, and give up its head-of-line reservation."""
         self._places.pop(tenant, None)
         self._resizes.pop(tenant, None)
+        self.preemptions.end(tenant, "left")
         reservation = self._state.cluster.head_reservation
         if reservation is not None and reservation.tenant == tenant:
             self._state.cluster.reserve_for_head(None)
@@ -177,6 +206,7 @@ class PlacementLoop:
         self._places.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
+        self.preemptions.clear()
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -199,9 +229,9 @@ class PlacementLoop:
         self._cycles += 1
         began, version = time.monotonic(), cluster.room_version
         cycle = _Cycle(self._cycles, began, {})
-        # 1. Resize: shares that change in place.
+        # 1. Resize: shares that change in place, but for those of request 0, which come after those that wait.
         for waiting in list(self._resizes.values()):
-            if waiting.refused_at_version != cluster.room_version:
+            if waiting.refused_at_version != cluster.room_version and not has_request_0(cluster, waiting.tenant):
                 self._resize(waiting)
         cycle.end_of("resize")
         # 2. Sort the queue: highest priority first, then oldest.
@@ -219,15 +249,20 @@ class PlacementLoop:
                 return True
             if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
                 self._place(waiting, request, refused)
+        for waiting in list(self._resizes.values()):
+            if waiting.refused_at_version != cluster.room_version and has_request_0(cluster, waiting.tenant):
+                self._resize(waiting)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
         await self._renew()
         cycle.end_of("renew")
-        # 5. Reserve GPUs for the head of the line, if it has waited long enough.
+        # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
         self._head.look(self._places)
         cycle.end_of("head")
+        await self.preemptions.look(self._places)
+        cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
-        await self._explain()
+        await self._explanations.work_out(self._unexplained, self._places)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
@@ -274,7 +309,8 @@ class PlacementLoop:
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
-        if self.engine.serves(request, cluster.grown_since(waiting.refused_at_version)):
+        grown = cluster.grown_since(waiting.refused_at_version)
+        if any(self.engine.serves(one, grown) for one in (request, self._best_effort(request)) if one is not None):
             return True
         if find_holder(cluster, request) is not None:
             return True
@@ -303,9 +339,13 @@ class PlacementLoop:
         if is_head or shape not in refused:
             with metrics.DECISION_SECONDS.time():
                 answer = self.engine.find(request)
+        holder = find_holder(cluster, request) if answer is None else None
+        if answer is None and holder is None and (lesser := self._best_effort(request)) is not None:
+            answer = self.engine.find(lesser)
+            request = lesser if answer is not None else request
         if answer is None:
-            if (place := find_holder(cluster, request)) is not None:
-                self._on_holder_wanted(request, place)
+            if holder is not None:
+                self._on_holder_wanted(request, holder)
             metrics.DECISIONS.labels("refused").inc()
             refused.add(shape)
             waiting.refused_at_version = cluster.room_version
@@ -330,39 +370,26 @@ class PlacementLoop:
         for other in request.beside:
             self._memos.of(other.tenant).refusal = None
         self._places.pop(waiting.tenant, None)
+        preempted = self.preemptions.of(waiting.tenant) is not None
+        self.preemptions.end(waiting.tenant, "placed")
         if is_head:
             cluster.reserve_for_head(None)
-        if is_head or request.gpu.labels.affinity is not None:  # the others of its group can follow now
+        if is_head or preempted or request.gpu.labels.affinity is not None:  # the others of its group can follow now
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)
 
-    async def _explain(self) -> None:
-        """Work out why SharePods were refused that have no reason yet, or an old one.
+    def _best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
+        """Return the request with which a tenant of a namespace out of budget may run meanwhile: the same at request 0.
 
-        Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
+        None for a namespace within its budget, and where a request of 0 is no share.
         """
-        ends = time.monotonic() + _EXPLAIN_S
-        for tenant, waiting in list(self._unexplained.items()):
-            await asyncio.sleep(0)
-            if self._kick.is_set() and time.monotonic() > ends:
-                return
-            if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and self._places.get(tenant) is waiting:
-                self._later(waiting.explained_at + _EXPLAIN_PERIOD_S)
-                continue
-            self._unexplained.pop(tenant, None)
-            request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
-            if request is None or not self._may_act():
-                continue
-            answer = self.engine.place(request)
-            if not isinstance(answer, Refusal):  # room has appeared meanwhile
-                waiting.refused_at_version = None
-                self._kick.set()
-                continue
-            waiting.explained_at = self._clock()
-            memo = self._memos.of(tenant)
-            if answer != memo.refusal:
-                memo.refusal = answer
-                self._on_answered(tenant)
+        gpu = request.gpu
+        shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
+        if not (shareable and gpu.request_milli) or request.beside:
+            return None
+        if self._standing(request.namespace).over_budget_milli <= 0:
+            return None
+        return replace(request, gpu=replace(gpu, request_milli=Milli(0)))
 
     def _resize(self, waiting: WaitingTenant) -> None:
         """Decide about another share for one tenant, which waits on only if it is refused."""

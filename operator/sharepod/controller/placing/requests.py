@@ -66,6 +66,7 @@ class PlacementRequests:
             pod_uid=pod.uid,
             owner=sharepod.owner,
             priority=pod.priority,
+            may_preempt=pod.may_preempt,
             created=sharepod.created,
             claim=ClaimReference(name=claim.name, uid=claim.uid) if claim is not None else None,
             avoid=self._avoided(sharepod.uid),

@@ -17,6 +17,7 @@ from sharepod.api.units import TenantId
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.resizing import resize
+from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import Refusal
 
 log = structlog.get_logger(__name__)
@@ -45,6 +46,11 @@ def try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Re
         in_use=in_use,
     )
     return answer if isinstance(answer, Refusal) else reserved[0][0]
+
+
+def has_request_0(cluster: Cluster, tenant: str) -> bool:
+    """Return whether a tenant has no time of its own: it asked for none, or it was lowered."""
+    return any(row.request_milli == 0 for _, row in cluster.reservations_of(TenantId(tenant)))
 
 
 def _share_asked(state: ClusterState, tenant: str) -> GpuRequest | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sharepod.placement.state.types import Refusal
+
 
 @dataclass(slots=True)
 class WaitingTenant:
@@ -17,5 +19,9 @@ class WaitingTenant:
     """When it is tried again even if nothing has changed."""
     arrival_counted: bool = False
     """Placement's demand has counted it."""
+    room_looked_for: tuple[int, float] | None = None
+    """The cluster's `room_version` and when preemption last found nobody to make room for it; None: it has not."""
     explained_at: float = float("-inf")
     """When the reason of its refusal was last worked out."""
+    refusal: Refusal | None = None
+    """Last refusal as placement worded it, without what would help."""

@@ -118,6 +118,7 @@ POD: Shape = fields(
         schedulerName=text,
         schedulingGates=listed(fields(name=text)),
         priority=whole,
+        preemptionPolicy=text,
         nodeSelector=texts,
         resourceClaims=listed(fields(name=text, resourceClaimName=text)),
         tolerations=listed(fields(key=text, operator=text, value=text, effect=text, tolerationSeconds=whole)),

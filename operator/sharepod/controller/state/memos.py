@@ -55,6 +55,8 @@ class Eviction:
     """When a disruption budget first refused the eviction."""
     done: str | None = None
     """Cause of its eviction in words, once the API server has accepted the eviction."""
+    preempted: bool = False
+    """It made room for a tenant of higher priority."""
 
 
 @dataclass(slots=True)

@@ -370,10 +370,11 @@ class TenantReconciler:
 
     async def _evict(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:
         """Evict the Pod if its share is not enforced and the policy says so."""
+        known = memo.eviction.done if memo.eviction is not None else None
         again = await self._evictor.check(sharepod, snapshot.pod, seen_by_agent(self._state, snapshot), memo)
         if again is not None:
             self.queue.add_after(sharepod.uid, again)
-        elif memo.eviction is not None and memo.eviction.done is not None:
+        elif memo.eviction is not None and memo.eviction.done not in (None, known):
             self.queue.add(sharepod.uid)  # to show it
 
 

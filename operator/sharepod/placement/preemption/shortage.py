@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sharepod.api.gpunode import Latency, Mode
@@ -103,9 +103,9 @@ def _gives_time(row: Row) -> bool:
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 
 
-def _of_node(node: NodeAccount, tenants: Iterable[TenantId]) -> Amounts:
+def _of_node(node: NodeAccount, tenants: Collection[TenantId]) -> Amounts:
     """Return what the pods of these tenants take of the node."""
-    pods = [usage.resources for usage in node.pods.values() if usage.tenant in tenants]
+    pods = [usage.resources for usage in node.pods.values() if usage.tenant is not None and usage.tenant in tenants]
     seen = {usage.tenant for usage in node.pods.values()}
     coming = [node.rows[one].wanted for one in tenants if one in node.rows and one not in seen]
     assumed = [row.needs for row in coming if not row.releasing]

@@ -9,7 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Latency, Mode
@@ -75,9 +75,9 @@ class GpuAccount:
 
     `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
-    labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant whose
-    head-of-line reservation has this GPU; only that tenant, or one of a priority above `head_priority`, is placed on
-    it. `interactive_room`: further interactive tenants that it takes.
+    labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant that
+    this GPU is kept for, as the head of the line or because others make room for it; only that tenant, or one of a
+    priority above `head_priority`, is placed on it. `interactive_room`: further interactive tenants that it takes.
     """
 
     __slots__ = (
@@ -275,11 +275,10 @@ class NodeAccount:
             account.recount()
         self._taken = self._interchangeable = None
 
-    def reserve_for_head(self, gpus: Container[GpuUuid], tenant: TenantId | None, priority: int) -> None:
-        """Mark these of its GPUs as the head-of-line reservation of this tenant, and no others."""
+    def mark_kept(self, gpus: Mapping[GpuUuid, tuple[TenantId, int]]) -> None:
+        """Mark these of its GPUs as kept, each for a tenant with its priority, and no others."""
         for gpu in self.gpus:
-            gpu.head_tenant = tenant if gpu.state.uuid in gpus else None
-            gpu.head_priority = priority
+            gpu.head_tenant, gpu.head_priority = gpus.get(gpu.state.uuid, (None, 0))
         self._interchangeable = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:

@@ -59,6 +59,7 @@ class Cluster:
         self.room_version = 0
         """Number of changes so far that may have made room for a waiting request."""
         self.head_reservation: HeadReservation | None = None
+        self._kept: dict[TenantId, HeadReservation] = {}
 
     def subscribe(self, touched: Callable[[str], None]) -> None:
         """Call `touched(node name)` after each change of what the node has or of what is taken of it."""
@@ -177,6 +178,21 @@ class Cluster:
                 self._mark_head_reservation(item.node)
                 self._has_grown(item.node)
 
+    def keep(self, reservation: HeadReservation) -> None:
+        """Keep GPUs free for a tenant for which others make room, besides the head of the line. Replaces what was kept
+        for that tenant. Where two keep the same GPU, it is the one's of higher priority."""
+        self.give_up(reservation.tenant)
+        self._kept[reservation.tenant] = reservation
+        self._mark_head_reservation(reservation.node)
+        self._has_grown(reservation.node)
+
+    def give_up(self, tenant: TenantId) -> None:
+        """Keep nothing any more for a tenant for which others made room."""
+        before = self._kept.pop(tenant, None)
+        if before is not None:
+            self._mark_head_reservation(before.node)
+            self._has_grown(before.node)
+
     # What became of the decisions
 
     def revert(self, node: str, tenant: TenantId) -> None:
@@ -259,6 +275,12 @@ class Cluster:
         self._forget_if_empty(account)
 
     # Reading
+
+    def kept(self) -> tuple[HeadReservation, ...]:
+        """Return all reservations of GPUs that nobody has yet: the head of the line's, and those that others make room
+        for."""
+        head = () if self.head_reservation is None else (self.head_reservation,)
+        return (*head, *self._kept.values())
 
     @property
     def accounts(self) -> Mapping[str, NodeAccount]:
@@ -349,11 +371,10 @@ class Cluster:
         self._touch(name)
 
     def _mark_head_reservation(self, name: str) -> None:
-        node, head = self._nodes.get(name), self.head_reservation
-        if node is not None and head is not None and head.node == name:
-            node.reserve_for_head(head.gpus, head.tenant, head.priority)
-        elif node is not None:
-            node.reserve_for_head((), None, 0)
+        node = self._nodes.get(name)
+        if node is not None:
+            here = sorted((item for item in self.kept() if item.node == name), key=lambda item: item.priority)
+            node.mark_kept({uuid: (item.tenant, item.priority) for item in here for uuid in item.gpus})
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name, interactive_per_gpu=self._interactive_per_gpu))

@@ -249,6 +249,8 @@ class PlacementRequest:
     created: str = ""
     claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
+    may_preempt: bool = True
+    """False: nobody makes room for it (`preemptionPolicy: Never`)."""
     beside: tuple[PlacementRequest, ...] = ()
     """Requests of the same Pod: all go to one node, or none is placed."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.units import Bytes, TenantId
-from sharepod.controller.placing import loop as loop_module
+from sharepod.controller.placing import explanations
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, PlacementRequest, Refusal, Taint
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, HEAD_RESERVATION_FOR, World
@@ -170,7 +170,7 @@ async def test_no_refusal_is_explained_once_leadership_is_lost_during_a_pass(
 async def test_one_that_comes_does_not_wait_until_all_refusals_are_explained(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "_EXPLAIN_S", 0.0)
+    monkeypatch.setattr(explanations, "_EXPLAIN_S", 0.0)
     world.node("a")
     await world.want("taken", 0.5)
     for number in range(20):

@@ -23,5 +23,5 @@ async def test_each_pass_logs_its_number_and_the_time_of_its_phases() -> None:
     assert numbers == sorted(set(numbers))
     assert all(entry["log_level"] == "debug" for entry in passes)
     for entry in passes:
-        assert list(entry["phases_ms"]) == ["resize", "sort", "place", "renew", "head", "explain"]
+        assert list(entry["phases_ms"]) == ["resize", "sort", "place", "renew", "head", "preempt", "explain"]
         assert all(taken >= 0 for taken in entry["phases_ms"].values())

@@ -25,7 +25,7 @@ from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
 from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number, without_line
-from .pod_facts import DEFAULT_SCHEDULER, pinned_node
+from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: the Pod's name for it."""
@@ -104,6 +104,12 @@ class ClaimPodFacts(ObjectFacts):
     """True if it has annotations."""
     scheduler: str = DEFAULT_SCHEDULER
     """Name of the scheduler that is to bind it."""
+    may_preempt: bool = True
+    """Its preemptionPolicy is not Never."""
+    started: str = ""
+    """When its kubelet took it, RFC 3339; empty before."""
+    ends_by: str = ""
+    """When its grace period is over, RFC 3339; empty while it is not being deleted."""
 
     @property
     def ended(self) -> bool:
@@ -290,6 +296,9 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
         annotated=bool(metadata.get("annotations")),
         scheduler=clipped(str(fitted_spec.get("schedulerName") or DEFAULT_SCHEDULER)),
+        may_preempt=fitted_spec.get("preemptionPolicy") != NEVER_PREEMPTS,
+        started=str(fitted_status.get("startTime") or ""),
+        ends_by=str(metadata.get("deletionTimestamp") or ""),
     )
 
 

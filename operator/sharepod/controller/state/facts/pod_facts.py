@@ -42,6 +42,10 @@ from .object_facts import (
 )
 
 _TERMINAL = ("Succeeded", "Failed")
+_MAX_TIME = 40
+"""Characters of a time of day that are kept."""
+NEVER_PREEMPTS = "Never"
+"""The preemptionPolicy of a Pod that nobody makes room for."""
 DEFAULT_SCHEDULER = "default-scheduler"
 """Name of the scheduler of a Pod that names none: kube-scheduler's."""
 
@@ -100,6 +104,10 @@ class PodFacts(ObjectFacts):
     """Resources of the line that it carries; none where lines were not in use when it was made."""
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
+    may_preempt: bool = True
+    """Its preemptionPolicy is not Never."""
+    ends_by: str = ""
+    """When its grace period is over, RFC 3339; empty while it is not being deleted."""
     asks: PodNeeds | None = None
     """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
     claim: str | None = None
@@ -201,6 +209,8 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         needs=without_line(needs),
         carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
+        may_preempt=spec.get("preemptionPolicy") != NEVER_PREEMPTS,
+        ends_by=str(metadata.get("deletionTimestamp") or "")[:_MAX_TIME],
         asks=_asks(spec) if waits else None,
         claim=_share_claim(spec),
         affinity=affinity if waits else None,

@@ -1,0 +1,112 @@
+"""Explanations: why tenants that wait have no place, and what would help.
+
+Guarantees:
+- Explaining delays nobody: it comes after the decisions of a pass, in slices, and stops when others come to be placed.
+- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, and an answer that has not changed is not told again.
+- Looking for tenants that would have to go takes at most a tenth of the time; where that is used up, a refusal goes
+  without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.placement.engine import Engine
+from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
+from sharepod.placement.whatif import leavers
+
+from .waiting import WaitingTenant
+
+_EXPLAIN_PERIOD_S = 5.0
+"""Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
+_EXPLAIN_S = 0.02
+"""Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
+_IDLE_PER_LOOK = 9
+"""Time that passes after each look for tenants that would have to go, in times of how long it took."""
+
+
+class Explanations:
+    """Explainer of refusals.
+
+    Args:
+        engine: Decides, and words refusals.
+        memos: Take the refusals.
+        request_of: Returns what a tenant asks for; None if it waits no longer.
+        may_act: True while this process leads and has listed everything.
+        on_answered: Called with each tenant that has a new answer to show.
+        clock: Monotonic seconds.
+        later: Called with the time, monotonic seconds, at which to explain again.
+        kick: Set when the queue is to be gone through.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        memos: TenantMemos,
+        *,
+        request_of: Callable[[WaitingTenant], PlacementRequest | None],
+        may_act: Callable[[], bool],
+        on_answered: Callable[[str], None],
+        clock: Callable[[], float],
+        later: Callable[[float], None],
+        kick: asyncio.Event,
+    ) -> None:
+        self._engine = engine
+        self._memos = memos
+        self._request_of = request_of
+        self._may_act = may_act
+        self._on_answered = on_answered
+        self._clock = clock
+        self._later = later
+        self._kick = kick
+        self._next_leavers = 0.0
+
+    async def work_out(self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]) -> None:
+        """Work out why SharePods were refused that have no reason yet, or an old one.
+
+        Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
+        """
+        ends = time.monotonic() + _EXPLAIN_S
+        for tenant, waiting in list(unexplained.items()):
+            await asyncio.sleep(0)
+            if self._kick.is_set() and time.monotonic() > ends:
+                return
+            if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and places.get(tenant) is waiting:
+                self._later(waiting.explained_at + _EXPLAIN_PERIOD_S)
+                continue
+            unexplained.pop(tenant, None)
+            request = self._request_of(waiting) if places.get(tenant) is waiting else None
+            if request is None or not self._may_act():
+                continue
+            answer = self._engine.place(request)
+            if not isinstance(answer, Refusal):  # room has appeared meanwhile
+                waiting.refused_at_version = None
+                self._kick.set()
+                continue
+            waiting.explained_at = self._clock()
+            self._take(waiting, request, answer)
+
+    def _take(self, waiting: WaitingTenant, request: PlacementRequest, refusal: Refusal) -> None:
+        """Take a refusal into the memo, with what would help, and tell it if it is another one."""
+        memo, same = self._memos.of(waiting.tenant), refusal == waiting.refusal
+        waiting.refusal = refusal
+        if refusal.outlook is Outlook.WAITING:
+            if time.monotonic() >= self._next_leavers:
+                refusal = self._with_leavers(request, refusal)
+            elif same and memo.refusal is not None:
+                return
+        if refusal != memo.refusal:
+            memo.refusal = refusal
+            self._on_answered(waiting.tenant)
+
+    def _with_leavers(self, request: PlacementRequest, refusal: Refusal) -> Refusal:
+        """Add to a refusal which tenants would have to go."""
+        began = time.monotonic()
+        found = leavers(self._engine.cluster, request)
+        ended = time.monotonic()
+        self._next_leavers = ended + _IDLE_PER_LOOK * (ended - began)
+        return refusal if found is None else replace(refusal, advice=f"{refusal.advice} {found.advice}".strip())

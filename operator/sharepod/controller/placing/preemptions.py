@@ -1,0 +1,242 @@
+"""Preemptions: which tenants of lower priority make room for those that wait, and what is kept for these meanwhile.
+
+Guarantees:
+- Only a tenant that was refused room, whose Pod may preempt, preempts, and only tenants of lower effective priority.
+- The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
+- Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
+- A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
+- At most `per_minute` Pods are evicted, or shares lowered, a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from sharepod.api.units import Milli, TenantId
+from sharepod.controller import metrics
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.placement.engine import queue_key
+from sharepod.placement.preemption.planner import plans, still_holds
+from sharepod.placement.preemption.victims import PreemptionPlan, Victims
+from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.types import PlacementRequest
+from sharepod.rate_limit import RateLimiter
+
+from .victims_seen import VictimsSeen
+from .waiting import WaitingTenant
+
+_PERIOD_S = 1.0
+"""Least seconds between two looks: each looks at all tenants."""
+_AGAIN_S = 10.0
+"""Seconds after which room is looked for again although nothing has changed: budgets change priorities."""
+_TRIES = 4
+"""Tenants that room is looked for at one look, the first in the queue: a plan costs up to some tenths of a second on
+10,000 GPUs."""
+_YIELD_S = 0.01
+"""Seconds of planning after which other tasks get a turn."""
+_UNTOUCHED_S = 120.0
+"""Seconds after which a preemption is given up whose victims do not leave: the API server takes no evictions."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingPreemption:
+    """Preemption that is under way. `began`: monotonic seconds."""
+
+    request: PlacementRequest
+    plan: PreemptionPlan
+    began: float
+
+
+class Preemptions:
+    """Preemptions under way, and the choice of new ones.
+
+    Args:
+        state: The cluster state; its `cluster` keeps the GPUs.
+        seen: What is known of the tenants.
+        request_of: Returns what a tenant asks for; None if it waits no longer.
+        per_minute: Most Pods evicted, or shares lowered, a minute; 0: nobody is preempted.
+        clock: Monotonic seconds.
+        on_lowered: Called with tenant and node of each share that was lowered, which is to be written.
+        later: Called with the time, monotonic seconds, at which to look again.
+        wake: Called when the queue is to be gone through again.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        seen: VictimsSeen,
+        *,
+        request_of: Callable[[WaitingTenant], PlacementRequest | None],
+        per_minute: float,
+        clock: Callable[[], float],
+        on_lowered: Callable[[str, str], None],
+        later: Callable[[float], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._seen = seen
+        self._request_of = request_of
+        self._clock = clock
+        self._on_lowered = on_lowered
+        self._later = later
+        self._wake = wake
+        self._enabled = per_minute > 0
+        self._limiter = RateLimiter(clock(), per_s=max(per_minute, 1.0) / 60, burst=max(1.0, per_minute / 4))
+        self._running: dict[str, OngoingPreemption] = {}
+        self._next_look = 0.0
+        self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
+        """Called with each preemption that begins: its victims are to be told, and evicted."""
+
+    def of(self, tenant: str) -> OngoingPreemption | None:
+        """Return the preemption for a tenant that waits; None if nobody makes room for it."""
+        return self._running.get(tenant)
+
+    def end(self, tenant: str, outcome: str) -> None:
+        """End a preemption: the tenant was placed, waits no longer, or gets its room otherwise."""
+        if self._running.pop(tenant, None) is not None:
+            metrics.PREEMPTIONS.labels(outcome).inc()
+            self._state.cluster.give_up(TenantId(tenant))
+
+    def refused(self, tenant: str, pod: str) -> None:
+        """Give up a preemption because a PodDisruptionBudget protects a victim; look for another set at once."""
+        self._seen.refused(pod)
+        self.end(tenant, "refused")
+        self._next_look = 0.0
+        self._wake()
+
+    def clear(self) -> None:
+        """Forget all of them: this process no longer leads."""
+        for tenant in list(self._running):
+            self._state.cluster.give_up(TenantId(tenant))
+        self._running.clear()
+
+    async def look(self, places: Mapping[str, WaitingTenant]) -> None:
+        """Give up what holds no longer, and begin preemptions for the first of those that wait. `places`: they."""
+        now = self._clock()
+        if not self._enabled or not (places or self._running):
+            return
+        if now < self._next_look:
+            self._later(self._next_look)
+            return
+        asked = self._asked(places, now)
+        if not asked and not self._running:
+            looked = (waiting.room_looked_for for waiting in places.values())
+            again = min((at + _AGAIN_S for _, at in filter(None, looked)), default=None)
+            if again is not None:
+                self._later(max(again, now + _PERIOD_S))
+            return
+        self._next_look = now + _PERIOD_S
+        victims = await self._seen.look()
+        self._review(places, victims)
+        for request, waiting in asked:
+            if self._limiter.wait_s(now) > 0:
+                self._later(now + self._limiter.wait_s(now))
+                break
+            plan = await self._plan(request, victims)
+            if plan is None or not self._begin(request, waiting, plan, victims, places):
+                waiting.room_looked_for = (self._state.cluster.room_version, self._clock())
+        if self._running:
+            self._later(self._next_look)
+        elif asked:
+            self._later(now + _AGAIN_S)
+
+    def _asked(self, places: Mapping[str, WaitingTenant], now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
+        """Return the first in the queue that may preempt, and for which room was not looked for in vain just now."""
+        waits = [
+            waiting
+            for waiting in places.values()
+            if waiting.refused_at_version is not None
+            and waiting.tenant not in self._running
+            and not self._looked(waiting, now)
+        ]
+        if not waits:
+            return []
+        with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
+        lowest = self._seen.lowest()
+        requests = ((self._request_of(waiting), waiting) for waiting in waits)
+        asked = [
+            (request, waiting)
+            for request, waiting in requests
+            if request is not None
+            and request.may_preempt
+            and not request.beside
+            and request.tenant not in with_holder
+            and request.priority > lowest
+        ]
+        return sorted(asked, key=lambda item: queue_key(item[0]))[:_TRIES]
+
+    def _looked(self, waiting: WaitingTenant, now: float) -> bool:
+        if waiting.room_looked_for is None:
+            return False
+        version, at = waiting.room_looked_for
+        return now < at + (_AGAIN_S if version == self._state.cluster.room_version else _PERIOD_S)
+
+    async def _plan(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
+        """Return what makes room for a request. Others have a turn meanwhile."""
+        best: PreemptionPlan | None = None
+        began = time.monotonic()
+        for best in plans(self._state.cluster, request, victims):  # noqa: B007 the last is the best
+            if time.monotonic() - began > _YIELD_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        return best
+
+    def _begin(
+        self,
+        request: PlacementRequest,
+        waiting: WaitingTenant,
+        plan: PreemptionPlan,
+        victims: Victims,
+        places: Mapping[str, WaitingTenant],
+    ) -> bool:
+        """Begin a preemption: keep the GPUs, lower, and hand over whom to evict. Return False if it may not begin."""
+        cluster = self._state.cluster
+        if places.get(waiting.tenant) is not waiting or not still_holds(cluster, request, plan, victims):
+            return False
+        if plan.refused_lately:
+            metrics.PREEMPTIONS.labels("protected").inc()
+            return False
+        if not (plan.lower or plan.evict or plan.leaving):
+            return False  # it waits for its equals, as without preemption
+        # 1. Nobody slips in; 2. time changes hands at once; 3. others are evicted, and told.
+        cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority))
+        for tenant in plan.lower:
+            row = next((row for node, row in cluster.reservations_of(tenant) if node == plan.node), None)
+            if row is not None:
+                cluster.change_share(replace(row, request_milli=Milli(0)))
+                self._on_lowered(tenant, plan.node)
+        preemption = OngoingPreemption(request, plan, self._clock())
+        self._running[waiting.tenant] = preemption
+        self._limiter.charge(len(plan.lower) + len(plan.evict))
+        metrics.PREEMPTIONS.labels("begun").inc()
+        log.info(
+            "makes room",
+            tenant=request.tenant,
+            node=plan.node,
+            lower=list(plan.lower),
+            evict=list(plan.evict),
+            leaving=list(plan.leaving),
+        )
+        self.on_begun(preemption)
+        return True
+
+    def _review(self, places: Mapping[str, WaitingTenant], victims: Victims) -> None:
+        """Give up what holds no longer."""
+        now = self._clock()
+        for tenant, item in list(self._running.items()):
+            waiting = places.get(tenant)
+            request = self._request_of(waiting) if waiting is not None else None
+            stays = [one for one in item.plan.evict if one in victims.units]
+            if request is None:
+                self.end(tenant, "left")
+            elif now - item.began > _UNTOUCHED_S and stays:
+                self.end(tenant, "stuck")
+            elif not still_holds(self._state.cluster, request, item.plan, victims):
+                self.end(tenant, "overtaken")

@@ -1,0 +1,148 @@
+"""Victims as they are seen: what preemption may know of each tenant that holds a share.
+
+Guarantees:
+- A Pod is one victim, with all claims that it has; a claim that several Pods may use is none.
+- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on.
+- A tenant of which too little is known is no victim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from sharepod.api.units import WHOLE_GPU, TenantId
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.timestamps import seconds
+from sharepod.placement.preemption.victims import VictimFacts, Victims, victims_of
+from sharepod.placement.state.types import Reservation
+
+_SLICE = 100
+"""Nodes that are looked at before others have a turn: some 5 ms of work."""
+_STUCK_S = 60.0
+"""Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
+a node that does not answer never will."""
+_PROTECTED_S = 30.0
+"""Seconds for which a Pod counts as protected whose eviction a PodDisruptionBudget has refused."""
+
+
+class NamespaceStanding(Protocol):
+    """Standing of a namespace: how its budget changes the priority of what it runs."""
+
+    @property
+    def over_budget_milli(self) -> int:
+        """How far it is over its budget, in thousandths of it."""
+
+    def effective_priority(self, priority: int) -> int:
+        """Return the priority with which a Pod of this priority counts."""
+
+
+class Unbudgeted:
+    """Standing of a namespace without a budget."""
+
+    over_budget_milli = 0
+
+    def effective_priority(self, priority: int) -> int:
+        """Return the priority itself."""
+        return priority
+
+
+class VictimsSeen:
+    """Collector of victims.
+
+    Args:
+        state: The cluster state.
+        clock: Monotonic seconds.
+        wall: Time of day, seconds since the epoch.
+        standing: Returns the standing of a namespace.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        standing: Callable[[str], NamespaceStanding],
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._wall = wall
+        self._standing = standing
+        self._protected: dict[str, float] = {}
+        """Until when the eviction of a Pod is not tried again, by uid."""
+        self._evicted: dict[str, float] = {}
+        """Pods whose eviction was accepted, by uid, and until when that counts: their watch may not show it yet."""
+
+    def refused(self, pod: str) -> None:
+        """Note that a PodDisruptionBudget has refused the eviction of a Pod."""
+        self._protected[pod] = self._clock() + _PROTECTED_S
+
+    def evicted(self, pod: str) -> None:
+        """Note that the eviction of a Pod was accepted."""
+        self._evicted[pod] = self._clock() + _STUCK_S
+
+    def lowest(self) -> int:
+        """Return the lowest effective priority of all Pods that may have a share."""
+        state = self._state
+        standings: dict[str, NamespaceStanding] = {}
+        found = 1 << 40
+        for pods in (state.pods, state.seen_claims.pods):
+            for pod in pods:
+                standing = standings.get(pod.namespace)
+                if standing is None:
+                    standing = standings[pod.namespace] = self._standing(pod.namespace)
+                found = min(found, standing.effective_priority(pod.priority))
+        return found
+
+    async def look(self) -> Victims:
+        """Return all tenants that could make room for others. Others have a turn meanwhile."""
+        now = self._clock()
+        self._protected = {pod: until for pod, until in self._protected.items() if until > now}
+        self._evicted = {pod: until for pod, until in self._evicted.items() if until > now}
+        facts: dict[TenantId, VictimFacts] = {}
+        for number, node in enumerate(list(self._state.cluster.nodes())):
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+            for tenant, row in node.rows.items():
+                fact = self._fact(tenant, row.wanted)
+                if fact is not None:
+                    facts[tenant] = fact
+        return victims_of(facts)
+
+    def pods_of(self, tenant: str) -> tuple[PodFacts | ClaimPodFacts, ...]:
+        """Return the Pods that end when a tenant is preempted."""
+        claim = self._state.seen_claims.claims.get(tenant)
+        if claim is not None:
+            return tuple(pod for pod in self._state.seen_claims.users(claim) if pod.node is not None)
+        pod = self._state.pod_of(tenant)
+        return (pod,) if pod is not None else ()
+
+    def _fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
+        """Return what is known of one tenant; None if it cannot make room."""
+        pods = self.pods_of(tenant)
+        claim = self._state.seen_claims.claims.get(tenant)
+        if len(pods) != 1 or (claim is not None and claim.made_for != pods[0].uid):
+            return None
+        pod = pods[0]
+        if pod.ended or (isinstance(pod, PodFacts) and pod.waits_for_share):
+            return None
+        standing, wall = self._standing(pod.namespace), self._wall()
+        leaving = pod.deleting or pod.uid in self._evicted
+        ends_by = seconds(pod.ends_by)
+        if pod.deleting and (ends_by is None or wall > ends_by + _STUCK_S):
+            return None
+        started = int(seconds(pod.started) or wall)
+        share = row.request_milli * len(row.gpus)
+        return VictimFacts(
+            unit=pod.uid,
+            priority=standing.effective_priority(pod.priority),
+            over_budget_milli=standing.over_budget_milli,
+            started=started,
+            lost_seconds=max(0, int(wall) - started) * share // WHOLE_GPU,
+            protected=pod.uid in self._protected,
+            lowerable=row.request_milli > 0,
+            leaving=leaving,
+        )

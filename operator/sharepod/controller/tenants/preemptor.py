@@ -1,0 +1,170 @@
+"""Preemptor: carries out preemptions: evicts the Pods that are to make room, and tells both sides.
+
+Guarantees:
+- Before the first Pod is evicted, the API server has said of each that it may be: where a PodDisruptionBudget forbids
+  one, nobody is evicted and another set is looked for.
+- A Pod is evicted by the Eviction API, by its uid, with its own grace period; never deleted past a PodDisruptionBudget.
+- Nobody is evicted for a tenant that waits no longer.
+- Neither side's Events name objects of the other's namespace.
+- A crash between any two calls leaves Pods that end, or that were not touched: the next operator goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import structlog
+
+from sharepod.api.sharepod import KIND
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.placing.preemptions import OngoingPreemption, Preemptions
+from sharepod.controller.placing.victims_seen import VictimsSeen
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
+from sharepod.controller.state.facts.object_facts import ObjectFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.memos import Eviction, TenantMemos
+from sharepod.kube import ApiError, ConflictError, NotFoundError
+from sharepod.placement.state.types import PlacementRequest
+from sharepod.placement.wording import counted
+
+_TOO_MANY = 429
+"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
+_WORKERS = 8
+"""Preemptions that are carried out at a time."""
+
+log = structlog.get_logger(__name__)
+
+AnyPod = PodFacts | ClaimPodFacts
+
+
+class Preemptor:
+    """Executor of preemptions by key, the tenant that room is made for. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        events: Events,
+        memos: TenantMemos,
+        preemptions: Preemptions,
+        seen: VictimsSeen,
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._events = events
+        self._memos = memos
+        self._preemptions = preemptions
+        self._seen = seen
+        self._clock = clock
+        self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS)
+
+    def begin(self, preemption: OngoingPreemption) -> None:
+        """Tell both sides of a preemption, and evict whom it names."""
+        request, plan = preemption.request, preemption.plan
+        for tenant in plan.lower:
+            metrics.VICTIMS.labels("lowered").inc()
+            text = (
+                f"has request 0 until there is room again: {_for_whom(request, self._namespace_of(tenant))} takes its "
+                f"time on {plan.node}; it keeps its memory and runs on what others leave"
+            )
+            self._tell(tenant, "Lowered", "Lower", text)
+        self._tell_preemptor(preemption)
+        if plan.evict:
+            self.queue.add(request.tenant)
+
+    async def run(self) -> None:
+        """Carry out preemptions until cancelled."""
+        await self.queue.run()
+
+    async def _carry_out(self, tenant: str) -> None:
+        """Evict the victims of one preemption. Raises `ApiError`, then it is tried again."""
+        for dry_run in (True, False):
+            for victim, pod in self._victims(tenant):
+                preemption = self._preemptions.of(tenant)
+                if preemption is None:
+                    return
+                try:
+                    await self._client.evict(pod.name, pod.namespace, uid=pod.uid, dry_run=dry_run)
+                except (NotFoundError, ConflictError):
+                    continue  # gone, or another pod by now: the watch brings it
+                except ApiError as error:
+                    if error.status != _TOO_MANY:
+                        raise
+                    log.info("eviction refused", pod=f"{pod.namespace}/{pod.name}", error=error.message)
+                    self._preemptions.refused(tenant, pod.uid)
+                    return
+                if not dry_run:
+                    self._evicted(preemption.request, preemption.plan.node, victim, pod)
+
+    def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
+        """Return whom a preemption evicts and that is not ending yet, each Pod once."""
+        preemption = self._preemptions.of(tenant)
+        found: dict[str, tuple[str, AnyPod]] = {}
+        for victim in preemption.plan.evict if preemption is not None else ():
+            for pod in self._seen.pods_of(victim):
+                if not (pod.deleting or pod.ended):
+                    found.setdefault(pod.uid, (victim, pod))
+        return list(found.values())
+
+    def _evicted(self, request: PlacementRequest, node: str, victim: str, pod: AnyPod) -> None:
+        """Note and tell that a Pod ends to make room."""
+        self._seen.evicted(pod.uid)
+        metrics.VICTIMS.labels("evicted").inc()
+        text = f"preempted on {node} by {_for_whom(request, pod.namespace)}"
+        log.info("preempts", tenant=victim, pod=f"{pod.namespace}/{pod.name}", by=request.tenant, node=node)
+        memo = self._memos.of(victim)
+        memo.eviction = Eviction(pod=pod.uid, since=self._clock(), done=text, preempted=True)
+        self._tell(victim, "Preempted", "Preempt", text)
+        self._state.on_tenant_changed(victim)
+
+    def _tell_preemptor(self, preemption: OngoingPreemption) -> None:
+        """Tell the tenant that waits what is done for it."""
+        request, plan = preemption.request, preemption.plan
+        parts = []
+        for verb, tenants in (("lowers", plan.lower), ("evicts", plan.evict), ("waits for", plan.leaving)):
+            if tenants:
+                parts.append(f"{verb} {self._named(request.namespace, tenants)}")
+        text = f"keeps {counted(len(plan.gpus), 'GPU')} of {plan.node} for it, and {' and '.join(parts)}"
+        self._tell(request.tenant, "Preempting", "Preempt", text)
+
+    def _named(self, namespace: str, tenants: Sequence[str]) -> str:
+        """Return tenants in words: those of one namespace by name, all others by number."""
+        own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
+        others = len(tenants) - len(own)
+        words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]
+        if others:
+            words.append(f"{counted(others, 'tenant')} of other namespaces")
+        return f"{', '.join(words)} of lower priority"
+
+    def _name_of(self, tenant: str) -> str:
+        pods = self._seen.pods_of(tenant)
+        return pods[0].name if pods else tenant
+
+    def _namespace_of(self, tenant: str) -> str:
+        return self._state.namespace_of(tenant)
+
+    def _tell(self, tenant: str, reason: str, action: str, text: str) -> None:
+        for kind, about in self._subjects(tenant):
+            self._events.normal(kind, about, reason, action, text)
+
+    def _subjects(self, tenant: str) -> Iterator[tuple[str, ObjectFacts]]:
+        """Yield the objects on which a tenant's Events are written: its SharePod, or the Pods of its claim."""
+        sharepod = self._state.sharepods.get(tenant)
+        if sharepod is not None:
+            yield KIND, sharepod
+            return
+        claim = self._state.seen_claims.claims.get(tenant)
+        for pod in self._state.seen_claims.users(claim) if claim is not None else ():
+            yield "Pod", pod
+
+
+def _for_whom(request: PlacementRequest, namespace: str) -> str:
+    """Return who preempts, in words for a namespace: by name only where it is its own."""
+    if request.namespace == namespace:
+        return f"{request.name} of higher priority"
+    return "a tenant of higher priority of another namespace"

@@ -1,0 +1,85 @@
+"""Advice to a request that waits: which tenants would have to go. Pure.
+
+Guarantees:
+- Advice followed means placed: once those named have gone, and nothing else has changed, the engine places the request.
+- No fewer would do: of sets of the request's own namespace the smallest is named where one helps, else the smallest of
+  all, by number.
+- Tenants of other namespaces are counted, never named.
+- Work is bounded: among more than `_MOST_TENANTS` none are looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sharepod.api.units import TenantId
+
+from .preemption.planner import plan_preemption
+from .preemption.victims import VictimFacts, Victims, victims_of
+from .state.cluster import Cluster
+from .state.types import PlacementRequest, Reservation
+
+_MOST_NAMED = 4
+"""Tenants that are named: of more, nobody deletes all by hand."""
+
+_MOST_TENANTS = 4_000
+"""Tenants among which those that would have to go are looked for: some 50 ms of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leavers:
+    """Tenants that would have to go. `own`: names of those of the request's namespace; `others`: number of all others;
+    `tenants`: all of them."""
+
+    own: tuple[str, ...]
+    others: int
+    tenants: tuple[TenantId, ...]
+
+    @property
+    def advice(self) -> str:
+        """The same in words."""
+        names = [*self.own[:_MOST_NAMED]]
+        if len(self.own) > _MOST_NAMED:
+            names.append(f"{len(self.own) - _MOST_NAMED} more of this namespace")
+        if self.others:
+            names.append(f"{self.others} {'tenant' if self.others == 1 else 'tenants'} of other namespaces")
+        listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"It would fit if {listed} ended."
+
+
+def leavers(cluster: Cluster, request: PlacementRequest) -> Leavers | None:
+    """Return which tenants would have to go, whatever their priority; None if nobody's going would help."""
+    asked = replace(request, priority=1)
+    if request.beside:
+        return None
+    for own_only in (True, False):
+        victims = _everybody(cluster, request.namespace if own_only else None)
+        if len(victims.units) > _MOST_TENANTS:
+            return None
+        plan = plan_preemption(cluster, asked, victims) if victims.units else None
+        if plan is not None and plan.evict:
+            rows = [row for tenant in plan.evict for _, row in cluster.reservations_of(tenant)]
+            own = tuple(sorted({_name(row) for row in rows if row.namespace == request.namespace}))
+            others = {row.pod_uid or row.tenant for row in rows if row.namespace != request.namespace}
+            return Leavers(own, len(others), plan.evict)
+        if plan is not None:
+            return None  # those that end already are enough
+    return None
+
+
+def _everybody(cluster: Cluster, namespace: str | None) -> Victims:
+    """Return all tenants, or those of a namespace, as victims of equal cost."""
+    return victims_of({row.tenant: _fact(row) for row in _rows(cluster) if namespace in (None, row.namespace)})
+
+
+def _fact(row: Reservation) -> VictimFacts:
+    return VictimFacts(unit=row.pod_uid or row.tenant, priority=0, leaving=row.releasing)
+
+
+def _rows(cluster: Cluster) -> Iterator[Reservation]:
+    return (row.wanted for node in cluster.nodes() for row in node.rows.values())
+
+
+def _name(row: Reservation) -> str:
+    return row.pod_name or (row.claim.name if row.claim is not None else row.tenant)

@@ -1,0 +1,155 @@
+"""Preemption on a real API server: time first, then evictions by the Eviction API, and victims that come back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster.audit import Audit
+from cluster.operator_world import GIB, World, a_world, condition_of, wait
+from harness.api import Object
+
+_BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        running.api.create(
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            {"metadata": {"name": "high"}, "value": 1000},
+        )
+        running.api.create(
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            {"metadata": {"name": "patient"}, "value": 1000, "preemptionPolicy": "Never"},
+        )
+        yield running
+
+
+def filled(world: World, prefix: str, count: int, **gpu: Any) -> tuple[str, str]:
+    """Fill one node with SharePods of priority 0 that come back; return it and their namespace."""
+    (node,) = world.nodes(prefix)
+    namespace = world.cluster.namespace(prefix)
+    for number in range(count):
+        labels = {"one": f"low{number}"}
+        world.apply(namespace, f"low{number}", gpu, on=prefix, restartPolicy="Always", labels=labels)
+    for number in range(count):
+        world.phase(namespace, f"low{number}", "Running")
+    return node, namespace
+
+
+def requests(world: World, node: str) -> dict[str, int]:
+    """The requests of a ledger's rows, by name."""
+    return {row["podName"]: row["requestMilli"] for row in world.rows(node)}
+
+
+def protect(world: World, namespace: str, name: str) -> None:
+    """Protect one SharePod's Pod by a PodDisruptionBudget, and wait until the API server counts it."""
+    body = {"metadata": {"name": name}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"one": name}}}}
+    world.api.create(_BUDGETS.format(namespace), body)
+
+
+def kill_and_start(world: World) -> None:
+    """Kill the operator, and start it again."""
+    assert world.operator is not None
+    world.operator.signal(signal.SIGKILL)
+    world.operator.wait(10)
+    world.start_operator()
+
+
+def restarts(seen: Object) -> int:
+    return int((seen.get("status") or {}).get("restarts") or 0)
+
+
+@pytest.mark.promise("placement-preempt-time")
+@pytest.mark.promise("placement-preempt-never")
+def test_time_changes_hands_with_nobody_ended_and_comes_back(world: World) -> None:
+    node, namespace = filled(world, "lowers", 4, request=0.5, memory="2Gi")
+    other = world.cluster.namespace("lowers-other")
+    world.apply(other, "patient", {"request": 1.0, "memory": "4Gi"}, on="lowers", priorityClassName="patient")
+    world.condition(other, "patient", "Placed", status="False", reason="NoRoom")
+    assert set(requests(world, node).values()) == {500}, "a Pod of preemptionPolicy Never waits"
+    world.delete(other, "patient")
+
+    world.apply(other, "high", {"request": 1.0, "memory": "4Gi"}, on="lowers", priorityClassName="high")
+    world.phase(other, "high", "Running")
+    rows = requests(world, node)
+    lowered = sorted(name for name, milli in rows.items() if milli == 0)
+    assert len(lowered) == 2
+    assert rows["high"] == 1000
+    for name in lowered:
+        seen = world.until(namespace, name, lambda seen: condition_of(seen, "Resized"), what="its share is lowered")
+        assert seen["status"]["phase"] == "Running"
+        assert restarts(seen) == 0
+        assert condition_of(seen, "Resized")["status"] == "False"
+        wait(lambda name=name: "Lowered" in dict(world.events(namespace, name)), what="an Event")
+        note = dict(world.events(namespace, name))["Lowered"]
+        assert "high of" not in note, "the other namespace's SharePod is not named"
+        assert other not in note
+    assert "2 tenants of other namespaces" in dict(world.events(other, "high"))["Preempting"]
+
+    world.delete(other, "high")
+    wait(lambda: set(requests(world, node).values()) == {500}, what="the shares as they were")
+    for name in lowered:
+        world.condition(namespace, name, "Resized", status="True")
+
+
+@pytest.mark.promise("placement-preempt-budgets")
+@pytest.mark.promise("placement-preempt-comes-back")
+def test_where_memory_is_short_one_is_evicted_that_no_budget_protects_and_comes_back(world: World) -> None:
+    node, namespace = filled(world, "evicts", 2, request=0.3, memory="12Gi")
+    protect(world, namespace, "low0")
+    wait(
+        lambda: world.api.get(_BUDGETS.format(namespace) + "/low0").get("status", {}).get("expectedPods") == 1,
+        what="the budget's status",
+    )
+    world.apply(namespace, "high", {"request": 0.3, "memory": "12Gi"}, on="evicts", priorityClassName="high")
+    world.phase(namespace, "high", "Running")
+    assert restarts(world.sharepod(namespace, "low0")) == 0, "the one that the budget protects runs on"
+    seen = world.until(namespace, "low1", lambda seen: seen["status"]["phase"] == "Pending", what="waits")
+    assert seen["status"]["lastEnd"]["cause"] == "Preempted"
+    assert "by high of higher priority" in dict(world.events(namespace, "low1"))["Preempted"]
+    assert "evicts low1" in dict(world.events(namespace, "high"))["Preempting"]
+    assert set(requests(world, node)) == {"low0", "high"}
+
+    world.delete(namespace, "high")
+    world.phase(namespace, "low1", "Running")
+
+
+@pytest.mark.promise("placement-preempt-crash")
+def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commit_nothing(world: World) -> None:
+    nodes = world.nodes("killed", 2)
+    namespace = world.cluster.namespace("killed")
+    slow = {"test.sharepod.dev/termination-seconds": "3"}
+    gpu = {"request": 0.5, "memory": "12Gi"}
+    low, high = [f"low{number}" for number in range(4)], [f"high{number}" for number in range(3)]
+    with Audit(world.api, memory=16 * GIB) as audit:
+        for name in low:
+            world.apply(
+                namespace,
+                name,
+                {"request": 0.5, "memory": "12Gi"},
+                on="killed",
+                restartPolicy="Always",
+                annotations=slow,
+            )
+        pods = {name: world.phase(namespace, name, "Running")["status"]["podUID"] for name in low}
+        for name in high:
+            world.apply(namespace, name, gpu, on="killed", priorityClassName="high")
+
+        def ending() -> int:
+            found = (world.pod(namespace, name) for name in low)
+            return sum(pod is None or "deletionTimestamp" in pod["metadata"] for pod in found)
+
+        wait(lambda: ending() >= 1, what="the first that ends")
+        kill_and_start(world)
+        wait(lambda: ending() >= 3, what="the others that end")
+        kill_and_start(world)
+        for name in high:
+            world.phase(namespace, name, "Running", timeout=60)
+        stayed = [name for name in low if world.sharepod(namespace, name)["status"].get("podUID") == pods[name]]
+        assert len(stayed) == 1, f"{stayed} were not touched: three made room for three"
+        assert not audit.over_committed, audit.over_committed
+        assert sum(len(world.rows(node)) for node in nodes) == 4

@@ -1,0 +1,56 @@
+"""Advice to those that wait: followed, it gives them a place, and fewer would not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from property.preemption_oracle import SmallCluster, random_request, small_cluster
+from sharepod.placement.engine import Engine
+from sharepod.placement.preemption.victims import VictimFacts
+from sharepod.placement.state.types import PlacementRequest
+from sharepod.placement.whatif import leavers
+
+_CLUSTERS = 120
+
+
+def alone(world: SmallCluster) -> SmallCluster:
+    """The same cluster, every tenant a victim of its own."""
+    rows = [row for some in world.rows.values() for row in some]
+    return SmallCluster(world.nodes, world.rows, {row.tenant: VictimFacts(unit=row.tenant, priority=0) for row in rows})
+
+
+def places(world: SmallCluster, request: PlacementRequest, gone: frozenset[str]) -> bool:
+    return Engine(world.without(gone, frozenset())).find(request) is not None
+
+
+@pytest.mark.promise("placement-advice-helps")
+@pytest.mark.parametrize("part", range(3))
+def test_advice_followed_means_placed_and_fewer_would_not_do(part: int) -> None:
+    helped = number = 0
+    while helped < _CLUSTERS // 3:
+        number += 1
+        chance = random.Random(part * 100_000 + number)
+        world = alone(small_cluster(chance))
+        request = replace(random_request(chance, "new", priority=0), namespace=chance.choice(("one", "two")))
+        cluster = world.cluster
+        if Engine(cluster).find(request) is not None:
+            continue
+        found = leavers(cluster, request)
+        names = {row.tenant: row.namespace for some in world.rows.values() for row in some}
+        if found is None:
+            of_group = request.gpu.labels.affinity
+            assert of_group is not None or not places(world, request, frozenset(names)), f"{part}/{number}"
+            continue
+        helped += 1
+        assert places(world, request, frozenset(found.tenants)), f"{part}/{number}: {found}"
+        mine = [one for one in names if names[one] == request.namespace]
+        for fewer in combinations(list(names) if found.others else mine, len(found.tenants) - 1):
+            assert not places(world, request, frozenset(fewer)), f"{part}/{number}: {fewer} would do"
+        assert set(found.own) == {one for one in found.tenants if names[one] == request.namespace}
+        assert found.others == sum(names[one] != request.namespace for one in found.tenants)
+        foreign = [one for one in names if names[one] != request.namespace]
+        words = found.advice.replace(",", " ").split()
+        assert not set(words) & {str(one) for one in foreign}, "another namespace's tenant is named"

@@ -1,0 +1,264 @@
+"""Preemption by the placement loop: who begins, what is kept meanwhile, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sharepod.api.units import TenantId
+from sharepod.controller.placing.preemptions import OngoingPreemption
+from sharepod.controller.placing.victims_seen import NamespaceStanding, Unbudgeted
+from unit.controller.loop_world import World
+from unit.controller.objects import pod_object
+
+_GIB = 1 << 30
+
+
+class Playing(World):
+    """A world in which Pods run once they are placed, and ledgers are written when the test says so."""
+
+    def __init__(
+        self,
+        *,
+        per_minute: float = 600.0,
+        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
+    ) -> None:
+        super().__init__(preemptions_per_minute=per_minute, standing=standing)
+        self.begun: list[OngoingPreemption] = []
+        self.loop.preemptions.on_begun = self.begun.append
+        self._priorities: dict[str, int] = {}
+        self._generation = 0
+
+    async def runs(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
+        """A tenant is placed, its row written, and its Pod bound."""
+        await self.want(tenant, request, priority=priority, **gpu)
+        assert tenant in self.placed, self.why(tenant)
+        self._priorities[tenant] = priority
+        self._see(tenant)
+        await self.writes()
+
+    async def writes(self) -> None:
+        """The ledgers are written as they were decided."""
+        self._generation += 1
+        for node in list(self.state.cluster.nodes()):
+            self.state.cluster.load(node.name, self.state.cluster.reservations(node.name), self._generation)
+            self.state.cluster.nothing_in_flight(node.name)
+        self.state.on_room_changed()
+        await self.settle()
+
+    async def ends(self, tenant: str) -> None:
+        """The Pod of a tenant is gone, and so is its row."""
+        self.state.drop_pod(f"pod-of-{tenant}")
+        self.state.cluster.release(self.placed[tenant], TenantId(tenant))
+        self.placed.pop(tenant)
+        self.state.on_room_changed()
+        await self.settle()
+
+    def deletes(self, tenant: str) -> None:
+        """The Pod of a tenant is being deleted: its grace period ends now."""
+        self._see(tenant, deleting=True)
+
+    def _see(self, tenant: str, *, deleting: bool = False) -> None:
+        raw = pod_object(
+            uid=f"pod-of-{tenant}",
+            name=tenant,
+            owner=tenant,
+            version=3 if deleting else 2,
+            node=self.placed[tenant],
+            phase="Running",
+            priority=self._priorities[tenant],
+            deleting=deleting,
+        )
+        self.state.put_pod(raw)
+
+    def kept(self) -> set[str]:
+        """The tenants that GPUs are kept for."""
+        return {item.tenant for item in self.state.cluster.kept()}
+
+    def request_of(self, tenant: str) -> int:
+        """The request of a tenant's row."""
+        return self.state.cluster.reservations_of(TenantId(tenant))[0][1].request_milli
+
+
+@asynccontextmanager
+async def playing(**options: Any) -> AsyncIterator[Playing]:
+    world = Playing(**options)
+    world.node("a")
+    deciding = asyncio.create_task(world.loop.run())
+    yield world
+    deciding.cancel()
+    await asyncio.gather(deciding, return_exceptions=True)
+
+
+@pytest.mark.promise("placement-preempt-keeps")
+async def test_time_changes_hands_once_the_ledger_says_so_and_nobody_slips_in() -> None:
+    async with playing() as world:
+        await world.runs("low", 1.0, memory="1Gi")
+        await world.want("high", 1.0, priority=9, memory="1Gi")
+        await world.later(2)
+        assert [(item.plan.lower, item.plan.evict) for item in world.begun] == [(("low",), ())]
+        assert world.request_of("low") == 0
+        assert "high" not in world.placed, "the ledger still promises that time to the other"
+        await world.want("equal", 0.5, priority=9, memory="1Gi")
+        await world.want("small", 0.1, memory="1Gi")
+        await world.writes()
+        assert "high" in world.placed
+        assert "equal" not in world.placed
+        assert "small" not in world.placed
+        assert world.kept() == set()
+
+
+async def test_a_share_that_was_lowered_comes_back_after_all_that_wait() -> None:
+    async with playing() as world:
+        await world.runs("low", 1.0, memory="1Gi")
+        await world.want("high", 1.0, priority=9, memory="1Gi")
+        await world.later(2)
+        await world.writes()
+        world.loop.want_resize("low", changed=True)
+        await world.want("waits", 1.0, memory="1Gi")
+        await world.settle()
+        await world.ends("high")
+        assert "waits" in world.placed
+        assert world.request_of("low") == 0
+        await world.ends("waits")
+        assert world.request_of("low") == 1000
+
+
+async def test_one_that_is_to_be_evicted_is_handed_over_once_and_its_gpu_kept_until_it_is_gone() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="12Gi")
+        await world.want("high", 0.3, priority=9, memory="12Gi")
+        await world.later(2)
+        assert [item.plan.evict for item in world.begun] == [("low",)]
+        world.deletes("low")
+        await world.want("equal", 0.1, priority=9, memory="1Gi")
+        await world.later(5)
+        assert "equal" not in world.placed
+        assert len(world.begun) == 1
+        await world.ends("low")
+        assert "high" in world.placed
+        await world.later(2)
+        assert "equal" in world.placed, "nothing is kept any more"
+
+
+@pytest.mark.promise("placement-preempt-rate")
+async def test_nobody_makes_room_for_equals_nor_where_preemption_is_off() -> None:
+    async with playing() as world:
+        await world.runs("first", 1.0, priority=9, memory="1Gi")
+        await world.want("second", 1.0, priority=9, memory="1Gi")
+        await world.later(30)
+        assert world.begun == []
+    async with playing(per_minute=0) as world:
+        await world.runs("low", 1.0, memory="1Gi")
+        await world.want("high", 1.0, priority=9, memory="1Gi")
+        await world.later(30)
+        assert world.begun == []
+
+
+@pytest.mark.promise("placement-preempt-budgets")
+async def test_where_a_budget_protects_one_another_set_is_found_and_else_nobody_is_touched() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(2)
+        first = world.begun[0].plan.evict
+        world.loop.preemptions.refused("high", f"pod-of-{first[0]}")
+        await world.later(2)
+        assert {item.plan.evict for item in world.begun} == {("low",), ("other",)}
+        world.loop.preemptions.refused("high", f"pod-of-{world.begun[1].plan.evict[0]}")
+        await world.later(20)
+        assert len(world.begun) == 2
+        assert world.kept() == set()
+        await world.later(20)
+        assert len(world.begun) == 3, "it is asked again after a while"
+
+
+@pytest.mark.promise("placement-preempt-crash")
+async def test_a_successor_waits_for_those_that_end_already_and_ends_nobody_else() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        world.deletes("low")
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(2)
+        assert [(item.plan.evict, item.plan.leaving) for item in world.begun] == [((), ("low",))]
+        assert world.kept() == {"high"}
+        await world.ends("low")
+        assert "high" in world.placed
+
+
+async def test_a_pod_that_never_ends_is_not_counted_on() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        world.deletes("low")
+        await world.later(120)
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(2)
+        assert [item.plan.evict for item in world.begun] == [("other",)]
+
+
+async def test_one_that_waits_no_longer_gives_up_what_was_kept() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="12Gi")
+        await world.want("high", 0.3, priority=9, memory="12Gi")
+        await world.later(2)
+        assert world.kept() == {"high"}
+        world.state.drop_sharepod("high")
+        world.loop.leave("high")
+        assert world.kept() == set()
+        assert world.loop.preemptions.of("high") is None
+
+
+@pytest.mark.promise("placement-preempt-rate")
+async def test_no_more_are_preempted_in_a_minute_than_the_setting_says() -> None:
+    async with playing(per_minute=1) as world:
+        world.node("b")
+        for number in range(2):
+            await world.runs(f"low{number}", 0.3, memory="12Gi")
+        for number in range(2):
+            await world.want(f"high{number}", 0.3, priority=9, memory="12Gi")
+        await world.later(30)
+        assert len(world.begun) == 1
+        await world.later(60)
+        assert len(world.begun) == 2
+
+
+@dataclass(frozen=True)
+class OutOfBudget:
+    """Standing of a namespace that has spent its budget."""
+
+    over_budget_milli: int = 200
+
+    def effective_priority(self, priority: int) -> int:
+        return min(priority, -1000)
+
+
+@pytest.mark.promise("placement-best-effort")
+async def test_who_is_out_of_budget_runs_at_request_0_while_memory_lasts_and_is_raised_when_there_is_room() -> None:
+    async with playing(standing=lambda _namespace: OutOfBudget()) as world:
+        await world.runs("first", 0.8, memory="4Gi")
+        await world.want("second", 0.5, memory="4Gi")
+        assert "second" in world.placed
+        assert world.request_of("second") == 0
+        await world.want("third", 0.5, memory="12Gi")
+        assert "third" not in world.placed, "memory is full"
+        world.loop.want_resize("second", changed=True)
+        await world.settle()
+        assert world.request_of("second") == 0
+        await world.ends("first")
+        await world.writes()
+        assert world.request_of("second") == 500
+
+
+async def test_within_its_budget_nobody_runs_at_request_0() -> None:
+    async with playing() as world:
+        await world.runs("first", 0.8, memory="4Gi")
+        await world.want("second", 0.5, memory="4Gi")
+        await world.later(30)
+        assert "second" not in world.placed
