@@ -266,10 +266,19 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
         node.api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace=0)
 
 
+def reserved(status: Object) -> dict[str, int]:
+    """Return what was reserved by each series of consumption."""
+    return {one["series"]: one["reservedMilliseconds"] for one in status.get("consumption") or ()}
+
+
 def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
     node.make_gpunode(row("a"))
     killed = node.start_agent()
     node.await_observed(1)
+    before = node.await_status(lambda status: any(reserved(status).values()), "time that was reserved")
+    (counted,) = before["consumption"]
+    assert (counted["namespace"], counted["model"], counted["closed"]) == ("default", "Fake A100", False)
+    assert counted["since"] < before["consumptionAt"]
     directory = node.tenant_directory("a").stat().st_ino
     killed.signal(signal.SIGKILL)
     killed.wait(10)
@@ -280,6 +289,9 @@ def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
     assert node.connects("a")
     assert node.connects("b")
     assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never made anew"
+    status = node.await_status(lambda status: status.get("consumptionAt") != before["consumptionAt"], "another count")
+    assert list(reserved(status)) == [counted["series"]], "the count goes on"
+    assert reserved(status)[counted["series"]] > counted["reservedMilliseconds"]
 
 
 def test_a_vanished_ledger_takes_nothing_from_running_tenants_and_a_new_one_rules(node: OneNode) -> None:
@@ -302,9 +314,9 @@ def test_a_vanished_ledger_takes_nothing_from_running_tenants_and_a_new_one_rule
 
 
 def test_many_changes_make_few_writes(node: OneNode) -> None:
-    node.make_gpunode()
+    node.make_gpunode(row("a"))
     node.start_agent()
-    node.await_observed(1)
+    node.await_status(lambda status: "consumption" in status, "the first count")
     version = node.api.get(node.path)["metadata"]["resourceVersion"]
     begun = time.monotonic()
     generation = 0

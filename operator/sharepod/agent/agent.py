@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -38,6 +38,13 @@ status of every tenant."""
 _RELEASE_FIRST_S = 0.1
 """Seconds between a release and the first reading for it, beside what runs. The share is given on only after one or two
 readings have shown nothing of the tenant; the pauses between them double up to the usual interval."""
+_COUNT_S = 2.0
+"""Seconds between two counts of GPU time: what is unmetered after an agent is killed, beside the time without one."""
+_FLUSHED_S = 10.0
+"""Seconds between two counts that are flushed to disk: what a power cut takes of them."""
+_TOLD_S = 60.0
+"""Seconds between two counts that the report takes while no tenant comes or goes: they change all the time, and a
+thousand nodes that rest write seventeen times a second."""
 _FIRST_READING_S = 1.0
 """Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
 
@@ -87,6 +94,11 @@ class Agent:
         """Reason that it could not serve, while it stands by; None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
         """Question whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
+        self.taken_in: Callable[[], Collection[str]] = lambda: ()
+        """Series of consumption that the operator has taken in. May be replaced at any time."""
+        self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
+        """What namespaces have had of the GPUs, as the GPUNode's status has it, and when it was so."""
+        self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, kept=kept)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
         """GPUs that are open to tenants, where NVIDIA's device plugin owns them."""
@@ -140,13 +152,15 @@ class Agent:
                 async with asyncio.timeout(_FIRST_READING_S):
                     await self._read()
         self._polling = asyncio.create_task(self._poll(), name="inventory")
+        self._counting = asyncio.create_task(self._count(), name="consumption")
 
     async def close(self) -> None:
         """Close every socket and stop. Tenants' directories stay: their pods outlive the agent."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
-            self._polling = None
+        for task in (self._polling, self._counting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._polling = self._counting = None
         await self.tenants.close()
         if self._comparing is not None:
             self._comparing.cancel()
@@ -207,6 +221,28 @@ class Agent:
                 log.exception("cannot use a reading of the inventory, going on with the next")
             self._compare()
             await self._pause()
+
+    async def _count(self) -> None:
+        """Count GPU time, and keep the count for the next agent."""
+        loop = asyncio.get_running_loop()
+        told_at = flushed_at = -_TOLD_S
+        told: frozenset[str] = frozenset()
+        while True:
+            try:
+                await self.tenants.count(self.taken_in())
+                now, present = loop.time(), frozenset(row.id for row in self.tenants.rows())
+                if now - told_at >= _TOLD_S or present != told:
+                    first = self.consumption[1] is None
+                    self.consumption, told_at, told = self.tenants.consumption(), now, present
+                    if first:
+                        self.changed.set()
+                durable = now - flushed_at >= _FLUSHED_S
+                await self.tenants.keep_count(durable=durable)
+                if durable:
+                    flushed_at = now
+            except Exception:
+                log.exception("cannot count GPU time, going on with the next count")
+            await asyncio.sleep(_COUNT_S)
 
     async def _pause(self) -> None:
         """Wait for the next reading: soon after a release has begun, then with growing pauses up to the interval."""

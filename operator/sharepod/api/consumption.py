@@ -4,7 +4,8 @@ Guarantees:
 - CO1 growing: the counters of one series never fall, and its namespace, model and `since` never change.
 - CO2 never-again: a closed series does not grow, and no later series has its name. A namespace that comes back to the
   node gets a new series, with a later `since`.
-- CO3 told-first: an agent forgets a series only once it is closed and the operator has taken it in for good.
+- CO3 told-first: an agent forgets a series only once it is closed and the operator has taken it in: the GPUNode's
+  annotation names it.
 
 So the sum over the largest counters of every series is the consumption, however often and in whatever order they are
 read.
@@ -16,7 +17,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .objects import Model
+from .objects import GROUP, Model
+
+TAKEN_IN_ANNOTATION = f"{GROUP}/consumption-taken-in"
+"""Annotation of a GPUNode: comma-separated names of closed series that the operator has taken in for good. The agent
+forgets them."""
 
 MAX_CONSUMPTION = 512
 """Series in one GPUNode: two for each row that a ledger has room for."""

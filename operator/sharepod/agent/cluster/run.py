@@ -32,6 +32,7 @@ from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration,
 from sharepod.agent.kubelet.self_test import SelfTest
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
 from sharepod.agent.settings import EnvInjection
+from sharepod.api.consumption import TAKEN_IN_ANNOTATION
 from sharepod.api.gpunode import (
     CONDITION_AGENT_READY,
     CONDITION_CDI_DEVICES,
@@ -41,7 +42,7 @@ from sharepod.api.gpunode import (
     Pool,
     Tenant,
 )
-from sharepod.kube import Connection
+from sharepod.kube import Connection, Json
 from sharepod.tasks import Supervisor
 
 from .ledger_watch import LedgerWatch
@@ -131,8 +132,10 @@ async def run(agent: Agent) -> None:
                 CONDITION_HOOK_LOADS: Readiness(*self_test.hook_loads),
                 CONDITION_ENV_INJECTION: Readiness(*self_test.env_injection),
             },
+            consumption=lambda: agent.consumption,
             woken=agent.changed,
         )
+        agent.taken_in = lambda: taken_in(ledger.object)
         warn_of_propagation(settings.kubelet_root)
         await kubelet.start()
         try:
@@ -160,6 +163,12 @@ async def run(agent: Agent) -> None:
                 await report.say_stopped()
     finally:
         await api.close()
+
+
+def taken_in(gpunode: Json | None) -> frozenset[str]:
+    """Return the series of consumption that the operator has taken in, as the GPUNode's annotation names them."""
+    annotations = (gpunode or {}).get("metadata", {}).get("annotations") or {}
+    return frozenset(str(annotations.get(TAKEN_IN_ANNOTATION) or "").split(","))
 
 
 async def _first_word(agent: Agent) -> PluginPods:

@@ -3,7 +3,8 @@
 Guarantees:
 - Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second; that a
   tenant is drained, at most each tenth of a second.
-- Usage is written with facts. By itself it is written at most each 30 s, and only if it changed.
+- Usage and consumption are written with facts. By themselves they are written at most each 30 s, and only if they
+  changed; consumption that was never written, at once.
 - `drained` is never written with an older generation than the one in force when the tenant was seen drained.
 - The status is written only to the GPUNode whose ledger is in force, by UID.
 - Conditions of other writers stay as they are.
@@ -37,6 +38,8 @@ DRAINED_EVERY_S = 0.1
 """The same for a tenant that is drained, in seconds: its next run, or whoever waits for its share, waits for that."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
+_USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
+"""Fields of the status that have usage. Of `tenants` the rest is among the facts."""
 LOOK_EVERY_S = 5.0
 """Seconds between two looks without a wake-up, for facts that change by time alone."""
 LAST_WRITE_S = 3.0
@@ -117,6 +120,7 @@ class StatusReport:
         ledger: LedgerWatch,
         facts: Callable[[], AgentFacts],
         readiness: Callable[[], Mapping[str, Readiness]],
+        consumption: Callable[[], tuple[Sequence[Json], str | None]] = lambda: ((), None),
         woken: asyncio.Event,
     ) -> None:
         """Args:
@@ -125,6 +129,7 @@ class StatusReport:
         ledger: the node's ledger.
         facts: returns what the agent knows.
         readiness: returns the agent's readiness, by type of the condition.
+        consumption: returns what namespaces have had of the GPUs, and when it was so.
         woken: set by others when facts or readiness have changed; cleared here before they are read.
         """
         self._api = api
@@ -132,6 +137,7 @@ class StatusReport:
         self._ledger = ledger
         self._facts = facts
         self._readiness = readiness
+        self._consumption = consumption
         self._woken = woken
         self._written: _Written | None = None
 
@@ -192,8 +198,9 @@ class StatusReport:
         if (
             last is not None
             and now - last.usage_at < USAGE_EVERY_S
+            and ("consumptionAt" in last.status or "consumptionAt" not in wanted)
             and last.facts == still
-            and _without_tenants(last.status) == _without_tenants(wanted)
+            and _without_usage(last.status) == _without_usage(wanted)
         ):
             return False  # nothing but usage can have changed
         operations = patch(gpunode, wanted, last.status if last else None)
@@ -232,6 +239,7 @@ class StatusReport:
             gpus, reserves = [gpu.dump() for gpu in facts.gpus], reserved(facts.gpus, self._ledger.in_force)
         else:
             gpus, reserves = list(server.get("gpus") or ()), str(server.get("reserved") or "")
+        counted, counted_at = self._consumption()
         return {
             "gpus": gpus,
             "tenants": [tenant.dump() for tenant in facts.tenants],
@@ -242,6 +250,7 @@ class StatusReport:
             "tenantCount": len(self._ledger.in_force),
             "reserved": reserves,
             "simulated": facts.simulated,
+            **({"consumption": list(counted), "consumptionAt": counted_at} if counted_at is not None else {}),
         }
 
 
@@ -286,7 +295,7 @@ def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | No
         last: the status as last written; None: unknown.
     """
     server = gpunode.get("status")
-    fields = {name: value for name, value in wanted.items() if last is None or last[name] != value}
+    fields = {name: value for name, value in wanted.items() if last is None or last.get(name) != value}
     if "conditions" in fields:
         ours = {condition["type"] for condition in wanted["conditions"]}
         others = [condition for condition in (server or {}).get("conditions") or () if condition["type"] not in ours]
@@ -308,5 +317,5 @@ def _drained(facts: AgentFacts) -> frozenset[str]:
     return frozenset(tenant.id for tenant in facts.tenants if tenant.drained)
 
 
-def _without_tenants(status: Mapping[str, Any]) -> Json:
-    return {name: value for name, value in status.items() if name != "tenants"}
+def _without_usage(status: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in status.items() if name not in _USAGE}

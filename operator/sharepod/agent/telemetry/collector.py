@@ -22,7 +22,6 @@ from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.view import ShareView, TenantView
 from sharepod.api.gpunode import OFFENCES, Gpu, Health, Mode, Tenant, TenantState
-from sharepod.timeshare import GpuTime
 
 from .families import FAMILIES
 
@@ -53,16 +52,6 @@ class _Sheet:
         family = self.families[f"sharepod_{name}"]
         assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram"
         family.add_metric(labels, buckets, total_s)
-
-
-def _by_use(time: GpuTime) -> tuple[tuple[str, int], ...]:
-    return (
-        ("held", time.held_ns),
-        ("anticipated", time.anticipated_ns),
-        ("handed_over", time.handed_over_ns),
-        ("idle", time.idle_ns),
-        ("stalled", time.stalled_ns),
-    )
 
 
 class AgentCollector(Collector):
@@ -132,8 +121,7 @@ class AgentCollector(Collector):
             sheet.add("gpu_healthy", labels, int(gpu.health is Health.HEALTHY))
             sheet.add("gpu_shareable", labels, int(gpu.shareable))
             sheet.add("gpu_foreign_processes", labels, len(self._agent.foreign.get(gpu.uuid, ())))
-            time = self._agent.tenants.gpu_time(gpu.uuid)
-            for use, spent_ns in _by_use(time) if time is not None else ():
+            for use, spent_ns in (self._agent.tenants.gpu_books(gpu.uuid) or {}).items():
                 sheet.add("gpu_time_seconds", (*labels, use), spent_ns / 1e9)
             busy = self._agent.tenants.gpu_busy_ratio(gpu.uuid)
             if busy is not None:

@@ -87,7 +87,8 @@ FAMILIES = {
     "sharepod_gpu_time_seconds": Family(
         "counter",
         (*_GPU, "use"),
-        "Time of a shared GPU by use: held, anticipated, handed_over, idle, stalled; the parts add up to all of it",
+        "Time of a GPU by use: held, anticipated, handed_over, idle, stalled, unmetered (no agent counted); the parts "
+        "add up to all of it, over all agents",
     ),
     "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),
     "sharepod_gpu_shareable": Family("gauge", _GPU, "1 if the GPU can be shared"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -27,10 +27,10 @@ from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
-from sharepod.timeshare import GpuTime
 
 from .entry import Entry, limits_text, not_servable, pod_of
 from .leftovers import Leftovers
+from .metering import TenantMetering
 from .observer import Observer, OwnerOf, Replaced, Residue, nothing_replaced
 from .served import ServedTenant
 from .view import TenantView
@@ -78,6 +78,7 @@ class TenantRegistry:
         self._checkpointing: asyncio.TimerHandle | None = None
         self._checkpoints_due: list[str] = []
         """Tenants whose accounts are still to be written in the present round."""
+        self._metering = TenantMetering(settings.state_dir, self._tokens)
         self._refusals: Counter[ClientRefusal] = Counter()
         """Refused clients of tenants that are gone."""
 
@@ -85,6 +86,7 @@ class TenantRegistry:
         """Prepare the state directory and the hook. Raises `StateDirError`."""
         digest = await asyncio.to_thread(self._state.prepare)
         await self._observer.start()
+        await self._metering.restore()
         log.info("hook installed", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
@@ -94,6 +96,8 @@ class TenantRegistry:
         if self._checkpointing is not None:
             self._checkpointing.cancel()
             self._checkpointing = None
+        await self.count()
+        await self.keep_count(durable=True)
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.close()
@@ -124,10 +128,12 @@ class TenantRegistry:
                 except OSError as error:
                     failed[row.id] = error
             self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted if tenant_id in self._entries}
+            self._metering.end_all_but(wanted)
             if not self._known:
                 self._known = True
                 self._state.unheard_all_but(wanted)
                 self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
+            await self._metering.keep(durable=False)  # rows as they are from now on
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
@@ -185,9 +191,25 @@ class TenantRegistry:
         """Return the part of the last 10 s in which any kernel ran on a GPU, by the driver. None if not known."""
         return self._observer.utilization.ratio(("", uuid))
 
-    def gpu_time(self, uuid: str) -> GpuTime | None:
-        """Return what a GPU's time went to since it had its first tenant; None if no tenant shares it."""
-        return self._tokens.gpu_time(uuid)
+    def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
+        """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it; None before a ledger is
+        known."""
+        return self._metering.gpu_books(uuid) if self._known else None
+
+    async def count(self, taken_in: Collection[str] = ()) -> None:
+        """Bring the count of GPU time forward to now; nothing before a ledger is known. `taken_in`: series that the
+        operator has taken in."""
+        if self._known:
+            await self._metering.count(self._entries, taken_in)
+
+    async def keep_count(self, *, durable: bool) -> None:
+        """Keep the count of GPU time for the next agent; nothing before a ledger is known. `durable`: flushed."""
+        if self._known:
+            await self._metering.keep(durable=durable)
+
+    def consumption(self) -> tuple[list[dict[str, object]], str | None]:
+        """Return the count by namespace and model as the GPUNode's status has it, and when it was so."""
+        return self._metering.consumption()
 
     @property
     def hand_offs(self) -> Histogram:
@@ -208,6 +230,7 @@ class TenantRegistry:
         """Take the GPUs' models from a reading. Call it before the first client comes: a client is told what its
         contexts take."""
         self._observer.set_models(reading)
+        self._metering.set_models(reading, self._entries.values())
 
     def begin_reading(self) -> None:
         """Start a reading of the inventory: what `observe` is given next was read no earlier than now."""
@@ -243,6 +266,7 @@ class TenantRegistry:
         entry = self._entries.get(row.id)
         if entry is not None and entry.row == row and entry.settled:
             return
+        self._metering.update(row, entry)
         if entry is not None and (entry.row.gpus, entry.row.mode) != (row.gpus, row.mode):
             log.error("a tenant moved in the ledger; its clients have to connect again", tenant=row.id, pod=pod_of(row))
             self._close(entry)
@@ -273,6 +297,7 @@ class TenantRegistry:
         served, unlistened = None, None
         if row.mode is Mode.SHARED:
             served, unlistened = await self._listen(row)
+            self._metering.take_up(row.id)
             failed = failed or unlistened
         rules = self._observer.rules_of(row.id)
         self._entries[row.id] = Entry(
@@ -366,10 +391,12 @@ class TenantRegistry:
         if entry.served is not None:
             entry.served.stop(_RELEASING)
             self._state.unheard(row.id)
+            await self._metering.keep(durable=False)
         await asyncio.to_thread(self._state.shut, row.id)
 
     def _drop(self, tenant_id: str) -> None:
         entry = self._entries.pop(tenant_id)
+        self._metering.end(entry)
         self._close(entry)
         if self._state.serves(tenant_id):
             self._leftovers.add([tenant_id])

@@ -1,0 +1,340 @@
+"""Meter of what tenants have of the node's GPUs: series of counters by namespace and model, and books of each GPU.
+
+Guarantees:
+- CM1 whole-books: the uses of a GPU (held, anticipated, handed over, idle, stalled, unmetered) add up to the time since
+  the GPU was first seen, over every agent that has kept these books.
+- CM2 unmetered: a GPU's time is `unmetered` only while it has a tenant that shares it and no agent counts: from the
+  last books that were kept to the next agent's first grant, less what the tenants' accounts know of it.
+- CM3 growing: a series never falls; a closed one does not grow (`api/consumption.py`, CO1 to CO3).
+- CM4 resumed: what an account says that was held since it was last metered is counted once, by whichever agent meters
+  it next.
+
+Clocks are passed in: nanoseconds of the node's monotonic clock, which goes on from agent to agent until the node's next
+boot, and milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sharepod.agent.state.consumption_file import KeptConsumption, KeptGpu, KeptSeries, KeptTenant
+from sharepod.api.consumption import MAX_CONSUMPTION, MAX_COUNTER, MAX_MODEL
+from sharepod.api.gpunode import Mode, Tenant
+from sharepod.timeshare import GpuTime, TimeUsage
+
+CLOSE_AFTER_MS = 3_600_000
+"""Milliseconds without a tenant after which a series is closed: an hour, so that jobs that follow each other
+share one."""
+CLOSED_AT_MOST = MAX_CONSUMPTION // 2
+"""Closed series that wait for the operator; while there are so many, none is closed."""
+UNKNOWN_MODEL = "unknown"
+"""Model of a GPU that has not been read yet."""
+
+_USES = ("held", "anticipated", "handed_over", "idle", "stalled")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment by both clocks."""
+
+    monotonic_ns: int
+    wall_ms: int
+
+
+@dataclass
+class _MeteredTenant:
+    namespace: str
+    gpus: dict[str, str]
+    request_milli: int
+    memory_mib: int
+    exclusive: bool
+    held_ns: int
+    borrowed_ns: int
+    at_ns: int
+    resumed: bool = False
+    """Its account has not been read since this agent began: what it held meanwhile was unmetered."""
+
+
+@dataclass
+class _MeteredGpu:
+    books: dict[str, int]
+    at_ns: int
+    seen: dict[str, int] = field(default_factory=dict)
+    """The scheduler's books when they were last entered; empty: it had none."""
+    away: bool = False
+    """No agent has counted since `at_ns`."""
+
+
+class ConsumptionMeter:
+    """Meter of one node.
+
+    Args:
+        now: The present moment.
+        fresh_name: Returns the name of a new series, given its begin in milliseconds since 1970.
+        boot: Identity of the node's present boot.
+    """
+
+    def __init__(self, now: Callable[[], Moment], fresh_name: Callable[[int], str], boot: str) -> None:
+        self._now = now
+        self._fresh_name = fresh_name
+        self._boot = boot
+        self._tenants: dict[str, _MeteredTenant] = {}
+        self._series: dict[tuple[str, str], KeptSeries] = {}
+        self._closed: list[KeptSeries] = []
+        self._gpus: dict[str, _MeteredGpu] = {}
+        self._last_since_ms = 0
+        self._metered_at_ms = 0
+
+    # ---- over agents
+
+    def restore(self, kept: KeptConsumption) -> None:
+        """Go on from what an earlier agent has kept. Its tenants are metered on, as they were, until they are updated
+        or ended."""
+        now = self._now()
+        shift = 0
+        if kept.boot != self._boot:  # the monotonic clock began anew: the time between is the wall clock's
+            shift = now.monotonic_ns - kept.monotonic_ns - max(0, now.wall_ms - kept.wall_ms) * 1_000_000
+        for tenant_id, one in kept.tenants.items():
+            same_boot = shift == 0
+            self._tenants[tenant_id] = _MeteredTenant(
+                one.namespace,
+                dict(one.gpus),
+                one.request_milli,
+                one.memory_mib,
+                one.exclusive,
+                one.held_ns if same_boot else 0,
+                one.borrowed_ns if same_boot else 0,
+                min(one.at_ns + shift, now.monotonic_ns),
+                resumed=True,
+            )
+        for series in kept.series:
+            if series.closed:
+                self._closed.append(series)
+            else:
+                self._series[series.namespace, series.model] = series
+        for uuid, gpu in kept.gpus.items():
+            books = {use: getattr(gpu, use) for use in (*_USES, "unmetered")}
+            self._gpus[uuid] = _MeteredGpu(books, min(gpu.at_ns + shift, now.monotonic_ns), away=True)
+        self._last_since_ms = kept.last_since_ms
+        self._metered_at_ms = kept.wall_ms
+
+    def kept(self) -> KeptConsumption:
+        """Return what the next agent needs to go on."""
+        now = self._now()
+        return KeptConsumption(
+            boot=self._boot,
+            monotonic_ns=now.monotonic_ns,
+            wall_ms=now.wall_ms,
+            last_since_ms=self._last_since_ms,
+            tenants={
+                tenant_id: KeptTenant(
+                    namespace=one.namespace,
+                    gpus=dict(one.gpus),
+                    request_milli=one.request_milli,
+                    memory_mib=one.memory_mib,
+                    exclusive=one.exclusive,
+                    held_ns=one.held_ns,
+                    borrowed_ns=one.borrowed_ns,
+                    at_ns=one.at_ns,
+                )
+                for tenant_id, one in self._tenants.items()
+            },
+            series=(*self._closed, *self._series.values()),
+            gpus={uuid: KeptGpu(**gpu.books, at_ns=gpu.at_ns) for uuid, gpu in self._gpus.items()},
+        )
+
+    # ---- tenants
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Tenants that are metered."""
+        return tuple(self._tenants)
+
+    def update(self, row: Tenant, models: Mapping[str, str], usage: TimeUsage | None) -> None:
+        """Meter a row as it now is: a new one from now on, a known one as it was until now.
+
+        Args:
+            row: The row.
+            models: Model of each GPU that has been read, by UUID.
+            usage: What its account says; None: it has none.
+        """
+        known = self._tenants.get(row.id)
+        if known is not None:
+            self.settle(row.id, usage)
+        before = known.gpus if known is not None else {}
+        gpus = {uuid: models.get(uuid, before.get(uuid, UNKNOWN_MODEL))[:MAX_MODEL] for uuid in row.gpus}
+        moved = known is not None and known.gpus.keys() != gpus.keys()
+        self._tenants[row.id] = _MeteredTenant(
+            row.namespace,
+            gpus,
+            row.request_milli,
+            row.memory >> 20,
+            row.mode is Mode.EXCLUSIVE,
+            known.held_ns if known and not moved else usage.held_ns if usage else 0,
+            known.borrowed_ns if known and not moved else usage.borrowed_ns if usage else 0,
+            self._now().monotonic_ns,
+            resumed=known.resumed if known is not None else False,
+        )
+        for model in set(gpus.values()):
+            self._series[row.namespace, model] = self._open(row.namespace, model, self._now())
+
+    def take_up(self, tenant_id: str, usage: TimeUsage) -> None:
+        """Begin with a tenant's account as it is: what it held before it was metered is not counted. An account that an
+        earlier agent has metered goes on from there instead."""
+        one = self._tenants[tenant_id]
+        if one.resumed:
+            self.settle(tenant_id, usage)
+        else:
+            one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
+
+    def settle(self, tenant_id: str, usage: TimeUsage | None) -> None:
+        """Count what a tenant has had until now. `usage`: what its account says; None: it has none now."""
+        one = self._tenants[tenant_id]
+        now = self._now()
+        elapsed = max(0, now.monotonic_ns - one.at_ns)
+        held = borrowed = 0
+        if one.exclusive:
+            held = elapsed
+        elif usage is not None:
+            # An account that has less than before began anew.
+            held = usage.held_ns - (one.held_ns if usage.held_ns >= one.held_ns else 0)
+            borrowed = usage.borrowed_ns - (one.borrowed_ns if usage.borrowed_ns >= one.borrowed_ns else 0)
+            one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
+            if one.resumed:
+                self._found_in_accounts(one.gpus, held)
+                one.resumed = False
+        one.at_ns = now.monotonic_ns
+        for model in set(one.gpus.values()):
+            gpus = sum(1 for each in one.gpus.values() if each == model)
+            was = self._open(one.namespace, model, now)
+            self._series[one.namespace, model] = was.model_copy(
+                update={
+                    "held_ns": was.held_ns + held * gpus,
+                    "borrowed_ns": was.borrowed_ns + min(borrowed, held) * gpus,
+                    "reserved_ns": was.reserved_ns + elapsed * one.request_milli // 1000 * gpus,
+                    "memory_mib_ns": was.memory_mib_ns + elapsed * one.memory_mib * gpus,
+                    "used_ms": now.wall_ms,
+                }
+            )
+        self._metered_at_ms = max(self._metered_at_ms, now.wall_ms)
+
+    def end(self, tenant_id: str, usage: TimeUsage | None) -> None:
+        """Count what a tenant has had, and meter it no longer."""
+        if tenant_id in self._tenants:
+            self.settle(tenant_id, usage)
+            del self._tenants[tenant_id]
+
+    # ---- GPUs
+
+    def enter_gpu(self, uuid: str, time: GpuTime | None) -> None:
+        """Bring a GPU's books forward to now. To be called before the scheduler's books of it are opened or closed.
+
+        Args:
+            uuid: The GPU.
+            time: The scheduler's books of it; None: no tenant shares it.
+        """
+        now = self._now().monotonic_ns
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            gpu = self._gpus[uuid] = _MeteredGpu(dict.fromkeys((*_USES, "unmetered"), 0), now)
+        left = max(0, now - gpu.at_ns)
+        present = _by_use(time) if time is not None else {}
+        for use, spent in present.items():
+            part = min(left, max(0, spent - gpu.seen.get(use, 0)))
+            gpu.books[use] += part
+            left -= part
+        gpu.at_ns = now
+        if present and gpu.seen:
+            gpu.at_ns -= left  # what has passed since the scheduler's books were read comes with the next
+        else:
+            gpu.books[self._use_beside(uuid, gpu)] += left
+        gpu.seen, gpu.away = present, False
+
+    def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
+        """Return what a GPU's time went to while the scheduler had no books of it."""
+        having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
+        if any(having):
+            return "held"
+        return "unmetered" if having and gpu.away else "idle"
+
+    def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
+        """Return the books of a GPU in nanoseconds by use; None if it was never seen."""
+        gpu = self._gpus.get(uuid)
+        return gpu.books if gpu is not None else None
+
+    # ---- report
+
+    def close_unused(self) -> None:
+        """Close the series of namespaces that have had no tenant here for `CLOSE_AFTER_MS`."""
+        now = self._now()
+        used = {(one.namespace, model) for one in self._tenants.values() for model in one.gpus.values()}
+        for key, series in list(self._series.items()):
+            if (
+                key not in used
+                and now.wall_ms - series.used_ms >= CLOSE_AFTER_MS
+                and len(self._closed) < CLOSED_AT_MOST
+            ):
+                self._closed.append(series.model_copy(update={"closed": True}))
+                del self._series[key]
+
+    def forget(self, taken_in: Collection[str]) -> None:
+        """Forget the closed series that the operator has taken in."""
+        self._closed = [series for series in self._closed if series.name not in taken_in]
+
+    def consumption(self) -> list[dict[str, object]]:
+        """Return all series as the GPUNode's status has them (`Consumption`): at most `MAX_CONSUMPTION`, the closed
+        ones first. The others follow when there is room."""
+        return [
+            {
+                "series": one.name,
+                "namespace": one.namespace,
+                "model": one.model,
+                "since": _timestamp(one.since_ms),
+                "heldMilliseconds": min(one.held_ns // 1_000_000, MAX_COUNTER),
+                "borrowedMilliseconds": min(one.borrowed_ns // 1_000_000, MAX_COUNTER),
+                "reservedMilliseconds": min(one.reserved_ns // 1_000_000, MAX_COUNTER),
+                "memoryMebibyteSeconds": min(one.memory_mib_ns // 1_000_000_000, MAX_COUNTER),
+                "closed": one.closed,
+            }
+            for one in (*self._closed, *self._series.values())[:MAX_CONSUMPTION]
+        ]
+
+    @property
+    def metered_at(self) -> str | None:
+        """When a tenant was last metered; None: never."""
+        return _timestamp(self._metered_at_ms) if self._metered_at_ms else None
+
+    # ---- inside
+
+    def _open(self, namespace: str, model: str, now: Moment) -> KeptSeries:
+        found = self._series.get((namespace, model))
+        if found is None:
+            since = self._last_since_ms = max(now.wall_ms, self._last_since_ms + 1)
+            found = KeptSeries(name=self._fresh_name(since), namespace=namespace, model=model, since_ms=since)
+        return found
+
+    def _found_in_accounts(self, gpus: Collection[str], held_ns: int) -> None:
+        """Move time from unmetered to held: the tenant's account knows that it held it."""
+        for uuid in gpus:
+            gpu = self._gpus.get(uuid)
+            if gpu is not None:
+                found = min(held_ns, gpu.books["unmetered"])
+                gpu.books["unmetered"] -= found
+                gpu.books["held"] += found
+
+
+def _by_use(time: GpuTime) -> dict[str, int]:
+    return {
+        "held": time.held_ns,
+        "anticipated": time.anticipated_ns,
+        "handed_over": time.handed_over_ns,
+        "idle": time.idle_ns,
+        "stalled": time.stalled_ns,
+    }
+
+
+def _timestamp(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"

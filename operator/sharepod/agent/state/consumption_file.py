@@ -1,0 +1,106 @@
+"""Consumption file: what the meter of a node's GPU time has counted, for the next agent on this node.
+
+Guarantees:
+- A file that cannot be read counts as none: the meter begins new series, and nothing is counted twice.
+- A write never fails: it is logged, and tried again with the next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+from pydantic import Field, ValidationError
+
+from sharepod.api.objects import Model
+
+from . import files
+
+log = structlog.get_logger(__name__)
+
+FILE = "consumption.json"
+
+Nanoseconds = Annotated[int, Field(ge=0)]
+
+
+class KeptTenant(Model):
+    """Tenant as it was last metered."""
+
+    namespace: str
+    gpus: dict[str, str]
+    """Model of each GPU, by UUID."""
+    request_milli: int
+    memory_mib: int
+    exclusive: bool
+    held_ns: Nanoseconds
+    """Time held that its account said."""
+    borrowed_ns: Nanoseconds
+    at_ns: int
+    """When it was metered, by the node's monotonic clock."""
+
+
+class KeptSeries(Model):
+    """Counters of one namespace and model."""
+
+    name: str
+    namespace: str
+    model: str
+    since_ms: int
+    held_ns: Nanoseconds = 0
+    borrowed_ns: Nanoseconds = 0
+    reserved_ns: Nanoseconds = 0
+    memory_mib_ns: Nanoseconds = 0
+    used_ms: int = 0
+    """When a tenant last had a row, in milliseconds since 1970."""
+    closed: bool = False
+
+
+class KeptGpu(Model):
+    """Books of one GPU, in nanoseconds by use."""
+
+    held: Nanoseconds = 0
+    anticipated: Nanoseconds = 0
+    handed_over: Nanoseconds = 0
+    idle: Nanoseconds = 0
+    stalled: Nanoseconds = 0
+    unmetered: Nanoseconds = 0
+    at_ns: int
+    """Until when they are written, by the node's monotonic clock."""
+
+
+class KeptConsumption(Model):
+    """Content of the file."""
+
+    boot: str
+    monotonic_ns: int
+    wall_ms: int
+    """The two clocks as the file was written."""
+    last_since_ms: int = 0
+    """The latest begin of a series."""
+    tenants: dict[str, KeptTenant] = Field(default_factory=dict)
+    series: tuple[KeptSeries, ...] = ()
+    gpus: dict[str, KeptGpu] = Field(default_factory=dict)
+
+
+def read_consumption(folder: Path) -> KeptConsumption | None:
+    """Return what an earlier agent has left; None if it left nothing that can be read. Does I/O."""
+    path = folder / FILE
+    try:
+        return KeptConsumption.model_validate_json(path.read_bytes(), extra="ignore")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        log.error(
+            "cannot read what GPU time was counted before; counting on from nothing", file=str(path), error=str(error)
+        )
+        return None
+
+
+def keep_consumption(folder: Path, kept: KeptConsumption, *, durable: bool) -> None:
+    """Replace the file. `durable`: flush it to disk. Does I/O."""
+    path = folder / FILE
+    try:
+        files.replace(path, kept.model_dump_json(by_alias=True).encode(), durable=durable)
+    except OSError as error:
+        log.warning("cannot keep the count of GPU time for the next agent", file=str(path), error=str(error))

@@ -1,0 +1,121 @@
+"""Metering of the registry's tenants: the meter of GPU time, fed by the tenants' accounts, kept for the next agent.
+
+Guarantees:
+- A tenant's account is read before it is removed, and what was counted is on file before the account's file is removed.
+- Counting stops no hand-off for longer than some 0.2 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from sharepod.agent.devices.inventory import Reading
+from sharepod.agent.shares.consumption_meter import ConsumptionMeter, Moment
+from sharepod.agent.shares.tokens import Tokens
+from sharepod.agent.state.boot import boot_id
+from sharepod.agent.state.consumption_file import keep_consumption, read_consumption
+from sharepod.api.gpunode import Tenant
+from sharepod.timeshare import TimeUsage
+
+from .entry import Entry
+
+_AT_ONCE = 16
+"""Tenants metered in one turn of the loop, some 0.2 ms."""
+
+
+class TenantMetering:
+    """Metering of one node.
+
+    Args:
+        state_dir: The agent's state directory.
+        tokens: The node's token scheduler.
+    """
+
+    def __init__(self, state_dir: Path, tokens: Tokens) -> None:
+        self._state_dir = state_dir
+        self._tokens = tokens
+        self._models: Mapping[str, str] = {}
+        """Model of each GPU that has been read, by UUID."""
+        self._meter = ConsumptionMeter(_moment, _series_name, boot_id())
+
+    async def restore(self) -> None:
+        """Go on from what an earlier agent has counted."""
+        kept = await asyncio.to_thread(read_consumption, self._state_dir)
+        if kept is not None:
+            self._meter.restore(kept)
+
+    def set_models(self, reading: Reading, entries: Iterable[Entry]) -> None:
+        """Take the GPUs' models from a reading."""
+        self._models = {gpu.uuid: gpu.model for gpu in reading.gpus}
+        for entry in entries:
+            self._meter.update(entry.row, self._models, self._account_of(entry))
+
+    def update(self, row: Tenant, entry: Entry | None) -> None:
+        """Meter a row as it is from now on; `entry`: as it was until now. Call it before anything of it changes."""
+        self._enter((*row.gpus, *(entry.row.gpus if entry is not None else ())))
+        self._meter.update(row, self._models, self._account_of(entry))
+
+    def take_up(self, tenant_id: str) -> None:
+        """Begin with the account of a tenant that is served now."""
+        self._meter.take_up(tenant_id, self._tokens.usage(tenant_id))
+
+    def end(self, entry: Entry) -> None:
+        """Meter a tenant no longer. To be called before its account is removed."""
+        self._enter(entry.row.gpus)
+        self._meter.end(entry.row.id, self._account_of(entry))
+
+    def end_all_but(self, tenant_ids: Collection[str]) -> None:
+        """End tenants whose rows went while no agent was there."""
+        for tenant_id in self._meter.tenants:
+            if tenant_id not in tenant_ids:
+                self._meter.end(tenant_id, None)
+
+    async def count(self, entries: Mapping[str, Entry], taken_in: Collection[str]) -> None:
+        """Bring the count forward to now, in several turns of the loop.
+
+        Args:
+            entries: The registry's rows, which may change meanwhile.
+            taken_in: Series that the operator has taken in.
+        """
+        for number, tenant_id in enumerate(list(entries), 1):
+            entry = entries.get(tenant_id)
+            if entry is not None:
+                self._meter.settle(tenant_id, self._account_of(entry))
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._enter(self._models)
+        self._meter.close_unused()
+        self._meter.forget(taken_in)
+
+    async def keep(self, *, durable: bool) -> None:
+        """Keep the count for the next agent. `durable`: also for one after a power cut."""
+        await asyncio.to_thread(keep_consumption, self._state_dir, self._meter.kept(), durable=durable)
+
+    def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
+        """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it."""
+        self._enter([uuid])
+        return self._meter.gpu_books(uuid)
+
+    def consumption(self) -> tuple[list[dict[str, object]], str | None]:
+        """Return all series as the GPUNode's status has them, and when they were so."""
+        return self._meter.consumption(), self._meter.metered_at
+
+    def _account_of(self, entry: Entry | None) -> TimeUsage | None:
+        """Return what the account of a tenant says; None if it has none now."""
+        return self._tokens.usage(entry.row.id) if entry is not None and entry.serving is not None else None
+
+    def _enter(self, uuids: Iterable[str]) -> None:
+        for uuid in uuids:
+            self._meter.enter_gpu(uuid, self._tokens.gpu_time(uuid))
+
+
+def _moment() -> Moment:
+    return Moment(time.monotonic_ns(), time.time_ns() // 1_000_000)
+
+
+def _series_name(since_ms: int) -> str:
+    return f"{since_ms:x}-{secrets.token_hex(6)}"
