@@ -26,6 +26,9 @@ GPUS = 4
 NAMES = 14
 """SharePods at most, of 0.2 to 0.6 of a GPU: more than fit at times."""
 DOINGS = 60
+EXPIRED = Refused(410, "Expired", "too old resource version")
+LONGEST_UNSERVED_S = 0.4
+"""Longest time in seconds for which a kind is not served: some retries of the operator."""
 
 
 class Judge:
@@ -98,13 +101,21 @@ class Users:
         kind = self._chance.choice(("pods", "sharepods", "gpunodes"))
         error = Refused(500, "InternalError", "etcdserver: request timed out")
         faults: dict[str, Any] = self._chance.choice(({"lose_answer": True}, {"refusal": error}))
-        match self._chance.randrange(3):
+        match self._chance.randrange(6):
             case 0:
-                self._api.cut_watches(kind, error=self._chance.choice((None, error)))
+                self._api.cut_watches(kind, error=self._chance.choice((None, error, EXPIRED)))
             case 1:
                 self._api.fail("patch", kind, times=self._chance.randint(1, 3), **faults)
-            case _:
+            case 2:
                 self._api.fail("create", "pods", **faults)
+            case 3:
+                self._api.fail(self._chance.choice(("get", "delete")), kind, times=self._chance.randint(1, 3), **faults)
+            case 4:
+                self._api.fail("list", kind, refusal=self._chance.choice((error, EXPIRED)))
+            case _:
+                self._api.unserved.add(kind)
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._chance.uniform(0.0, LONGEST_UNSERVED_S), self._api.unserved.discard, kind)
 
 
 @pytest.mark.promise("operator-no-over-commit", "operator-no-second-run")
@@ -124,6 +135,7 @@ async def test_whatever_overtakes_what_nothing_is_lost_doubled_or_overcommitted(
                 users.do()
                 await asyncio.sleep(chance.uniform(0.0, 0.05))
             api.faults.clear()
+            api.unserved.clear()
             with suppress(TimeoutError):
                 await until(lambda: bool(judge.problems) or not _unsettled(api))
             assert (judge.problems, _unsettled(api)) == ([], [])
