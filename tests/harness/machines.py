@@ -30,6 +30,7 @@ from harness.services import Service
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBCUDA = ROOT / "build" / "doubles" / "libcuda" / "libcuda.so.1"
+LIBNVML = ROOT / "build" / "doubles" / "libnvml" / "libnvidia-ml.so.1"
 PROGRAM = ROOT / "build" / "programs" / "launchloop"
 IMAGE = "sharepod.test/launchloop:1"
 
@@ -86,15 +87,16 @@ class Machine(ABC):
 
 
 class RealNode(Machine):
-    """A real kubelet with containerd. Needs root."""
+    """A real kubelet with containerd. Needs root. `nvml`: whether NVIDIA's runtime gives containers NVML, too."""
 
-    def __init__(self, cluster: Cluster, inventory: Path, name: str = "gpu-node-1") -> None:
+    def __init__(self, cluster: Cluster, inventory: Path, name: str = "gpu-node-1", *, nvml: bool = False) -> None:
         super().__init__(cluster, inventory)
         self.real = Node(cluster, name)
         self.node = self.real.name
         try:
             cluster.runtime_class()
-            self.real.set_gpus([Gpu(gpu["uuid"], gpu["model"]) for gpu in self.gpus], libcuda=LIBCUDA, state=self.state)
+            gpus = [Gpu(gpu["uuid"], gpu["model"]) for gpu in self.gpus]
+            self.real.set_gpus(gpus, libcuda=LIBCUDA, libnvml=LIBNVML if nvml else None, state=self.state)
             image = image_with_program(IMAGE, PROGRAM, directory=self.directory, injected=[LIBCUDA.name])
             self.real.load_image(image)
         except BaseException:

@@ -27,12 +27,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness import images, nvidia_cdi, nvidia_runtime
+from harness import images, nvidia_cdi, nvidia_runtime, relay
 from harness.api import ApiError
 from harness.build import own_programs
 from harness.cache import acquire
 from harness.cluster import Cluster, free_ports, wait_until
 from harness.commands import command
+from harness.components import LOOPBACK, SERVICE_ADDRESS
 from harness.errors import HarnessError, NodeUnavailableError, StartError
 from harness.node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
 from harness.node_packages import cni_directory, free_subnet, install_packages, why_no_node
@@ -282,12 +283,22 @@ class Node:
         return command(*enter, *argv, input=input, check=check, timeout=timeout, env=env)
 
     def load_image(self, archive: Path) -> None:
-        """Import a docker-archive (see `harness.images`); pods use it with imagePullPolicy IfNotPresent or Never."""
+        """Import a docker-archive (see `harness.images`) or an OCI archive.
+
+        Pods use the image with imagePullPolicy IfNotPresent or Never.
+        """
         self._ctr("images", "import", archive, timeout=60.0)
 
     def tag_image(self, name: str, another: str) -> None:
         """Give an image of the node another name. Names are whole: docker.io/nvidia/cuda:9.0-base."""
         self._ctr("images", "tag", name, another)
+
+    def serve_api(self) -> None:
+        """Let pods reach the API server by the address of Service `kubernetes`, as in any cluster."""
+        command("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", self._layout.bridge)
+        port = self.cluster.server.rpartition(":")[2]
+        script = Path(relay.__file__).resolve()
+        self.services.start("relay", [sys.executable, "-IS", script, SERVICE_ADDRESS, relay.HTTPS, LOOPBACK, port])
 
     def _ctr(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         socket = self._layout.containerd_socket
@@ -297,10 +308,18 @@ class Node:
 
     # GPUs
 
-    def set_gpus(self, gpus: Sequence[Gpu], *, libcuda: Path | None = None, state: Path | None = None) -> None:
+    def set_gpus(
+        self,
+        gpus: Sequence[Gpu],
+        *,
+        libcuda: Path | None = None,
+        libnvml: Path | None = None,
+        state: Path | None = None,
+    ) -> None:
         """Set the GPUs that the runtime `nvidia` gives to containers created from now on, and their CDI devices.
 
-        `libcuda`: put into them as libcuda.so.1. `state`: the simulated devices' shared file, put into them writable
+        `libcuda`, `libnvml`: put into them as libcuda.so.1 and, by the runtime, as libnvidia-ml.so.1.
+        `state`: the simulated devices' shared file, put into them writable
         (it must be so for every user); the container's FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL
         (NAMESPACE/POD/CONTAINER) are set.
         """
@@ -309,6 +328,7 @@ class Node:
             "gpus": [asdict(gpu) for gpu in gpus],
             "nvidia_smi": str(self._nvidia_smi),
             "libcuda": None if libcuda is None else str(libcuda.resolve()),
+            "libnvml": None if libnvml is None else str(libnvml.resolve()),
             "state": None if state is None else str(state.resolve()),
         }
         _replace(self.state / "nvidia.json", config)

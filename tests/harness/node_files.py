@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.certs import KeyPair
+from harness.components import SERVICE_ADDRESS
 
 PAUSE_IMAGE = "sharepod.test/pause:1"
 CDI_DIRECTORIES = ["/etc/cdi", "/run/cdi"]
@@ -56,6 +57,7 @@ def cni_config(layout: NodeLayout) -> str:
         "ipam": {
             "type": "host-local",
             "ranges": [[{"subnet": str(layout.subnet)}]],
+            "routes": [{"dst": f"{SERVICE_ADDRESS}/32"}],
             "dataDir": str(layout.state / "cni-addresses"),
         },
     }

@@ -2,7 +2,7 @@
 
 A script of its own (python -IS nvidia_runtime.py CONFIG runc's arguments...); containerd calls it as it calls runc.
 CONFIG is a JSON file that the node writes: `runc` (path), `gpus` (list of `uuid`, `model`), and, each optional,
-`libcuda`, `nvidia_smi` (files put into the container) and `state` (the simulated devices' shared file).
+`libcuda`, `libnvml`, `nvidia_smi` (files put into the container) and `state` (the simulated devices' shared file).
 
 Guarantees: as NVIDIA's, it reads the variable from the container's own environment when it is created; unset, empty or
 `void` leaves the container as it is; `none` gives the driver and no device; `all`, indices and UUIDs give devices; an
@@ -56,6 +56,7 @@ def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
             )
 
     mount(config.get("libcuda"), f"{_LIBRARIES}/libcuda.so.1", "ro")
+    mount(config.get("libnvml"), f"{_LIBRARIES}/libnvidia-ml.so.1", "ro")
     mount(config.get("nvidia_smi"), "/usr/bin/nvidia-smi", "ro")
     mount(config.get("state"), _STATE, "rw")
     notes = spec.get("annotations") or {}
@@ -66,6 +67,8 @@ def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
         f"FAKE_CUDA_STATE={_STATE}",
         f"FAKE_CUDA_VISIBLE={','.join(gpu['uuid'] for gpu in gpus)}",
         f"FAKE_CUDA_LABEL={label}",
+        # The simulated devices know a process by the pid that it sees itself: no other container can use that.
+        "FAKE_NVML_PROCESSES=none",
     ]
     return True
 

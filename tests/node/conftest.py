@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from harness.build import own_programs, programs
 from harness.cluster import Cluster
+from harness.delivered import deliveries
 from harness.node import Node
 from harness.node_packages import install_packages, why_no_node
 from harness.releases import CONTAINERD, DEVICE_PLUGIN
@@ -37,6 +38,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         own_programs(CONTAINERD)
         if any("device_plugin" in getattr(item, "fixturenames", ()) for item in mine):
             own_programs(DEVICE_PLUGIN)
+        if any(item.path.name == "test_installed.py" for item in mine):
+            deliveries()
 
 
 @pytest.fixture(scope="module")

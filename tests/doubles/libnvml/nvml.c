@@ -5,7 +5,8 @@
  * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
  * the container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
  * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance
- * of MIG. What is not here is not found; what a GPU may lack is not supported.
+ * of MIG. FAKE_NVML_PROCESSES=none: no process is on any device, for a process whose pids are not those that the
+ * others see of themselves. What is not here is not found; what a GPU may lack is not supported.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +77,11 @@ static unsigned device_count(void) {
 static bool has_mig(void) {
     const char *value = getenv("FAKE_NVML_MIG");
     return value != NULL && strcmp(value, "1") == 0;
+}
+
+static bool shows_processes(void) {
+    const char *value = getenv("FAKE_NVML_PROCESSES");
+    return value == NULL || strcmp(value, "none") != 0;
 }
 
 static uint64_t reserved(void) {
@@ -272,7 +278,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
     for (unsigned i = 0; i < FAKE_CLIENTS; i++) {
         const struct fake_client *client = fake_state_client(i);
         uint64_t used = client->usage[device].memory;
-        if (used == 0 || !fake_state_lives(i, client->pid))
+        if (used == 0 || !shows_processes() || !fake_state_lives(i, client->pid))
             continue;
         if (found < room)
             out[found] = (struct process){client->pid, used, UINT32_MAX, UINT32_MAX};
@@ -348,7 +354,7 @@ static const struct samples *sample(int device) {
         uint64_t busy = client->usage[device].busy_ns, before = samples->busy_ns[i];
         uint64_t part = (busy >= before ? busy - before : busy) * 100 / elapsed;
         samples->busy_ns[i] = busy;
-        if (samples->at == 0 || part == 0 || !fake_state_lives(i, client->pid))
+        if (samples->at == 0 || part == 0 || !shows_processes() || !fake_state_lives(i, client->pid))
             continue;
         samples->rows[samples->count++] = (struct process_utilization){
             .pid = client->pid, .stamp = ns / 1000, .sm = part < 100 ? (unsigned)part : 100};

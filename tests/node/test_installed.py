@@ -1,0 +1,136 @@
+"""SharePod as its users have it: images and manifests as they are, on a real kubelet, from install to uninstall.
+
+The operator is a Deployment, the agent a DaemonSet, and both reach the API server as pods do. The GPUs and their driver
+are doubles, which NVIDIA's runtime (one, too) gives the agent's container.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from harness.api import Object
+from harness.cluster import Cluster, wait_until
+from harness.delivered import Delivery, await_workloads, deliveries
+from harness.installation import GROUP, NAMESPACE, POOL_LABEL
+from harness.machines import IMAGE, RealNode
+from harness.shares import measured
+
+TEAM = "team-a"
+SHAREPODS = f"{GROUP}/namespaces/{TEAM}/sharepods"
+PODS = f"/api/v1/namespaces/{TEAM}/pods"
+_RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 65534,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_GPU = {"uuid": "GPU-5a9e0001-0000-4000-8000-000000000001", "index": 0, "model": "Simulated", "memory": "16Gi"}
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def machine(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    inventory = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
+    inventory.write_text(json.dumps({"gpus": [_GPU]}))
+    with RealNode(cluster, inventory, nvml=True) as machine:
+        machine.real.serve_api()
+        yield machine
+
+
+def _apply(cluster: Cluster, name: str, gpu: Object) -> None:
+    container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": _RESTRICTED}
+    spec = {"containers": [container], "gpu": gpu, "terminationGracePeriodSeconds": 2}
+    meta = {"name": name, "namespace": TEAM}
+    manifest = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": meta, "spec": spec}
+    cluster.kubectl("apply", "-f", "-", input=json.dumps(manifest))
+
+
+def _await_running(cluster: Cluster, name: str) -> Object:
+    cluster.wait_for(
+        f"{SHAREPODS}/{name}",
+        lambda found: found and found.get("status", {}).get("phase") == "Running",
+        what=f"{name} Running",
+        timeout=60,
+    )
+    pod: Object = cluster.api.get(f"{PODS}/{name}")
+    return pod
+
+
+def _installed_kinds(cluster: Cluster, release: Delivery) -> list[tuple[str, str]]:
+    """Kind and name of all that the manifests bring and that is not in a namespace."""
+    rendered = yaml.load_all(
+        cluster.kubectl("kustomize", release.manifests).stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    return [(one["kind"], one["metadata"]["name"]) for one in rendered if "namespace" not in one["metadata"]]
+
+
+@pytest.mark.promise("install-as-written")
+def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are(
+    cluster: Cluster, machine: RealNode, tmp_path: Path
+) -> None:
+    delivered = deliveries()
+    if isinstance(delivered, str):
+        pytest.skip(delivered)
+    before, now = delivered
+    # 1. Install, as docs/install.md says.
+    before.install(cluster, machine.real)
+    cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
+    await_workloads(cluster)
+    cluster.namespace(TEAM, labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    # 2. A SharePod runs, with its share.
+    _apply(cluster, "alpha", {"request": 0.4, "limit": 0.6, "memory": "4Gi"})
+    was = _await_running(cluster, "alpha")
+    time.sleep(3)
+    measured(machine.busy_ns).expect(alpha=60)
+    # 3. Upgrade: the same pod runs on, under the new agent, and a new one starts.
+    now.upgrade(cluster, machine.real, tmp_path)
+    running = {
+        container["image"]
+        for pod in cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+        if "deletionTimestamp" not in pod["metadata"]
+        for container in pod["spec"]["containers"]
+    }
+    digests = [image.digest.removeprefix("sha256:")[:12] for image in now.images.values()]
+    assert sorted(image.rpartition(":")[2] for image in running) == sorted(digests)
+    _apply(cluster, "beta", {"request": 0.4, "memory": "4Gi"})
+    _await_running(cluster, "beta")
+    time.sleep(3)
+    measured(machine.busy_ns).expect(alpha=50, beta=50)
+    pod = cluster.api.get(f"{PODS}/alpha")
+    assert pod["metadata"]["uid"] == was["metadata"]["uid"]
+    assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
+    # 4. Uninstall, as docs/install.md says, and nothing is left.
+    brought = _installed_kinds(cluster, now)
+    cluster.kubectl("delete", "sharepods", "--all", "--all-namespaces", timeout=60)
+    node = f"{GROUP}/gpunodes/{machine.node}"
+    wait_until(lambda: not cluster.api.get(node)["spec"].get("tenants"), what="an empty ledger", timeout=40)
+    cluster.kubectl("delete", "-k", tmp_path, "--timeout=120s", timeout=130)
+    cluster.kubectl("label", "nodes", "--all", f"{POOL_LABEL}-")
+    left = [
+        f"{kind}/{name}"
+        for kind, name in brought
+        if kind == "CustomResourceDefinition" or cluster.kubectl("get", kind, name, check=False).returncode == 0
+    ]
+    crds = [f"CustomResourceDefinition/{name}" for kind, name in brought if kind == "CustomResourceDefinition"]
+    assert left == crds, "of what the manifests bring, only what is asked for below"
+    assert "sharepod" not in cluster.kubectl("get", "crds", "-o", "name").stdout
+    assert not cluster.pods(TEAM)
+    mounts = machine.real.run("cat", "/proc/mounts").stdout
+    assert "/var/lib/sharepod/" not in mounts
+    assert "kubernetes.io~csi" not in mounts
+    machine.real.run(
+        "sh",
+        "-c",
+        "rm -rf /var/lib/sharepod/* /var/lib/kubelet/plugins/gpu.sharepod.dev /var/run/cdi/sharepod-*.json",
+    )
+    found = machine.real.run(
+        "find", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/run/cdi", "/etc/cdi"
+    )
+    assert "sharepod" not in found.stdout
