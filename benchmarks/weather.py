@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.weather import objects, server, watches
-from cluster.weather.world import KINDS, Weather, bad_weather
+from cluster.weather.world import KINDS, TIMES, Weather, bad_weather
 from harness.errors import HarnessError
 from results import Row, write
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault. `must`: the most that is promised. `own`: it needs a cluster of its own; `start`: with an operator."""
+    """One fault. `must`: the most that is promised. `own`: it needs a cluster of its own; `start`: with an operator;
+    `bind_timeout`: the operator's, in seconds, where the fault must come before a watch counts as silent.
+    """
 
     name: str
     play: Callable[[Weather], float]
@@ -33,6 +35,7 @@ class Case:
     unit: str = "s"
     own: bool = False
     start: bool = True
+    bind_timeout: str = TIMES["SHAREPOD_BIND_TIMEOUT"]
 
 
 CASES = (
@@ -44,7 +47,7 @@ CASES = (
     Case("429: later than Retry-After", server.too_many_requests, 2),
     Case("answers of writes lost: until a SharePod runs", server.lost_answers, 5),
     Case("401 for good: until the process ends", server.unauthorized, 75),
-    Case("answer of a GET after the Pod's end", objects.old_answer, 5),
+    Case("answer of a GET after the Pod's end", objects.old_answer, 5, own=True, bind_timeout="10"),
     Case("namespace being deleted: until the next runs", objects.terminating_namespace, 5),
     Case("Node deleted, back unlabelled: until told", objects.deleted_node, 1),
     Case("Pod's name taken: until the next runs", objects.taken_name, 5),
@@ -86,7 +89,9 @@ def _play(case: Case, common: Weather | None) -> float | None:
     """Play a fault; None if the operator did not survive it, with the reason on standard error."""
     with ExitStack() as own:
         if case.own or common is None:
-            weather = own.enter_context(bad_weather(start=case.start))
+            weather = own.enter_context(
+                bad_weather(start=case.start, times={**TIMES, "SHAREPOD_BIND_TIMEOUT": case.bind_timeout})
+            )
         else:
             weather = common
             weather.clear()
