@@ -136,7 +136,7 @@ class ClusterState:
             item = replace(
                 item,
                 status=known.status,
-                raw_status=known.raw_status,
+                status_text=known.status_text,
                 raw=known.raw,
                 restart_policy=known.restart_policy,
             )

@@ -1,4 +1,5 @@
-"""Compact forms of what is kept of many objects: equal texts once, and models without what pydantic notes beside them.
+"""Compact forms of what is kept of many objects: equal texts and equal models once, models without what pydantic notes
+beside them.
 
 Guarantees: what is returned equals what was given.
 """
@@ -15,6 +16,10 @@ M = TypeVar("M", bound=BaseModel)
 _WORDS = frozenset({"type", "status", "reason", "phase", "node", "model", "kind", "apiVersion", "namespace", "image"})
 """Fields whose texts are the same in many objects."""
 _NOTHING_SET: set[str] = set()
+_REMEMBERED = 8192
+"""Models that are remembered, to be taken again where an equal one comes: some MB. Conditions of one second, and shares
+of one size, are equal in many objects."""
+_models: dict[BaseModel, BaseModel] = {}
 
 
 def shared(value: Any) -> Any:
@@ -47,4 +52,25 @@ def without_notes(model: M) -> M:
                     without_notes(item)
         elif isinstance(value, BaseModel):
             without_notes(value)
+    return model
+
+
+def with_parts_once(model: M) -> M:
+    """Put one of those kept already in place of each model within this one that equals it."""
+    fields = model.__dict__
+    for name, value in fields.items():
+        if isinstance(value, BaseModel):
+            fields[name] = _once(value)
+        elif type(value) is tuple and value and isinstance(value[0], BaseModel):
+            fields[name] = tuple([_once(item) for item in value])
+    return model
+
+
+def _once(model: BaseModel) -> BaseModel:
+    known = _models.get(model)
+    if known is not None:
+        return known
+    if len(_models) >= _REMEMBERED:
+        _models.clear()
+    _models[model] = model
     return model

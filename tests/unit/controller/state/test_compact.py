@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import SharePodStatus
-from sharepod.controller.state.compact import shared, without_notes
+from sharepod.controller.state.compact import shared, with_parts_once, without_notes
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -63,3 +63,17 @@ def test_a_model_takes_less_without_notes() -> None:
     }
     read = without_notes(Tenant.model_validate(row))
     assert read.labels.__pydantic_fields_set__ is without_notes(condition).__pydantic_fields_set__
+
+
+def test_equal_parts_of_two_models_are_one_and_others_stay_as_they_are() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Running", "message": ""}
+    granted = {"requestMilli": 400, "limitMilli": 1000, "memory": 1 << 30}
+    raws = [
+        {"granted": granted, "conditions": [ready, {**ready, "type": "Placed", "message": message}]}
+        for message in ("here", "there")
+    ]
+    one, other = (with_parts_once(SharePodStatus.model_validate(raw)) for raw in raws)
+    assert [one.dump(), other.dump()] == [SharePodStatus.model_validate(raw).dump() for raw in raws]
+    assert one.granted is other.granted
+    assert one.conditions[0] is other.conditions[0]
+    assert one.conditions[1] != other.conditions[1]
