@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.api.consumption import Consumption
+from sharepod.api.statement import MAX_MONTHS, MAX_SERIES
 from sharepod.budgets.amounts import NOTHING, Amounts, moment_ms, month_after, month_begin_ms, spread
 from sharepod.budgets.namespace_account import (
-    MAX_MONTHS,
-    MAX_SERIES,
     SERIES_OF_A_NODE,
     NamespaceAccount,
     NodeReading,

@@ -15,6 +15,7 @@ from sharepod.api.dialects import KEYS
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Tenant, TenantStatus
 from sharepod.api.objects import Model
 from sharepod.api.sharepod import GpuSpec, SharePodStatus
+from sharepod.api.statement import GPUStatementStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -38,6 +39,7 @@ DECISIONS = ROOT / "docs" / "decisions"
         (SharePodStatus, "Status", "| `", ""),
         (GPUNodeSpec, "GPUNode", "| `spec.", "spec."),
         (GPUNodeStatus, "GPUNode", "| `status.", "status."),
+        (GPUStatementStatus, "GPUStatement", "| `status.", "status."),
         (Gpu, "GPUNode", "| `status.gpus[]`", ""),
         (Tenant, "GPUNode", "| `spec.tenants[]`", ""),
         (TenantStatus, "GPUNode", "| `status.tenants[]`", ""),

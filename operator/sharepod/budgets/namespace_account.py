@@ -16,17 +16,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sharepod.api.consumption import Consumption
+from sharepod.api.statement import MAX_MONTHS, MAX_SERIES
 
 from .amounts import NOTHING, Amounts, spread
 
-MAX_SERIES = 4096
-"""Series in one account: four of each node and model of a cluster of 1,000 nodes, in 700 kB. Where there are more,
-those that have not grown for the longest time are forgotten."""
 SERIES_OF_A_NODE = 4
 """Series of one node and model that an account knows, the latest. Only the latest can grow; the others are known so
 that a reading that is late does not count again."""
-MAX_MONTHS = 13
-"""Months in an account: this one, and a year."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,19 @@ VICTIMS = Counter(
     ["how"],
     registry=LEADERS,
 )
+NAMESPACE_GPU_SECONDS = Counter(
+    "sharepod_namespace_gpu_seconds",
+    "GPU time that a namespace has had, by the model of the GPUs and by kind: held, borrowed (part of held beyond what "
+    "was guaranteed), reserved (request x time).",
+    ["namespace", "model", "kind"],
+    registry=LEADERS,
+)
+NAMESPACE_MEMORY_SECONDS = Counter(
+    "sharepod_namespace_memory_byte_seconds",
+    "GPU memory that a namespace has had reserved, x time, by the model of the GPUs.",
+    ["namespace", "model"],
+    registry=LEADERS,
+)
 AGENTS_AWAY = Gauge(
     "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=LEADERS
 )

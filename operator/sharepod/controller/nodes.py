@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import structlog
 
@@ -84,6 +84,8 @@ class NodeReconciler:
         self.lines_in_force: bool | None = None
         """Pods with a resource line are given claims, or refused; None while that is not known."""
         self.attaching: Attaching | None = None
+        self.take_in: Callable[[Iterable[GpuNodeFacts]], Awaitable[bool]] = _nothing_to_take_in
+        """Writes down what GPUNodes have counted, before they are deleted; returns whether all is written."""
         """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
@@ -202,6 +204,9 @@ class NodeReconciler:
                 await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name))
                 return
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
+            return
+        if gpunode.status.consumption and not await self.take_in([gpunode]):
+            self.queue.add_after(name, _LOOK_AGAIN_S)  # what it has counted is lost with it
             return
         try:
             await self._client.delete(GPUNODES, name, uid=gpunode.uid, resource_version=str(gpunode.version))
@@ -337,3 +342,7 @@ class NodeReconciler:
 
 def _carried(line: ClaimRequest) -> Carried:
     return carried(line.gpu, most_milli=line.most_milli)
+
+
+async def _nothing_to_take_in(_gpunodes: Iterable[GpuNodeFacts]) -> bool:
+    return True

@@ -27,6 +27,7 @@ from sharepod.controller.apiserver.leadership import Leadership
 from sharepod.controller.apiserver.sights import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
@@ -173,6 +174,8 @@ class Operator:
         )
         self.loop.preemptions.on_begun = self.preemptor.begin
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
+        self.statements = Statements(self.client, lambda: list(self.state.gpunodes), lambda: self._active)
+        self.node_reconciler.take_in = self.statements.take_in
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
         self.attach_mode = AttachMode(
@@ -255,6 +258,7 @@ class Operator:
     def _lost(self) -> None:
         self._term += 1
         self._active = False
+        self.statements.forget()
         self.tenant_reconciler.clear()
         self.claim_reconciler.queue.clear()
         self.preemptor.queue.clear()
@@ -395,6 +399,7 @@ class Operator:
             "attach mode": self.attach_mode.run(),
             "nodes": self.node_reconciler.run(),
             "holders": self.holder_reconciler.run(),
+            "statements": self.statements.run(),
             "resync": self._resync(),
             "tick": self._tick(),
         }

@@ -99,6 +99,7 @@ KINDS = (
     Kind("/apis/resource.k8s.io/v1", "resourceclaims", "ResourceClaim", status=True, strategy=claims.stored),
     _crd("sharepods"),
     _crd("gpunodes"),
+    _crd("gpustatements"),
 )
 
 

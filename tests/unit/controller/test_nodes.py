@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from doubles.apiserver.errors import already_exists
 from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.api.resource_line import MEMORY, MILLI, RESOURCES
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.kube import Json
 from unit.controller.acting_world import World, acting_world
 
@@ -96,6 +97,32 @@ async def test_a_gpunode_that_has_changed_meanwhile_is_not_deleted(world: World)
     assert world.read("gpunodes", "node-a") is None
     await world.look_at_node()
     assert len(world.server.made("delete", "gpunodes")) == 2, "there is nothing left to delete"
+
+
+@pytest.mark.promise("operator-statement")
+async def test_a_gpunode_goes_only_once_what_it_has_counted_is_written_down(world: World) -> None:
+    written: list[bool] = [False, True]
+
+    async def take_in(gpunodes: Iterable[GpuNodeFacts]) -> bool:
+        assert [node.name for node in gpunodes] == ["node-a"]
+        return written.pop(0)
+
+    world.nodes.take_in = take_in
+    world.node()
+    counted = {"series": "a", "namespace": "team", "model": "T", "since": "2026-01-01T00:00:00.000Z"}
+    world.server.storage.update(
+        world.kind("gpunodes"),
+        "",
+        "node-a",
+        lambda item: {**item, "status": {**item["status"], "consumption": [counted]}},
+        status=True,
+    )
+    label(world)
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is not None
+    assert world.looks_again(1.0, "node-a", world.nodes.queue)
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is None
 
 
 async def test_a_node_that_left_the_pool_without_tenants_loses_its_gpunode(world: World) -> None:

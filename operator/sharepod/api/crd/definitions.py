@@ -31,6 +31,7 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 from sharepod.api.sharepod import PLURAL as SHAREPODS
+from sharepod.api.statement import STATEMENT_KIND, STATEMENT_PLURAL, GPUStatementSpec, GPUStatementStatus
 
 from .schema import Schema, by_key, model_schema
 
@@ -167,6 +168,27 @@ def gpunode_crd() -> dict[str, Any]:
             _column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
             _column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
             _column("Simulated", "boolean", ".status.simulated", priority=1),
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    )
+
+
+def gpustatement_crd() -> dict[str, Any]:
+    """Return the CRD of GPUStatements."""
+    status = model_schema(GPUStatementStatus)
+    by_key(status, "totals", key="model")
+    by_key(status, "months", key="month")
+    by_key(status, "months", "models", key="model")
+    by_key(status, "series", key="series")
+    return _definition(
+        kind=STATEMENT_KIND,
+        plural=STATEMENT_PLURAL,
+        short="gst",
+        scope="Cluster",
+        description="What the namespace of its name has had of GPUs, by month and model. The operator writes it.",
+        spec=model_schema(GPUStatementSpec),
+        status=status,
+        columns=[
             _column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from kubernetes.aio.client import Configuration
 
-from sharepod.api import gpunode, objects, sharepod
+from sharepod.api import gpunode, objects, sharepod, statement
 from sharepod.controller import metrics
 from sharepod.kube import (
     APPLY_PATCH,
@@ -80,6 +80,8 @@ CLAIMS = Resource("/apis/resource.k8s.io/v1", "resourceclaims")
 CLAIM_TEMPLATES = Resource("/apis/resource.k8s.io/v1", "resourceclaimtemplates")
 POLICY_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
+
+GPUSTATEMENTS = Resource(f"/apis/{objects.API_VERSION}", statement.STATEMENT_PLURAL)
 
 _MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")
 """Paths of objects from whose absence something is concluded."""
@@ -189,6 +191,10 @@ class Client:
     async def patch_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """Merge a patch into the status. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""
         return await self._call("PATCH", resource.path(name, namespace, "status"), body, content=MERGE_PATCH)
+
+    async def patch_merge(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
+        """Merge a patch into an object. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""
+        return await self._call("PATCH", resource.path(name, namespace), body, content=MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """Apply `body` to the status, server-side: its fields are set, the fields of other managers stay."""

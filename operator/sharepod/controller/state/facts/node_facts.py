@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sharepod.api.bounds import MAX_CONDITIONS, MAX_VALUES, clipped
-from sharepod.api.consumption import MAX_CONSUMPTION, TIMESTAMP_PATTERN, Consumption
+from sharepod.api.consumption import MAX_CONSUMPTION, TAKEN_IN_ANNOTATION, TIMESTAMP_PATTERN, Consumption
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Pool, Tenant, TenantStatus
 from sharepod.api.objects import (
     FORCE_RELEASE_ANNOTATION,
@@ -92,6 +92,8 @@ class GpuNodeFacts(ObjectFacts):
     """The field `spec.tenants` exists."""
     forced: frozenset[str]
     """Tenants named by the annotation force-release."""
+    taken_in: frozenset[str]
+    """Series of consumption that the annotation says were taken in."""
     error: str | None
     """Error in reading the GPUNode; with one, the node takes no tenants."""
     ledger_error: str | None = None
@@ -174,6 +176,7 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
         spec=spec,
         status=status,
         has_tenants="tenants" in spec_raw,
+        taken_in=frozenset(texts(metadata.get("annotations")).get(TAKEN_IN_ANNOTATION, "").split(",", MAX_CONSUMPTION)),
         forced=frozenset(part.strip() for part in forced.split(",", MAX_TENANTS)[:MAX_TENANTS] if part.strip()),
         error=error,
         ledger_error=error if ledger_faults else None,

@@ -1,0 +1,95 @@
+"""GPUStatement: what one namespace has had of GPUs, by month and model, and the counters from which that was summed.
+
+Guarantees:
+- It is named after its namespace, and stays when the namespace is deleted.
+- The operator alone writes it.
+
+Docstrings of models become descriptions in the CRD.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .consumption import MAX_MODEL, CounterField, TimestampField
+from .objects import Model
+
+STATEMENT_KIND = "GPUStatement"
+STATEMENT_PLURAL = "gpustatements"
+
+MAX_SERIES = 4096
+"""Series in one statement: four of each node of a cluster of 1,000, in some 900 kB. Where there are more, those that
+have not grown for the longest time are forgotten."""
+MAX_MONTHS = 13
+"""Months in a statement: this one, and a year."""
+MAX_MODELS = 64
+"""Models of GPU in one statement."""
+
+MonthField = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$")]
+
+
+class StatementSeries(Model):
+    """Counters of one series of one node, as far as they were taken in."""
+
+    series: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
+    """Name of the series."""
+    node: Annotated[str, Field(max_length=253)]
+    """Name of the node."""
+    model: Annotated[str, Field(max_length=MAX_MODEL)]
+    """Model of the GPUs."""
+    since: TimestampField
+    """When the counters were 0."""
+    at: TimestampField
+    """When the counters were as here."""
+    held_milliseconds: CounterField = 0
+    """GPU time held, in milliseconds of one GPU."""
+    borrowed_milliseconds: CounterField = 0
+    """Part of heldMilliseconds beyond what was guaranteed."""
+    reserved_milliseconds: CounterField = 0
+    """Request x time, in milliseconds of one GPU."""
+    memory_mebibyte_seconds: CounterField = 0
+    """Reserved memory x time, in MiB x s."""
+
+
+class StatementAmount(Model):
+    """GPU time and memory of one model."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL)]
+    """Model of the GPUs."""
+    held_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """GPU time held, in milliseconds of one GPU."""
+    borrowed_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """Part of heldMilliseconds beyond what was guaranteed."""
+    reserved_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """Request x time, in milliseconds of one GPU."""
+    memory_mebibyte_seconds: Annotated[int, Field(ge=0)] = 0
+    """Reserved memory x time, in MiB x s."""
+
+
+class StatementMonth(Model):
+    """GPU time and memory of one month, in UTC."""
+
+    month: MonthField
+    """The month, such as 2026-01."""
+    models: Annotated[tuple[StatementAmount, ...], Field(max_length=MAX_MODELS)] = ()
+    """Amounts by model."""
+
+
+class GPUStatementSpec(Model):
+    """Empty: nobody asks for a statement."""
+
+
+class GPUStatementStatus(Model):
+    """Sums, written by the operator alone."""
+
+    totals: Annotated[tuple[StatementAmount, ...], Field(max_length=MAX_MODELS)] = ()
+    """Everything that the namespace has had, by model."""
+    months: Annotated[tuple[StatementMonth, ...], Field(max_length=MAX_MONTHS)] = ()
+    """This month and those before."""
+    series: Annotated[tuple[StatementSeries, ...], Field(max_length=MAX_SERIES)] = ()
+    """Counters of the nodes from which the sums were made."""
+    forgotten_until: TimestampField | None = None
+    """The latest begin of a series that was forgotten for want of room: what began until then and is not known counts
+    from its next reading on."""

@@ -1,0 +1,210 @@
+"""Charges: a month's GPU time and memory of namespaces at the prices of an administrator, as lines of a bill.
+
+Guarantees:
+- CH1 adds-up: the total of a bill is the sum of the costs that its lines show.
+- Fields that OpenCost's allocations have too carry its names and units: `name`, `properties.namespace`, `window`,
+  `gpuHours`, `gpuCost`, `totalCost`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from sharepod.api.objects import Model
+
+from .amounts import NOTHING, Amounts, month_after
+from .namespace_account import NamespaceAccount
+
+_MS_PER_HOUR = Decimal(3_600_000)
+_MIB_S_PER_GIB_HOUR = Decimal(1024 * 3600)
+_COST = Decimal("0.0001")
+"""Step of a cost: a hundredth of a cent."""
+_HOURS = Decimal("0.000001")
+"""Step of hours: 3.6 ms."""
+_FORMULA = ("=", "+", "-", "@")
+"""First characters by which a spreadsheet takes a text for a formula."""
+
+
+class Charged(StrEnum):
+    """GPU time that a namespace pays for."""
+
+    HELD = "Held"
+    """What its tenants held: who leaves a reservation idle pays nothing for it."""
+    RESERVED = "Reserved"
+    """What was kept for its tenants: borrowed time is free."""
+    RESERVED_AND_BORROWED = "ReservedAndBorrowed"
+    """What was kept for its tenants, and what they held beyond that."""
+
+
+PriceField = Annotated[Decimal, Field(ge=0, le=1_000_000)]
+
+
+class Price(Model):
+    """Price of one model of GPU."""
+
+    gpu_hour: PriceField = Decimal(0)
+    """Price of one hour of one whole GPU."""
+    memory_gib_hour: Annotated[PriceField, Field(alias="memoryGiBHour")] = Decimal(0)
+    """Price of one GiB of reserved GPU memory for one hour."""
+
+
+class Prices(Model):
+    """Prices, as an administrator writes them."""
+
+    currency: Annotated[str, Field(max_length=16)] = ""
+    """Shown with the costs."""
+    charged: Charged = Charged.RESERVED_AND_BORROWED
+    """Held, Reserved or ReservedAndBorrowed."""
+    default: Price = Price()
+    """Price of the models that are not named."""
+    models: Annotated[dict[str, Price], Field(max_length=256)] = Field(default_factory=dict)
+    """Price by model, as GPUNodes name it."""
+
+    def of(self, model: str) -> Price:
+        """Return the price of a model."""
+        return self.models.get(model, self.default)
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """One namespace and one model of GPU in a bill. Hours of one GPU."""
+
+    namespace: str
+    model: str
+    held_hours: Decimal
+    borrowed_hours: Decimal
+    reserved_hours: Decimal
+    memory_gib_hours: Decimal
+    charged_hours: Decimal
+    gpu_cost: Decimal
+    memory_cost: Decimal
+
+    @property
+    def total_cost(self) -> Decimal:
+        """Cost of time and memory."""
+        return self.gpu_cost + self.memory_cost
+
+
+def bill_lines(accounts: Mapping[str, NamespaceAccount], month: str, prices: Prices) -> list[BillLine]:
+    """Return the lines of a month's bill, by namespace and model."""
+    return [
+        _line(namespace, model, amounts, prices)
+        for namespace, account in sorted(accounts.items())
+        for model, amounts in sorted(account.months.get(month, {}).items())
+        if amounts != NOTHING
+    ]
+
+
+def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
+    """Return the lines as CSV, with a header."""
+    rows = [_row(line, month, prices) for line in lines]
+    parts = _Parts()
+    writer = csv.writer(parts, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in rows:
+        writer.writerow([_as_text(row[column]) for column in _COLUMNS])
+    return "".join(parts)
+
+
+def as_allocations(lines: Iterable[BillLine], month: str, prices: Prices) -> dict[str, Any]:
+    """Return the lines as a JSON object: `allocations` in the shape of OpenCost's, and their `totalCost`."""
+    window = {"start": f"{month}-01T00:00:00Z", "end": f"{month_after(month)}-01T00:00:00Z"}
+    allocations = []
+    total = Decimal(0)
+    for line in lines:
+        row = _row(line, month, prices)
+        total += line.total_cost
+        allocations.append(
+            {
+                "name": f"{line.namespace}/{line.model}",
+                "properties": {"namespace": line.namespace, "gpuModel": line.model},
+                "window": window,
+                **{name: float(row[name]) for name in _COLUMNS if isinstance(row[name], Decimal)},
+            }
+        )
+    return {
+        "month": month,
+        "window": window,
+        "currency": prices.currency,
+        "charged": prices.charged.value,
+        "allocations": allocations,
+        "totalCost": float(total),
+    }
+
+
+class _Parts(list[str]):
+    """Pieces of a text, as the CSV writer gives them."""
+
+    def write(self, piece: str) -> None:
+        """Add a piece."""
+        self.append(piece)
+
+
+_COLUMNS = (
+    "namespace",
+    "month",
+    "gpuModel",
+    "gpuHoursHeld",
+    "gpuHoursBorrowed",
+    "gpuHoursReserved",
+    "gpuMemoryGiBHours",
+    "gpuHours",
+    "gpuCost",
+    "gpuMemoryCost",
+    "totalCost",
+    "currency",
+)
+
+
+def _row(line: BillLine, month: str, prices: Prices) -> dict[str, str | Decimal]:
+    return {
+        "namespace": line.namespace,
+        "month": month,
+        "gpuModel": line.model,
+        "gpuHoursHeld": line.held_hours,
+        "gpuHoursBorrowed": line.borrowed_hours,
+        "gpuHoursReserved": line.reserved_hours,
+        "gpuMemoryGiBHours": line.memory_gib_hours,
+        "gpuHours": line.charged_hours,
+        "gpuCost": line.gpu_cost,
+        "gpuMemoryCost": line.memory_cost,
+        "totalCost": line.total_cost,
+        "currency": prices.currency,
+    }
+
+
+def _line(namespace: str, model: str, amounts: Amounts, prices: Prices) -> BillLine:
+    price = prices.of(model)
+    charged = {
+        Charged.HELD: amounts.held_ms,
+        Charged.RESERVED: amounts.reserved_ms,
+        Charged.RESERVED_AND_BORROWED: amounts.reserved_ms + amounts.borrowed_ms,
+    }[prices.charged]
+    memory = Decimal(amounts.memory_mib_s) / _MIB_S_PER_GIB_HOUR
+    return BillLine(
+        namespace=namespace,
+        model=model,
+        held_hours=_hours(amounts.held_ms),
+        borrowed_hours=_hours(amounts.borrowed_ms),
+        reserved_hours=_hours(amounts.reserved_ms),
+        memory_gib_hours=memory.quantize(_HOURS, ROUND_HALF_UP),
+        charged_hours=_hours(charged),
+        gpu_cost=(charged / _MS_PER_HOUR * price.gpu_hour).quantize(_COST, ROUND_HALF_UP),
+        memory_cost=(memory * price.memory_gib_hour).quantize(_COST, ROUND_HALF_UP),
+    )
+
+
+def _hours(ms: int) -> Decimal:
+    return (ms / _MS_PER_HOUR).quantize(_HOURS, ROUND_HALF_UP)
+
+
+def _as_text(value: str | Decimal) -> str:
+    text = str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text

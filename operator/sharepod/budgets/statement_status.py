@@ -1,0 +1,76 @@
+"""The account of a namespace as the status of its GPUStatement, and back.
+
+Guarantee:
+- An account that is written and read is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sharepod.api.statement import (
+    MAX_MODELS,
+    GPUStatementStatus,
+    StatementAmount,
+    StatementMonth,
+    StatementSeries,
+)
+
+from .amounts import Amounts
+from .namespace_account import NamespaceAccount, TakenIn
+
+
+def status_of(account: NamespaceAccount) -> GPUStatementStatus:
+    """Return the account as a status."""
+    return GPUStatementStatus(
+        totals=_amounts(account.totals),
+        months=tuple(
+            StatementMonth(month=month, models=_amounts(models)) for month, models in sorted(account.months.items())
+        ),
+        series=tuple(
+            StatementSeries(
+                series=one.series,
+                node=one.node,
+                model=one.model,
+                since=one.since,
+                at=one.at,
+                held_milliseconds=one.amounts.held_ms,
+                borrowed_milliseconds=one.amounts.borrowed_ms,
+                reserved_milliseconds=one.amounts.reserved_ms,
+                memory_mebibyte_seconds=one.amounts.memory_mib_s,
+            )
+            for one in account.series.values()
+        ),
+        forgotten_until=account.forgotten_until or None,
+    )
+
+
+def account_of(status: GPUStatementStatus) -> NamespaceAccount:
+    """Return the account that a status says."""
+    return NamespaceAccount(
+        series={
+            one.series: TakenIn(one.series, one.node, one.model, one.since, one.at, _read(one)) for one in status.series
+        },
+        totals={one.model: _read(one) for one in status.totals},
+        months={each.month: {one.model: _read(one) for one in each.models} for each in status.months},
+        forgotten_until=status.forgotten_until or "",
+    )
+
+
+def _amounts(by_model: Mapping[str, Amounts]) -> tuple[StatementAmount, ...]:
+    return tuple(
+        StatementAmount(
+            model=model,
+            held_milliseconds=amounts.held_ms,
+            borrowed_milliseconds=amounts.borrowed_ms,
+            reserved_milliseconds=amounts.reserved_ms,
+            memory_mebibyte_seconds=amounts.memory_mib_s,
+        )
+        for model, amounts in sorted(by_model.items())[:MAX_MODELS]
+    )
+
+
+def _read(said: StatementAmount | StatementSeries) -> Amounts:
+    return Amounts(
+        said.held_milliseconds, said.borrowed_milliseconds, said.reserved_milliseconds, said.memory_mebibyte_seconds
+    )

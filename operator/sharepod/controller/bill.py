@@ -1,0 +1,136 @@
+"""Bill: `python -m sharepod.controller.bill` prints what namespaces have had of GPUs in a month, at given prices.
+
+It reads GPUStatements and nothing else, and writes nothing.
+
+Guarantees:
+- A statement that cannot be read is named on the standard error, the others are billed, and the exit status is 1.
+- Wrong prices are refused by field before anything is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from sharepod.api.objects import API_VERSION
+from sharepod.api.statement import STATEMENT_PLURAL, GPUStatementStatus
+from sharepod.budgets.charges import Prices, as_allocations, as_csv, bill_lines
+from sharepod.budgets.namespace_account import NamespaceAccount
+from sharepod.budgets.statement_status import account_of
+from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFoundError
+
+_PAGE = 100
+"""Statements in one page of a list: of large ones, some 90 MB."""
+_PATH = f"/apis/{API_VERSION}/{STATEMENT_PLURAL}"
+
+
+class BillError(Exception):
+    """Bill that cannot be made. The message says what to do."""
+
+
+def read_prices(path: Path) -> Prices:
+    """Return the prices of a YAML file. Raise `BillError`."""
+    try:
+        return Prices.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BillError(f"cannot read the prices {path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise BillError(
+            f"the prices {path} are wrong: {field}: {first['msg']}; write currency, charged, default and models, with "
+            "gpuHour and memoryGiBHour for each model"
+        ) from None
+
+
+async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, NamespaceAccount], list[str]]:
+    """Return the accounts of all namespaces, or of one, and what is wrong with those that cannot be read.
+
+    Raises `ApiError`, and `BillError` where there are no statements.
+    """
+    found: dict[str, NamespaceAccount] = {}
+    wrong: list[str] = []
+
+    def take(item: Json) -> None:
+        name = str(item["metadata"]["name"])
+        try:
+            found[name] = account_of(GPUStatementStatus.model_validate(item.get("status") or {}, extra="ignore"))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            wrong.append(f"the statement of {name} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    try:
+        if namespace is not None:
+            take(await api.get(f"{_PATH}/{namespace}"))
+            return found, wrong
+        token = ""
+        while True:
+            listed = await api.get(_PATH, {"limit": str(_PAGE), **({"continue": token} if token else {})})
+            for item in listed.get("items") or ():
+                take(item)
+            token = str(listed["metadata"].get("continue") or "")
+            if not token:
+                return found, wrong
+    except NotFoundError:
+        what = f"namespace {namespace} has no GPUStatement" if namespace else "the CRD gpustatements is missing"
+        raise BillError(f"{what}; the operator makes one once an agent has counted for it") from None
+
+
+async def _run(given: argparse.Namespace, prices: Prices) -> int:
+    api = await Connection.open(given.kubeconfig, "sharepod-bill")
+    try:
+        accounts, wrong = await statements(api, given.namespace)
+    finally:
+        await api.close()
+    lines = bill_lines(accounts, given.month, prices)
+    if given.format == "csv":
+        print(as_csv(lines, given.month, prices), end="")
+    else:
+        print(json.dumps(as_allocations(lines, given.month, prices), indent=2))
+    for text in wrong:
+        print(f"sharepod bill: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _month(text: str) -> str:
+    if text == "last":
+        return f"{datetime.now(UTC).replace(day=1) - timedelta(days=1):%Y-%m}"
+    if not re.fullmatch(r"[0-9]{4}-(0[1-9]|1[0-2])", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a month; write it as 2026-01, or last")
+    return text
+
+
+def main() -> int:
+    """Run the command. Return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sharepod.controller.bill",
+        description="Print what namespaces have had of GPUs in a month, in UTC, from GPUStatements.",
+    )
+    this = f"{datetime.now(UTC):%Y-%m}"
+    parser.add_argument("--month", type=_month, default=this, help="such as 2026-01, or last; default: this month")
+    parser.add_argument("--namespace", help="only this namespace")
+    parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML file of prices; without it all costs are 0")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="without it, as the ServiceAccount of the pod that this runs in"
+    )
+    given = parser.parse_args()
+    try:
+        return asyncio.run(_run(given, read_prices(given.prices) if given.prices else Prices()))
+    except (BillError, NoApiServerError, ApiError) as error:
+        print(f"sharepod bill: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Consumption of namespaces: what agents have counted, summed into GPUStatements."""

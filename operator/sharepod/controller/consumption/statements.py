@@ -1,0 +1,251 @@
+"""Statements: the accounts of all namespaces, taken from what GPUNodes report and kept in GPUStatements.
+
+Guarantees:
+- ST1 one-writer: only the leader writes, each statement in the version that it has read. A statement that another has
+  written meanwhile is read again.
+- ST2 any-step: an operator that dies between any two calls loses nothing: what is not in a statement is still in the
+  GPUNode, and what is in both counts once (`budgets.namespace_account`).
+- ST3 written-first: an agent is told that a series was taken in only once the statement that has it is written. A
+  GPUNode is deleted by the operator only once what it reports is written.
+- ST4 growing: totals never fall while this process lives.
+- A statement that cannot be read, or not be written, costs its namespace alone, and is never overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from sharepod.api.consumption import TAKEN_IN_ANNOTATION, Consumption
+from sharepod.api.objects import API_VERSION
+from sharepod.api.statement import STATEMENT_KIND, GPUStatementStatus
+from sharepod.budgets.amounts import Amounts
+from sharepod.budgets.namespace_account import NamespaceAccount, NodeReading, take_in
+from sharepod.budgets.statement_status import account_of, status_of
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import GPUNODES, GPUSTATEMENTS, Client, NotLeadingError
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
+
+ROUND_S = 30.0
+"""Seconds between two rounds: agents report each minute, and a thousand namespaces write thirty times a second at
+most."""
+_LOOK_S = 1.0
+"""Seconds between two looks whether this process has begun to act."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _WrittenAccount:
+    """Account of a namespace as its statement has it. `version`: the statement's; None: there is no statement."""
+
+    account: NamespaceAccount
+    version: str | None
+
+
+class Statements:
+    """Statements of all namespaces.
+
+    Args:
+        client: The API server.
+        gpunodes: Returns all GPUNodes.
+        acting: Returns whether this process leads and knows the cluster.
+    """
+
+    def __init__(
+        self, client: Client, gpunodes: Callable[[], Iterable[GpuNodeFacts]], acting: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._gpunodes = gpunodes
+        self._acting = acting
+        self._written: dict[str, _WrittenAccount] = {}
+        self._unreadable: dict[str, str] = {}
+        """Namespaces whose statement cannot be read, with the reason."""
+        self._told: dict[tuple[str, str, str], int] = {}
+        """What the metrics say, by namespace, model and kind."""
+        self._round = asyncio.Lock()
+        self._lost = asyncio.Event()
+        """Set when leadership is lost: its next term begins with a round."""
+        self.complete = False
+        """All statements have been read since this process began to lead."""
+
+    def totals(self, namespace: str) -> Mapping[str, Amounts]:
+        """Return what a namespace has had by model, as it is written down; nothing until `complete`."""
+        known = self._written.get(namespace)
+        return known.account.totals if known is not None else {}
+
+    def namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces that have a statement."""
+        return tuple(self._written)
+
+    def forget(self) -> None:
+        """Forget what was read: another process may write from now on."""
+        self._lost.set()
+        self.complete = False
+        self._written.clear()
+        self._unreadable.clear()
+
+    async def run(self) -> None:
+        """Take in what agents report, in rounds, until cancelled. The first one comes as soon as this process acts."""
+        while True:
+            if not self._acting():
+                await asyncio.sleep(_LOOK_S)
+                continue
+            await self.take_in(self._gpunodes())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S):
+                    await self._lost.wait()
+            self._lost.clear()
+
+    async def take_in(self, gpunodes: Iterable[GpuNodeFacts]) -> bool:
+        """Take in what these GPUNodes report, and tell their agents what is closed and written; return whether all of
+        it is written."""
+        async with self._round:
+            try:
+                if not self.complete:
+                    await self._read_all()
+                nodes = list(gpunodes)
+                whole = True
+                for namespace, readings in _by_namespace(nodes).items():
+                    whole &= await self._take_in(namespace, readings)
+                    await asyncio.sleep(0)
+                for node in nodes:
+                    await self._tell(node)
+            except NotLeadingError:
+                return False
+            except NotFoundError as error:
+                log.warning("statements are not kept: the CRD gpustatements is missing; apply crds/", error=str(error))
+                return True
+            except ApiError as error:
+                log.warning("cannot read the statements; trying again", error=str(error))
+                return False
+            return whole
+
+    async def _read_all(self) -> None:
+        token = ""
+        while True:
+            listed = await self._client.page(
+                GPUSTATEMENTS,
+                token=token,
+                take=self._take,
+                unreadable=lambda *_: None,
+            )
+            token = str(listed.get("continue") or "")
+            if not token:
+                break
+        self.complete = True
+
+    def _take(self, item: Json) -> None:
+        namespace = str(item["metadata"]["name"])
+        try:
+            status = GPUStatementStatus.model_validate(item.get("status") or {}, extra="ignore")
+        except ValueError as error:
+            if namespace not in self._unreadable:
+                log.error(
+                    "a statement cannot be read and is left as it is; upgrade the operator, or delete the statement to "
+                    "begin anew",
+                    gpustatement=namespace,
+                    error=str(error),
+                )
+            self._unreadable[namespace] = str(error)
+            self._written.pop(namespace, None)
+            return
+        self._unreadable.pop(namespace, None)
+        self._keep(namespace, account_of(status), str(item["metadata"]["resourceVersion"]))
+
+    async def _take_in(self, namespace: str, readings: list[NodeReading]) -> bool:
+        if namespace in self._unreadable:
+            return True  # it waits for nobody
+        known = self._written.get(namespace) or _WrittenAccount(NamespaceAccount(), None)
+        account = take_in(known.account, readings)
+        if account is known.account:
+            return True
+        try:
+            version = known.version
+            if version is None:
+                body = {
+                    "apiVersion": API_VERSION,
+                    "kind": STATEMENT_KIND,
+                    "metadata": {"name": namespace},
+                    "spec": {},
+                }
+                version = str((await self._client.create(GPUSTATEMENTS, body))["metadata"]["resourceVersion"])
+            status = status_of(account).dump()
+            answer = await self._client.patch_status(
+                GPUSTATEMENTS, namespace, {"metadata": {"resourceVersion": version}, "status": status}
+            )
+        except (ConflictError, AlreadyExistsError, NotFoundError):
+            await self._read_again(namespace)
+            return False
+        except NotLeadingError:
+            raise
+        except ApiError as error:
+            log.warning("cannot write a statement; trying again", gpustatement=namespace, error=str(error))
+            self._written.pop(namespace, None)  # whether it was written is not known
+            self.complete = False
+            return False
+        self._keep(namespace, account, str(answer["metadata"]["resourceVersion"]))
+        return True
+
+    async def _read_again(self, namespace: str) -> None:
+        try:
+            self._take(await self._client.get(GPUSTATEMENTS, namespace))
+        except NotFoundError:
+            self._written.pop(namespace, None)
+
+    async def _tell(self, node: GpuNodeFacts) -> None:
+        """Name the closed series that are written down in the node's annotation: its agent forgets them."""
+        closed = [
+            entry.series
+            for entry in node.status.consumption
+            if entry.closed
+            and (known := self._written.get(entry.namespace)) is not None
+            and known.version is not None
+            and known.account.has(entry)
+        ]
+        if not closed or node.taken_in.issuperset(closed):
+            return
+        body = {"metadata": {"uid": node.uid, "annotations": {TAKEN_IN_ANNOTATION: ",".join(closed)}}}
+        try:
+            await self._client.patch_merge(GPUNODES, node.name, body)
+        except NotLeadingError:
+            raise
+        except ApiError as error:
+            log.warning("cannot tell an agent what was taken in; trying again", node=node.name, error=str(error))
+
+    def _keep(self, namespace: str, account: NamespaceAccount, version: str) -> None:
+        self._written[namespace] = _WrittenAccount(account, version)
+        for model, amounts in account.totals.items():
+            self._count(namespace, model, "held", amounts.held_ms)
+            self._count(namespace, model, "borrowed", amounts.borrowed_ms)
+            self._count(namespace, model, "reserved", amounts.reserved_ms)
+            self._count(namespace, model, "memory", amounts.memory_mib_s)
+
+    def _count(self, namespace: str, model: str, kind: str, now: int) -> None:
+        key = (namespace, model, kind)
+        more = max(0, now - self._told.get(key, 0))
+        self._told[key] = max(now, self._told.get(key, 0))
+        if kind == "memory":
+            metrics.NAMESPACE_MEMORY_SECONDS.labels(namespace, model).inc(more << 20)
+        else:
+            metrics.NAMESPACE_GPU_SECONDS.labels(namespace, model, kind).inc(more / 1000)
+
+
+def _by_namespace(nodes: Iterable[GpuNodeFacts]) -> dict[str, list[NodeReading]]:
+    """Return what nodes report, by namespace."""
+    found: dict[str, list[NodeReading]] = {}
+    for node in nodes:
+        if node.status.consumption_at is None:
+            continue
+        entries: dict[str, list[Consumption]] = {}
+        for entry in node.status.consumption:
+            entries.setdefault(entry.namespace, []).append(entry)
+        for namespace, own in entries.items():
+            reading = NodeReading(node.name, node.status.consumption_at, tuple(own))
+            found.setdefault(namespace, []).append(reading)
+    return found
