@@ -1,0 +1,178 @@
+"""Evictions for preemptions: asked first, one after the other, for one that waits still, and told without names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import GpuUuid, Milli, TenantId
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.placing.preemptions import OngoingPreemption, Preemptions
+from sharepod.controller.placing.victims_seen import VictimsSeen
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.controller.tenants.preemptor import Preemptor
+from sharepod.kube import NotFoundError, UnavailableError
+from sharepod.placement.preemption.victims import PreemptionPlan
+from sharepod.placement.state.types import PlacementRequest
+from unit.controller.objects import PODS, pod_object, sharepod_object
+
+_WAITS = PlacementRequest(
+    tenant=TenantId("high"),
+    namespace="n",
+    name="high",
+    gpu=GpuRequest(request_milli=Milli(500), limit_milli=Milli(1000), memory=None),
+    priority=9,
+)
+
+
+@dataclass
+class World:
+    """A preemptor over a cluster state; it stands in for the API server, the Events and the loop's preemptions."""
+
+    protected: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    told: list[tuple[str, str, str]] = field(default_factory=list)
+    preemption: OngoingPreemption | None = None
+
+    def __post_init__(self) -> None:
+        self.state = ClusterState(PODS, cast(Any, None))
+        self.memos = TenantMemos()
+        self.seen = VictimsSeen(self.state, lambda: 1000.0, lambda: 1000.0, lambda _namespace: cast(Any, None))
+        self.preemptor = Preemptor(
+            self.state,
+            cast(Client, self),
+            cast(Events, self),
+            self.memos,
+            cast(Preemptions, self),
+            self.seen,
+            lambda: 1000.0,
+        )
+
+    def tenant(self, name: str, namespace: str = "n", **fields: Any) -> None:
+        metadata = {"namespace": namespace}
+        self.state.put_sharepod(sharepod_object(uid=name, name=name, metadata=metadata))
+        raw = pod_object(uid=f"pod-{name}", name=name, owner=name, node="a", phase="Running", **fields)
+        raw["metadata"]["namespace"] = namespace
+        self.state.put_pod(raw)
+
+    def begins(self, *, evict: tuple[str, ...] = (), lower: tuple[str, ...] = ()) -> None:
+        plan = PreemptionPlan(
+            node="a",
+            gpus=frozenset({GpuUuid("g")}),
+            evict=tuple(map(TenantId, evict)),
+            lower=tuple(map(TenantId, lower)),
+        )
+        self.preemption = OngoingPreemption(_WAITS, plan, 0.0)
+        self.preemptor.begin(self.preemption)
+
+    # What it stands in for
+
+    def of(self, tenant: str) -> OngoingPreemption | None:
+        return self.preemption
+
+    def refused(self, tenant: str, pod: str) -> None:
+        self.given_up.append(pod)
+        self.preemption = None
+
+    async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool) -> None:
+        (self.asked if dry_run else self.evicted).append(uid)
+        if uid in self.gone:
+            raise NotFoundError("evict", 404, "NotFound", "no such pod")
+        if uid in self.protected:
+            raise UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget")
+
+    def normal(self, kind: str, about: Any, reason: str, action: str, note: str) -> None:
+        self.told.append((about.name, reason, note))
+
+    def note(self, name: str) -> str:
+        return next(note for told, _, note in self.told if told == name)
+
+
+async def test_all_are_asked_before_the_first_is_evicted() -> None:
+    world = World()
+    for name in ("one", "two", "high"):
+        world.tenant(name)
+    world.begins(evict=("one", "two"))
+    await world.preemptor._carry_out("high")
+    assert world.asked == world.evicted == ["pod-one", "pod-two"]
+    eviction = world.memos.of("one").eviction
+    assert eviction is not None
+    assert eviction.preempted
+
+
+@pytest.mark.promise("placement-preempt-budgets")
+async def test_where_a_budget_protects_one_nobody_is_evicted() -> None:
+    world = World(protected={"pod-two"})
+    for name in ("one", "two", "high"):
+        world.tenant(name)
+    world.begins(evict=("one", "two"))
+    await world.preemptor._carry_out("high")
+    assert world.evicted == []
+    assert world.given_up == ["pod-two"]
+
+
+async def test_one_that_is_gone_or_going_is_passed_over() -> None:
+    world = World(gone={"pod-one"})
+    world.tenant("one")
+    world.tenant("two", deleting=True)
+    world.tenant("three")
+    world.tenant("high")
+    world.begins(evict=("one", "two", "three"))
+    await world.preemptor._carry_out("high")
+    assert world.asked == ["pod-one", "pod-three"]
+    assert "Preempted" not in [reason for name, reason, _ in world.told if name == "one"]
+
+
+async def test_nobody_is_evicted_for_one_that_waits_no_longer() -> None:
+    world = World()
+    world.tenant("one")
+    world.tenant("high")
+    world.begins(evict=("one",))
+    world.preemption = None
+    await world.preemptor._carry_out("high")
+    assert world.asked == []
+
+
+async def test_an_api_server_that_fails_is_asked_again() -> None:
+    world = World()
+    world.tenant("one")
+    world.tenant("high")
+    world.begins(evict=("one",))
+
+    async def fails(*_: object, **__: object) -> None:
+        raise UnavailableError("evict", 503, "ServiceUnavailable", "away")
+
+    world.evict = fails  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await world.preemptor._carry_out("high")
+    assert world.given_up == []
+
+
+async def test_names_stay_within_their_namespace() -> None:
+    world = World()
+    world.tenant("mine")
+    world.tenant("secret", namespace="other")
+    world.tenant("high")
+    world.begins(evict=("secret",), lower=("mine",))
+    assert "mine of lower priority" in world.note("high")
+    assert "1 tenant of other namespaces" in world.note("high")
+    assert "secret" not in world.note("high")
+    assert "high of higher priority" in world.note("mine")
+    await world.preemptor._carry_out("high")
+    assert world.note("secret") == "preempted on a by a tenant of higher priority of another namespace"
+
+
+async def test_of_many_of_its_own_namespace_some_are_named() -> None:
+    world = World()
+    names = tuple(f"t{number}" for number in range(6))
+    for name in (*names, "high"):
+        world.tenant(name)
+    world.begins(lower=names)
+    assert "t0, t1, t2, t3, 2 more of this namespace of lower priority" in world.note("high")
