@@ -307,3 +307,22 @@ def test_pods_of_an_example_are_bound_with_shares(world: World, path: Path) -> N
         return min(len(bound), sum(allocation(claim) is not None for claim in claims))
 
     wait(lambda: placed() >= pods, what=f"{pods} Pods are bound with shares")
+
+
+@pytest.mark.promise("placement-preempt-plain")
+def test_plain_pods_make_room_for_each_other_by_priority(world: World) -> None:
+    (node,) = world.nodes("yields")
+    namespace = world.cluster.namespace("yields")
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "line-high"}, "value": 1000})
+    for name in ("low0", "low1"):
+        start(world, namespace, name, container(milli="600", mib="6144"), on="yields")
+        runs(world, namespace, name)
+    start(world, namespace, "time", container(milli="600", mib="6144"), on="yields", priorityClassName="line-high")
+    runs(world, namespace, "time")
+    shares = [(row(world, namespace, name, node) or {})["requestMilli"] for name in ("low0", "low1")]
+    assert sorted(shares) == [0, 600], "time alone was short: nobody ended"
+    start(world, namespace, "memory", container(milli="100", mib="12288"), on="yields", priorityClassName="line-high")
+    runs(world, namespace, "memory")
+    left = [name for name in ("low0", "low1") if (world.pod(namespace, name) or {}).get("metadata")]
+    assert len(left) == 1, "one made room for the memory"
+    assert len(world.rows(node)) == 3
