@@ -19,9 +19,9 @@ from .objects import Model
 STATEMENT_KIND = "GPUStatement"
 STATEMENT_PLURAL = "gpustatements"
 
-MAX_SERIES = 4096
-"""Series in one statement: four of each node of a cluster of 1,000, in some 900 kB. Where there are more, those that
-have not grown for the longest time are forgotten."""
+MAX_SERIES = 2048
+"""Series in one statement: two of each node of a cluster of 1,000, in some 650 kB, with the longest names in 1.4 MB;
+etcd takes 1.5 MiB. Where there are more, those that have not grown for the longest time are forgotten."""
 MAX_MONTHS = 13
 """Months in a statement: this one, and a year."""
 MAX_MODELS = 64

@@ -10,7 +10,8 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.statement import GPUStatementStatus
+from sharepod.api.consumption import MAX_COUNTER, MAX_MODEL
+from sharepod.api.statement import MAX_SERIES, GPUStatementStatus
 from sharepod.budgets.amounts import Amounts
 from sharepod.budgets.charges import Charged, Price, Prices, as_allocations, as_csv, bill_lines
 from sharepod.budgets.namespace_account import NamespaceAccount, TakenIn
@@ -75,6 +76,18 @@ def test_a_bill_adds_up(models: dict[str, Amounts], hour: Decimal, gib: Decimal,
     total = sum((Decimal(row["totalCost"]) for row in rows), Decimal(0))
     assert total == sum((Decimal(row["gpuCost"]) + Decimal(row["gpuMemoryCost"]) for row in rows), Decimal(0))
     assert as_allocations(lines, "2026-01", prices)["totalCost"] == float(total)
+
+
+def test_the_largest_statement_fits_into_etcd() -> None:
+    moment = "2026-01-01T00:00:00.000Z"
+    most = Amounts(*[MAX_COUNTER] * 4)
+    series = {
+        f"{number:048x}": TakenIn(f"{number:048x}", "n" * 253, "m" * MAX_MODEL, moment, moment, most)
+        for number in range(MAX_SERIES)
+    }
+    models = {f"{number:0{MAX_MODEL}}": most for number in range(4)}
+    account = NamespaceAccount(series, models, {f"2026-{month:02}": models for month in range(1, 13)}, moment)
+    assert len(json.dumps(status_of(account).dump(), separators=(",", ":"))) < 1_500_000
 
 
 taken = st.builds(

@@ -34,6 +34,8 @@ from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, Not
 ROUND_S = 30.0
 """Seconds between two rounds: agents report each minute, and a thousand namespaces write thirty times a second at
 most."""
+_PAGE = 50
+"""Statements in one page of a list: of large ones, 30 MB."""
 _LOOK_S = 1.0
 """Seconds between two looks whether this process has begun to act."""
 
@@ -131,6 +133,7 @@ class Statements:
         while True:
             listed = await self._client.page(
                 GPUSTATEMENTS,
+                limit=_PAGE,
                 token=token,
                 take=self._take,
                 unreadable=lambda *_: None,
