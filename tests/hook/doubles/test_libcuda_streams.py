@@ -53,6 +53,23 @@ def test_kernels_of_several_streams_share_the_time_equally(state: Path) -> None:
     program(state, STREAMS + TWO_KERNELS + "assert 0 <= second - first < 5 and second > 75, (first, second)")
 
 
+def test_the_handle_of_a_destroyed_stream_comes_again_once_its_work_is_over(state: Path) -> None:
+    script = """
+first = stream.value
+number, other = c_uint64(), c_uint64()
+ok("cuStreamGetId", stream, byref(number))
+launch(b"spin_us_50000", stream)
+ok("cuStreamDestroy_v2", stream)
+busy = new("cuStreamCreate", 1).value
+ok("cuCtxSynchronize")
+again = new("cuStreamCreate", 1)
+assert busy != first and again.value == first, "not while it has work"
+ok("cuStreamGetId", again, byref(other))
+assert other.value != number.value
+"""
+    program(state, STREAMS + script)
+
+
 def test_in_strict_order_a_device_does_one_thing_at_a_time(state: Path) -> None:
     after = "assert 39.5 < second - first < 41, (first, second)"
     program(state, STREAMS + TWO_KERNELS + after, FAKE_CUDA_ORDER="strict")

@@ -455,17 +455,12 @@ void fake_wait_event(struct event *event) {
     sleep_unlocked(event->end);
 }
 
-/* The first stream that was destroyed with work on it which is not on the timeline yet; forgets those that are done. */
-static struct stream *destroyed_and_busy(struct context *context) {
-    for (struct stream **at = &context->destroyed; *at != NULL;) {
-        if ((*at)->committed != (*at)->submitted)
-            return *at;
-        if (fake_stream_idle(*at))
-            *at = (*at)->next;
-        else
-            at = &(*at)->next;
-    }
-    return NULL;
+/* The first stream that was destroyed with work on it which is not on the timeline yet. */
+static struct stream *destroyed_and_busy(const struct context *context) {
+    struct stream *stream = context->destroyed;
+    while (stream != NULL && stream->committed == stream->submitted)
+        stream = stream->next;
+    return stream;
 }
 
 void fake_wait_context(struct context *context) {

@@ -57,6 +57,7 @@ struct stream {
     unsigned magic;
     unsigned flags;
     int priority;
+    uint64_t id; /* 0: a default stream */
     struct context *context;
     struct op *ops; /* a ring of `room`; an operation stands at its number modulo that */
     size_t room;
@@ -98,7 +99,7 @@ struct context {
     uint64_t blocking_end; /* end of the committed work of all streams that the legacy stream waits for, ns */
     struct event *events;  /* die with the context */
     struct stream *streams;
-    struct stream *destroyed; /* streams destroyed by the program that may still have work */
+    struct stream *destroyed; /* streams that the program has destroyed; they may still have work */
     struct context *next;
 };
 

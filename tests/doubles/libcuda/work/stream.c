@@ -17,15 +17,32 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return result;
 }
 
+static uint64_t streams_made; /* no id comes again */
+
+/* Return the stream of the context that was destroyed last, if all of its work is over: its handle comes again, as the
+ * memory of the real driver does. NULL: a new one is to be made. With fake_lock. */
+static struct stream *take_again(struct context *context) {
+    struct stream *stream = context->destroyed;
+    fake_settle(context->device);
+    if (stream == NULL || stream->listed || stream->capture != NULL || !fake_stream_idle(stream))
+        return NULL;
+    context->destroyed = stream->next;
+    stream->green = false;
+    return stream; /* what it counts goes on: a thread may wait for it */
+}
+
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
     struct context *context;
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    struct stream *stream = calloc(1, sizeof *stream);
+    pthread_mutex_lock(&fake_lock);
+    struct stream *stream = take_again(context);
+    if (stream == NULL)
+        stream = calloc(1, sizeof *stream);
     stream->flags = flags;
     stream->priority = priority < PRIORITY_GREATEST ? PRIORITY_GREATEST : priority > 0 ? 0 : priority;
-    pthread_mutex_lock(&fake_lock);
+    stream->id = ++streams_made;
     fake_add_stream(context, stream);
     pthread_mutex_unlock(&fake_lock);
     *out = (CUstream)stream;
@@ -149,7 +166,7 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
-        *id = (uintptr_t)stream;
+        *id = stream->id != 0 ? stream->id : (uintptr_t)stream; /* a default stream */
     return result;
 }
 
