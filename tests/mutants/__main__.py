@@ -101,7 +101,8 @@ class Tree:
                 shutil.copy2(ROOT / path, folder / path)
         (folder / ".venv").symlink_to(ROOT / ".venv")
         if hook:
-            shutil.copytree(ROOT / "build" / "doubles", folder / "build" / "doubles", symlinks=True)
+            for built_there in ("doubles", "programs"):
+                shutil.copytree(ROOT / "build" / built_there, folder / "build" / built_there, symlinks=True)
 
     @property
     def busy(self) -> bool:
