@@ -11,7 +11,8 @@ alone           one grant without end, not metered: the gate stands open, each 5
                 default stream the driver is asked for the current context, unless there is one device and no context
                 but its own
 cold caches     before each launch the thread writes 4 MiB; medians of single launches by the wall clock
-in turn         so many streams of each thread one after the other; a thread remembers 16, of which two may collide
+in turn         so many streams of each thread one after the other; `a counter for each stream` is what a counter in
+                a cache line of its own for each stream adds to the straight call
 ceiling-bound   70 ms of each 100 ms, metered
 contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
 
@@ -56,9 +57,17 @@ SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = 
     ("alone, default stream, 2 devices", "launch", "default", {"HOLLOW_DEVICES": "2"}, THREADS),
     ("alone, default stream, 8 devices", "launch", "default", {"HOLLOW_DEVICES": "8"}, (1,)),
     ("alone, 4 streams in turn", "launch", "4", {}, (1,)),
+    ("alone, 10 streams in turn", "launch", "10", {}, (1,)),
     ("alone, 40 streams in turn", "launch", "40", {}, (1,)),
     ("alone, beside 10 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "10"}, (1,)),
     ("alone, beside 5000 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "5000"}, (1,)),
+    (
+        "alone, 10 streams in turn, 10000 more known",
+        "launch",
+        "10",
+        {"LAUNCHCOST_ALIVE": "1", "LAUNCHCOST_STREAMS": "10000"},
+        (1,),
+    ),
     (
         "alone, 4000 streams in turn, 10000 more known",
         "launch",
@@ -74,6 +83,7 @@ SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = 
 )
 """Name, call, streams, environment, numbers of threads; see launchcost.c."""
 WAYS = {"counter": "a shared counter", "mutex": "a mutex"}
+LINES = "a counter for each stream"
 
 
 def cost(
@@ -127,6 +137,8 @@ def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
                     Row(f"{name}, {case}", "launch_overhead", "ns", round(took[way][1], 2))
                     for way, name in WAYS.items()
                 ]
+            if situation.startswith("alone") and "in turn" in situation:
+                rows.append(Row(f"{LINES}, {situation}", "launch_overhead", "ns", round(took["lines"][1], 2)))
             case = case.removesuffix(", cold caches")
             rows.append(Row(f"{situation}, {case}", "launch_overhead", "ns", round(took["hooked"][1], 2)))
     return rows

@@ -1,7 +1,7 @@
 /* The fast path of the gate, inlined into the wrapped launches: the gate is open, and the thread has registered the
  * stream under its present word.
  *
- * Guarantee: G2 of gate.h. Measured: 4 to 7 ns a launch (benchmarks/hook_overhead.py).
+ * Guarantee: G2 of gate.h. Measured by benchmarks/hook_overhead.py.
  */
 #ifndef SHAREPOD_FASTPATH_H
 #define SHAREPOD_FASTPATH_H
@@ -43,14 +43,8 @@ FAST struct which_stream gate_which(const struct gate *gate, CUstream stream, bo
     return which;
 }
 
-/* Return where the thread remembers that stream, or another one that collides with it. */
-FAST struct slot_stream *gate_remembered(struct slot *slot, struct which_stream which) {
-    uint64_t key = (uint64_t)(uintptr_t)which.stream ^ (uint64_t)(uintptr_t)which.context << 1;
-    return &slot->streams[key * 0x9e3779b97f4a7c15ull >> 60]; /* all bits of the key count */
-}
-
 /* Enter. Not NULL: inside a launch, and gate_leave_fast is to follow. NULL: nothing has happened. */
-FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
+FAST struct queue *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
     struct which_stream which = gate_which(gate, stream, per_thread);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     if (UNLIKELY(sequence & 1))
@@ -58,10 +52,10 @@ FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *s
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
     gate_order(gate);
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
-    struct slot_stream *entry = gate_remembered(slot, which);
-    if (LIKELY((word & GATE_OPEN) && entry->gate_word == word && entry->stream == which.stream &&
-               (which.context == NULL || entry->context == which.context) && !gate_barred(gate, word)))
-        return entry;
+    struct queue *queue = remembered_find(&slot->remembered, remembered_key(which.stream, which.context));
+    if (LIKELY(queue != NULL && atomic_load_explicit(&queue->word, memory_order_relaxed) == word &&
+               !gate_barred(gate, word)))
+        return queue; /* the gate is open: a queue has no other word of the gate's */
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;
 }
@@ -79,15 +73,13 @@ FAST bool gate_count(struct queue *queue) {
     return launched >= queue->due;
 }
 
-/* Leave after the launch. Return whether its queue is to be looked at: then meter_launched is to follow. */
-FAST bool gate_leave_fast(struct slot *slot, const struct slot_stream *entry) {
-    struct queue *queue = entry->queue;
-    bool due = LIKELY(queue != NULL) && gate_count(queue);
+/* Leave after the launch. `queue`: NULL: it is not counted. Return whether its queue is to be looked at: then
+ * meter_launched is to follow. */
+FAST bool gate_leave_fast(struct slot *slot, struct queue *queue) {
+    bool due = queue != NULL && gate_count(queue);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
     return UNLIKELY(due);
 }
-
-_Static_assert(SLOT_STREAMS == 16, "gate_remembered takes the highest four bits");
 
 #endif

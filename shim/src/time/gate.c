@@ -96,14 +96,10 @@ void gate_set_captures(struct gate *gate, uint32_t captures) {
         atomic_fetch_and(&gate->word, ~(uint32_t)GATE_CAPTURING);
 }
 
-void gate_renew(struct gate *gate) {
-    if (atomic_load(&gate->word) != 0)
-        atomic_fetch_add(&gate->word, GATE_STEP);
-}
-
 void gate_exit(struct gate *gate) {
     atomic_store(&gate->exits, true);
-    gate_renew(gate);
+    if (atomic_load(&gate->word) != 0)
+        atomic_fetch_add(&gate->word, GATE_STEP); /* no launch by the fast path */
 }
 
 bool gate_clear(struct gate *gate) {

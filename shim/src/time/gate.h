@@ -22,13 +22,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "time/remembered.h"
+
 /* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2). More than
- * most containers allow; a slot takes memory when it is used. SLOT_STREAMS: streams that a thread remembers; of two
- * that collide each is looked up in turn. */
-enum { GATE_SLOTS = 16384, SLOT_STREAMS = 16 };
+ * most containers allow; a slot takes memory when it is used. SLOT_RECENT: queues whose ends a thread foretells one by
+ * one; of the others it knows the latest end. */
+enum { GATE_SLOTS = 16384, SLOT_RECENT = 16 };
 
 /* The gate word: 0 is "not set up", also what a wiped page holds; else a counter above these bits. Every opening, every
- * change of its terms and every gate_renew adds GATE_STEP, so that threads register their streams again. */
+ * change of its terms and gate_exit add GATE_STEP, so that threads register their streams again. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
 /* The number of contexts, which says whether a default stream is always the same one: 0 (not known yet, also what a
@@ -36,17 +38,6 @@ enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE
  * and nothing was ever asked to make a context but its primary one. Where another comes about all the same (by the
  * calls of graphics, which are none of ours), it is noticed with the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
-
-struct queue;
-
-/* A stream as a thread remembers it, and under which word of the gate it was registered. The fast path reads nothing
- * else. */
-struct slot_stream {
-    CUstream stream; /* by its one name, see stream_named */
-    CUcontext context;
-    struct queue *queue; /* the registry's, of this thread on this stream; NULL: launches are not counted */
-    uint32_t gate_word;  /* when the stream was registered; 0: to be registered again with the next launch */
-};
 
 /* A thread at the gate. In cache lines of its own (G2). */
 struct slot {
@@ -57,15 +48,12 @@ struct slot {
     _Atomic bool waits_due;       /* its thread waits until its launch is due: for one kernel at most */
     _Atomic uint32_t unknown;     /* the closing before which it has launched what nobody knows the end of; 0: none */
     _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
-    struct slot_stream streams[SLOT_STREAMS];
+    struct remembered remembered; /* its queues, by stream */
     struct queue *queues, *ended; /* of this thread; those whose streams have ended. With the lock of struct streams */
-    uint64_t forgotten_end;       /* ns: the end that is expected of streams that are remembered no more */
-    uint32_t foretold;            /* the opening that it is about */
+    struct queue *recent[SLOT_RECENT]; /* its queues that were looked at last; of two that share a place one */
+    uint64_t forgotten_end;            /* ns: the end that is expected of the others */
+    uint32_t foretold;                 /* the opening that it is about */
 } __attribute__((aligned(128)));
-
-/* None of them lies across the end of a cache line, which would cost a launch with cold caches a second one. */
-_Static_assert(offsetof(struct slot, streams) % sizeof(struct slot_stream) == 0 && 64 % sizeof(struct slot_stream) == 0,
-               "aligned to their size");
 
 #define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
 
@@ -103,9 +91,6 @@ static inline bool gate_taken(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
            atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }
-
-/* Make threads register their streams again: a handle has lost its meaning. */
-void gate_renew(struct gate *gate);
 
 /* Set how many stream captures are open. With the lock of struct streams. */
 void gate_set_captures(struct gate *gate, uint32_t captures);

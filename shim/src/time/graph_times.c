@@ -76,8 +76,8 @@ uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CU
 }
 
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
-                                       const struct slot_stream *entry) {
-    struct graph_measure measure = {.context = entry->context, .epoch = entry->queue->epoch}, stale = {0};
+                                       const struct queue *queue) {
+    struct graph_measure measure = {.context = queue->context, .epoch = queue->epoch}, stale = {0};
     if (!HAS(cuEventElapsedTime) && !HAS(cuEventElapsedTime_v2))
         return measure;
     lock(&graphs->lock);
@@ -85,14 +85,13 @@ struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *st
     if (known != NULL && !known->measuring && !known->pending &&
         (known->launches < MEASURED_AT_FIRST || known->launches % MEASURED_EACH == 0)) {
         known->measuring = measure.taken = true;
-        struct graph_measure *to =
-            known->context == entry->context && known->epoch == entry->queue->epoch ? &measure : &stale;
+        struct graph_measure *to = known->context == queue->context && known->epoch == queue->epoch ? &measure : &stale;
         to->before = known->before;
         to->after = known->after;
         stale.context = known->context;
         stale.epoch = known->epoch;
-        known->context = entry->context;
-        known->epoch = entry->queue->epoch;
+        known->context = queue->context;
+        known->epoch = queue->epoch;
         known->before = known->after = NULL;
     }
     if (known != NULL)

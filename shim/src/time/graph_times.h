@@ -43,9 +43,9 @@ struct graph_measure {
 
 /* Return how long the graph is expected to take, ns; 0: not known. */
 uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
-/* Begin a metered launch into the stream of `entry`, before the driver's call. */
+/* Begin a metered launch into the stream of the queue, before the driver's call. */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
-                                       const struct slot_stream *entry);
+                                       const struct queue *queue);
 /* Record an event of the measure on the stream, made if need be. False: the driver makes none. */
 bool graph_times_record(CUevent *event, const struct graph_measure *measure, CUstream stream);
 /* End a launch that is measured. `recorded`: both events are. */

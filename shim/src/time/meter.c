@@ -38,8 +38,17 @@ static void set_due(struct queue *queue) {
     queue->due = queue->told + pace_passing(&queue->pace);
 }
 
-void meter_begin(struct gate *gate, struct streams *streams, const struct slot_stream *entry, uint32_t word) {
-    struct queue *queue = entry->queue;
+/* Let what the thread foretells be about this queue too. The end of one that makes way is remembered. */
+static void look_at(struct slot *slot, struct queue *queue) {
+    struct queue **place = &slot->recent[hash_of((uintptr_t)queue, 0) % SLOT_RECENT];
+    const struct queue *other = *place;
+    if (other != NULL && other != queue && other->opening == queue->opening &&
+        other->pace.estimate.ends_at > slot->forgotten_end)
+        slot->forgotten_end = other->pace.estimate.ends_at;
+    *place = queue;
+}
+
+void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue, uint32_t word) {
     uint32_t opening = atomic_load(&gate->next_closing);
     bool wide = (word & GATE_METERED) == 0;
     if (queue == NULL || (queue->opening == opening && queue->pace.window.wide == wide))
@@ -58,19 +67,18 @@ void meter_begin(struct gate *gate, struct streams *streams, const struct slot_s
     set_due(queue);
 }
 
-bool meter_is_early(struct gate *gate, const struct slot_stream *entry) {
-    struct queue *queue = entry->queue;
+bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     if (queue == NULL || queue->pace.window.wide || queue->opening != atomic_load(&gate->next_closing))
         return false;
     tell(queue);
+    look_at(slot, queue);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
     uint64_t now = sys_now();
     return pace_next_launch(&queue->pace, now) > now;
 }
 
 /* Looks now and then whether all has ended before it was expected to. */
-void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry) {
-    struct queue *queue = entry->queue;
+void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     atomic_store_explicit(&slot->waits_due, true, memory_order_relaxed);
     for (uint64_t now = sys_now(), due; atomic_load(&gate->word) & GATE_OPEN; now = sys_now()) {
@@ -86,8 +94,7 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slo
     own_calls_end(mode);
 }
 
-bool meter_holds_back(struct gate *gate, const struct slot_stream *entry) {
-    struct queue *queue = entry->queue;
+bool meter_holds_back(struct gate *gate, struct queue *queue) {
     return queue != NULL && queue->opening == atomic_load(&gate->next_closing) && queue->pace.window.full &&
            pace_holds_back(&queue->pace, sys_now(), deadline_of(gate));
 }
@@ -105,8 +112,8 @@ static void foretell(struct slot *slot, const struct queue *queue) {
     uint64_t ends =
         slot->forgotten_end > queue->pace.estimate.ends_at ? slot->forgotten_end : queue->pace.estimate.ends_at;
     bool blind = unknown(queue);
-    for (int i = 0; i < SLOT_STREAMS; i++) {
-        const struct queue *other = slot->streams[i].queue;
+    for (int i = 0; i < SLOT_RECENT; i++) {
+        const struct queue *other = slot->recent[i];
         if (other == NULL || other->opening != queue->opening)
             continue;
         blind |= unknown(other);
@@ -171,16 +178,16 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
     }
 }
 
-void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
-    struct queue *queue = entry->queue;
+void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
     bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
+    look_at(slot, queue);
     CUstreamCaptureMode mode = own_calls_begin();
     if (due)
         fence(gate, slot, queue);
     own_calls_end(mode);
     set_due(queue);
     if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
-        entry->gate_word = 0; /* the next launch looks whether it is to wait */
+        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
 }
 
 /* Fence the launches of a queue that are behind none, unless it is wide. */
@@ -198,27 +205,33 @@ static bool alone(const struct gate *gate) {
     return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
 
+/* Fence what the thread has launched into the stream of that name, a default one of that context; `context` NULL: there
+ * is one context. */
+static void fence_stream(struct streams *streams, const struct slot *slot, CUstream named, CUcontext context) {
+    struct queue *queue = remembered_find(&slot->remembered, remembered_key(named, context));
+    if (queue == NULL && context != NULL) /* from when there was one context */
+        queue = remembered_find(&slot->remembered, remembered_key(named, NULL));
+    if (queue != NULL && context != NULL && queue->context != context)
+        queue = NULL;
+    if (queue == NULL && slot->remembered.lost)
+        queue = streams_queue(streams, slot, named, context);
+    if (queue != NULL)
+        fence_rest(queue);
+}
+
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread) {
     CUstream named = stream_named(stream, per_thread);
     CUcontext current = NULL;
-    bool found = stream_is_default(named);
     if (slot->queues == NULL || alone(gate) || atomic_load(&gate->captures) > 0 ||
         atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
         return; /* nothing was metered, a record might disturb a capture (R3), or inside a launch of this very thread */
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
         DRIVER(cuCtxGetCurrent)(&current);
-    for (int i = 0; i < SLOT_STREAMS; i++) {
-        struct queue *queue = slot->streams[i].queue;
-        if (queue == NULL)
-            continue;
-        found |= queue->stream == named;
-        if (stream_is_default(queue->stream) ? current == NULL || queue->context == current : queue->stream == named)
-            fence_rest(queue);
-    }
-    struct queue *other = found ? NULL : streams_queue(streams, slot, named); /* not remembered */
-    if (other != NULL)
-        fence_rest(other);
+    fence_stream(streams, slot, CU_STREAM_LEGACY, current);
+    fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
+    if (!stream_is_default(named))
+        fence_stream(streams, slot, named, NULL);
 }
 
 /* A default stream is the current context's, so that context is made current. */

@@ -19,15 +19,15 @@
 
 /* Begin the opening for the queue of a stream that is about to be launched into, if it or its terms are new to the
  * queue. `word`: of the gate. */
-void meter_begin(struct gate *gate, struct streams *streams, const struct slot_stream *entry, uint32_t word);
+void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue, uint32_t word);
 /* Return whether the next launch into the stream is too early for a queue that is kept short (Q5). */
-bool meter_is_early(struct gate *gate, const struct slot_stream *entry);
+bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue);
 /* Wait until it is not, or until the opening ends. Outside of a passage. */
-void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry);
+void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue);
 /* Return whether what was launched into the stream is expected to last until the quantum ends (Q2). */
-bool meter_holds_back(struct gate *gate, const struct slot_stream *entry);
+bool meter_holds_back(struct gate *gate, struct queue *queue);
 /* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
-void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry);
+void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
 /* Fence what the thread has launched into the stream of that name, or into default streams, before work that is not
  * gated is put behind it (Q4). */
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,

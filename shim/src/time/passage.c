@@ -5,8 +5,6 @@
  */
 #include "time/passage.h"
 
-#include <string.h>
-
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
@@ -45,7 +43,6 @@ static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int
         atomic_store(&slot->waits, 0);
         atomic_store(&slot->waits_for_fence, false);
         atomic_store(&slot->waits_due, false);
-        memset(slot->streams, 0, sizeof slot->streams);
         streams_abandon(streams, slot);
         return slot;
     }
@@ -117,32 +114,29 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
         uint32_t word = atomic_load(&gate->word), closing = atomic_load(&gate->next_closing);
         bool open = word & GATE_OPEN, barred = open && gate_barred(gate, word);
         if (open && !barred) {
-            struct slot_stream unslotted = {0},
-                               *entry = slot ? gate_remembered(slot, gate_which(gate, stream, per_thread)) : &unslotted;
             uint64_t deadline = atomic_load(&gate->deadline);
             passage.slot = slot;
             passage.gate = gate;
-            passage.stream = slot ? entry : NULL;
             passage.named = stream_named(stream, per_thread);
-            if (!streams_register(streams, gate, slot, stream_named(stream, per_thread), word, entry)) {
+            if (!streams_register(streams, gate, slot, passage.named, word, &passage.queue)) {
                 passage_abandon(&passage);
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
                 return passage;
             }
-            meter_begin(gate, streams, entry, word);
-            if (meter_holds_back(gate, entry)) {
+            meter_begin(gate, streams, passage.queue, word);
+            if (meter_holds_back(gate, passage.queue)) {
                 passage_abandon(&passage);
                 passage_wait_next(gate, closing, deadline);
                 passage.waited = atomic_load(&gate->next_closing) != closing;
                 continue;
             }
-            if (slot != NULL && meter_is_early(gate, entry)) {
+            if (slot != NULL && meter_is_early(gate, slot, passage.queue)) {
                 passage_abandon(&passage);
-                meter_wait_due(gate, slot, entry);
+                meter_wait_due(gate, slot, passage.queue);
                 continue;
             }
-            if (atomic_load(&gate->exits))
-                entry->gate_word = 0; /* no launch by the fast path (P4) */
+            if (passage.queue != NULL && atomic_load(&gate->exits))
+                atomic_store(&passage.queue->word, 0); /* no launch by the fast path (P4) */
             return passage;
         }
         if (slot != NULL)
@@ -193,12 +187,11 @@ void passage_leave(struct passage *passage) {
         atomic_fetch_sub(&gate->shared_inside, 1);
         return;
     }
-    if (gate_leave_fast(slot, passage->stream))
-        meter_launched(gate, slot, passage->stream);
+    if (gate_leave_fast(slot, passage->queue))
+        meter_launched(gate, slot, passage->queue);
 }
 
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
-    struct slot_stream unremembered = {0};
-    return streams_register(streams, gate, NULL, stream_named(stream, per_thread), atomic_load(&gate->word),
-                            &unremembered);
+    struct queue *none;
+    return streams_register(streams, gate, NULL, stream_named(stream, per_thread), atomic_load(&gate->word), &none);
 }

@@ -22,12 +22,12 @@ extern __thread struct slot *passage_slot __attribute__((tls_model("initial-exec
 
 /* A launch between passage_enter and passage_leave. */
 struct passage {
-    CUresult refused;  /* not CUDA_SUCCESS: the launch's result, nothing was entered */
-    struct gate *gate; /* that was entered; NULL: the launch is not gated */
-    struct slot *slot; /* NULL: through the shared one, or not gated */
-    struct slot_stream *stream;
-    CUstream named; /* by its one name, see stream_named */
-    bool waited;    /* the gate was closed when it came */
+    CUresult refused;    /* not CUDA_SUCCESS: the launch's result, nothing was entered */
+    struct gate *gate;   /* that was entered; NULL: the launch is not gated */
+    struct slot *slot;   /* NULL: through the shared one, or not gated */
+    struct queue *queue; /* NULL: launches are not counted */
+    CUstream named;      /* by its one name, see stream_named */
+    bool waited;         /* the gate was closed when it came */
 };
 
 /* Enter for a launch into that stream. `per_thread`: the handle is as the _ptsz functions read it. Waits while the gate

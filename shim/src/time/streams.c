@@ -105,10 +105,17 @@ static void move_queue(struct queue *queue, struct queue **list) {
     *list = queue;
 }
 
+void streams_unregister(struct known_context *known) {
+    for (struct known_stream *row = known->streams; row != NULL; row = row->next)
+        for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+            atomic_store_explicit(&queue->word, 0, memory_order_relaxed);
+}
+
 void streams_forget(struct streams *streams, struct known_stream *row, bool events) {
     while (row->queues != NULL) {
         struct queue *queue = row->queues;
         atomic_store(&queue->ended, true);
+        atomic_store_explicit(&queue->word, 0, memory_order_relaxed);
         detach_queue(streams, queue);
         move_queue(queue, &queue->slot->ended);
     }
@@ -227,9 +234,12 @@ static void reap(struct streams *streams, struct slot *slot) {
     while (slot->ended != NULL) {
         struct queue *queue = slot->ended;
         slot->ended = queue->slot_next;
-        for (int i = 0; i < SLOT_STREAMS; i++)
-            if (slot->streams[i].queue == queue)
-                slot->streams[i] = (struct slot_stream){0};
+        remembered_remove(&slot->remembered, remembered_key(queue->stream, NULL), queue);
+        if (stream_is_default(queue->stream)) /* under either key */
+            remembered_remove(&slot->remembered, remembered_key(queue->stream, queue->context), queue);
+        for (int i = 0; i < SLOT_RECENT; i++)
+            if (slot->recent[i] == queue)
+                slot->recent[i] = NULL;
         destroy_events(streams, queue->context, queue->epoch, queue->events, PACE_FENCES);
         destroy_events(streams, queue->context, queue->epoch, &queue->tail, 1);
         slab_give(&streams->queue_rows, queue);
@@ -269,11 +279,13 @@ static struct queue *find_queue(struct streams *streams, const struct slot *slot
     return NULL;
 }
 
-struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream) {
+struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context) {
     struct queue *queue = NULL;
     lock(&streams->lock);
     for (const struct known_context *known = streams->contexts; known != NULL && queue == NULL; known = known->next) {
-        struct known_stream *row = known->ending ? NULL : streams_find(streams, known, stream);
+        if (known->ending || (context != NULL && known->context != context))
+            continue;
+        struct known_stream *row = streams_find(streams, known, stream_is_default(stream) ? NULL : stream);
         queue = row != NULL ? find_queue(streams, slot, row, stream) : NULL;
     }
     unlock(&streams->lock);
@@ -302,41 +314,51 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     return queue;
 }
 
+/* Return the key of a stream, as gate_which of fastpath.h would have it. */
+static uint64_t key_of(const struct gate *gate, CUstream stream, CUcontext context) {
+    bool by_context = stream_is_default(stream) && atomic_load(&gate->contexts) != CONTEXTS_ONE;
+    return remembered_key(stream, by_context ? context : NULL);
+}
+
+/* Return the queue that the slot's thread remembers; NULL: it does not. */
+static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stream, CUcontext context) {
+    struct queue *queue = slot != NULL ? remembered_find(&slot->remembered, key) : NULL;
+    return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
+}
+
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
-                      struct slot_stream *entry) {
+                      struct queue **queue) {
     CUcontext context = context_of_stream(stream);
-    if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
-        entry->gate_word = 0;
-        entry->queue = NULL;
+    *queue = NULL;
+    if (context == NULL) /* the driver will refuse it */
         return true;
-    }
-    if (entry->gate_word == word && entry->stream == stream && entry->context == context)
+    uint64_t key = key_of(gate, stream, context);
+    *queue = recall(slot, key, stream, context);
+    if (*queue != NULL && atomic_load_explicit(&(*queue)->word, memory_order_relaxed) == word)
         return true;
-    if (entry->queue != NULL && slot != NULL && entry->queue->opening == atomic_load(&gate->next_closing))
-        slot->forgotten_end = entry->queue->pace.estimate.ends_at > slot->forgotten_end
-                                  ? entry->queue->pace.estimate.ends_at
-                                  : slot->forgotten_end;
     lock(&streams->lock);
     if (slot != NULL && slot->ended != NULL)
         reap(streams, slot);
-    struct known_context *known = streams_note_context(streams, context);
-    struct known_stream *row =
-        known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
-    bool metered = slot != NULL && (word & GATE_METERED) != 0, noted = row != NULL;
-    entry->queue = noted && slot != NULL ? note_queue(streams, slot, row, stream) : NULL;
-    noted &= !metered || entry->queue != NULL;
+    *queue = recall(slot, key, stream, context);
+    struct known_stream *row = *queue != NULL && !(*queue)->row->context->ending ? (*queue)->row : NULL;
+    if (row == NULL) {
+        struct known_context *known = streams_note_context(streams, context);
+        row = known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
+        *queue = row != NULL && slot != NULL ? note_queue(streams, slot, row, stream) : NULL;
+        if (*queue != NULL)
+            remembered_add(&slot->remembered, key_of(gate, stream, context), *queue);
+    }
+    bool metered = slot != NULL && (word & GATE_METERED) != 0;
+    bool noted = row != NULL && (!metered || *queue != NULL);
     if (noted) {
         row->pending = true;
-        row->unmetered |= entry->queue == NULL;
+        row->unmetered |= *queue == NULL;
         streams_set_busy(streams, row, true);
     }
     if (streams->epochs > 1)
         atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
+    if (*queue != NULL) /* while a capture is open each launch asks whether it is recorded */
+        atomic_store_explicit(&(*queue)->word, word & GATE_CAPTURING ? 0 : word, memory_order_relaxed);
     unlock(&streams->lock);
-    entry->stream = stream;
-    entry->context = context;
-    entry->gate_word = word & GATE_CAPTURING || !noted
-                           ? 0
-                           : word; /* while a capture is open each launch asks whether it is recorded */
     return noted;
 }

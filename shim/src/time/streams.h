@@ -3,7 +3,8 @@
  *
  * Guarantees:
  * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
- * - R2 a handle that the program destroys is never used by the hook afterwards;
+ * - R2 a handle that the program destroys is never used by the hook afterwards, and one that comes again is another
+ *   stream, for every thread. Other streams stay registered;
  * - R3 no call of the hook disturbs a stream capture of the program;
  * - R4 no lock of the hook is held while the driver destroys a stream or a context, or calls the program back;
  * - R5 what a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN);
@@ -61,9 +62,7 @@ struct queue {
     struct hash_link link; /* first; the registry's, as all down to `ended` */
     struct slot *slot;     /* of the thread */
     struct known_stream *row;
-    CUstream stream; /* by its one name, see stream_named */
-    CUcontext context;
-    uint32_t epoch; /* which context of that handle: the events go with it */
+    uint32_t epoch; /* which context of its handle: the events go with it */
     struct queue *stream_next, **stream_from;
     struct queue *slot_next, **slot_from;
     bool awaited;       /* the drain waits for `last` */
@@ -71,13 +70,17 @@ struct queue {
     CUevent events[PACE_FENCES], tail;
     /* What each launch reads and writes, in one cache line; `last`, `launched`, `fenced` are read by the hook thread.
      */
-    _Atomic uint64_t launched __attribute__((aligned(64))); /* launches ever; counted inside the passage */
-    uint64_t due;                                           /* the launch after which `pace` is told of the next ones */
-    uint64_t told;                                          /* launches that it has been told of */
-    _Atomic uint64_t fenced;                                /* launches behind `last` */
-    _Atomic(CUevent) last;                                  /* the event that was recorded last */
-    uint32_t opening;                                       /* the gate's closing to come, when it was last used */
-    struct pace pace;                                       /* what is to pass, and what is to be waited for */
+    CUstream stream __attribute__((aligned(64))); /* by its one name, see stream_named */
+    CUcontext context;
+    _Atomic uint32_t word; /* of the gate, when it was registered; 0: to be registered again with the next launch. With
+                              the lock, but 0 by the thread itself */
+    uint32_t opening;      /* the gate's closing to come, when it was last used */
+    _Atomic uint64_t launched; /* launches ever; counted inside the passage */
+    uint64_t due;              /* the launch after which `pace` is told of the next ones */
+    uint64_t told;             /* launches that it has been told of */
+    _Atomic uint64_t fenced;   /* launches behind `last` */
+    _Atomic(CUevent) last;     /* the event that was recorded last */
+    struct pace pace;          /* what is to pass, and what is to be waited for */
 };
 
 struct open_capture {
@@ -112,14 +115,16 @@ static inline struct open_capture *streams_capture(const struct streams *streams
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Register the stream of that name for a launch that follows; fill the thread's memory of it. Inside a passage. `word`:
- * of the gate. `slot`: NULL: the thread has none. False: no memory (R6). */
+/* Register the stream of that name for a launch that follows, and remember the thread's queue on it. Inside a passage.
+ * `word`: of the gate. `slot`: NULL: the thread has none. `queue`: NULL: launches are not counted. False: no memory
+ * (R6). */
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
-                      struct slot_stream *entry);
+                      struct queue **queue);
 /* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
-/* Return the queue of the slot's thread on the stream of that name, which is no default one; NULL: none. */
-struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream);
+/* Return the queue of the slot's thread on the stream of that name, of that context; `context` NULL: of whatever
+ * context, for a stream that is no default one, or where there is one. NULL: none. */
+struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context);
 /* Let go of the queues of a slot whose thread is gone. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
@@ -147,6 +152,8 @@ bool streams_record(const struct known_stream *row, CUevent event);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
  * stream whether that work is over. */
 void streams_fence(struct streams *streams, struct known_stream *row);
+/* Let each thread register the streams of the context again: its handle has lost its meaning, or is about to. */
+void streams_unregister(struct known_context *known);
 /* Forget a row and its queues. `events`: destroy its event, which else went with the context. */
 void streams_forget(struct streams *streams, struct known_stream *row, bool events);
 /* Forget a context, its rows and their queues. */

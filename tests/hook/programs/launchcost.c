@@ -5,10 +5,11 @@
  * and live on meanwhile; LAUNCHCOST_STREAMS: streams that the first of them launched into.
  *
  * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
- * what is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED`
- * for each: the medians over the rounds of the processor time per call, of all threads together, and of what it is
- * above that of the straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it
- * exports its functions under names of its own too, which nobody gates.
+ * what is preloaded, and, of launches, straight with a mutex, a shared counter, or a counter for each stream (`lines`,
+ * each in a cache line of its own: what has to be touched at the least). Prints a line `WAY NS ADDED` for each: the
+ * medians over the rounds of the processor time per call, of all threads together, and of what it is above that of the
+ * straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it exports its
+ * functions under names of its own too, which nobody gates.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -23,9 +24,9 @@
 
 enum { MOST_THREADS = 64, MOST_ROUNDS = 200, SHORT = 16, MOST_STREAMS = 4096 };
 enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 }; /* calls for one that is cold; other memory */
-enum way { BARE, HOOKED, COUNTER, MUTEX, WAYS };
+enum way { BARE, HOOKED, COUNTER, MUTEX, LINES, WAYS };
 
-static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex"};
+static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex", "lines"};
 
 static CUresult (*launch_bare)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                CUstream, void **, void **);
@@ -40,6 +41,10 @@ static enum way ways;
 static bool graphs, cold;
 static unsigned in_turn = 1; /* streams of each thread */
 static __thread CUstream *streams;
+struct line {
+    _Atomic uint64_t count __attribute__((aligned(CACHE_LINE)));
+};
+static __thread struct line *lines; /* of each stream */
 static pthread_barrier_t barrier;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t counter __attribute__((aligned(128)));
@@ -83,6 +88,10 @@ static inline __attribute__((always_inline)) void launch_by(enum way way, CUstre
 static inline __attribute__((always_inline)) void launch_all(enum way way, long count) {
     unsigned next = 0;
     for (long i = 0; i < count; i++) {
+        if (way == LINES) {
+            uint64_t count = atomic_load_explicit(&lines[next].count, memory_order_relaxed);
+            atomic_store_explicit(&lines[next].count, count + 1, memory_order_relaxed);
+        }
         launch_by(way, streams[next]);
         next = next + 1 == in_turn ? 0 : next + 1;
     }
@@ -93,6 +102,7 @@ static void launch(enum way way, long count) {
     case BARE: launch_all(BARE, count); break;
     case HOOKED: launch_all(HOOKED, count); break;
     case COUNTER: launch_all(COUNTER, count); break;
+    case LINES: launch_all(LINES, count); break;
     default: launch_all(MUTEX, count);
     }
 }
@@ -134,6 +144,10 @@ static bool default_stream;
 /* Fill the thread's streams: of each thread its own, all threads the same one if there is one. */
 static void choose_streams(void) {
     streams = calloc(in_turn, sizeof *streams);
+    lines = aligned_alloc(CACHE_LINE, in_turn * sizeof *lines);
+    if (lines == NULL)
+        exit(1);
+    memset(lines, 0, in_turn * sizeof *lines);
     for (unsigned i = 0; i < in_turn && !default_stream; i++)
         if (in_turn == 1)
             streams[i] = (CUstream)(uintptr_t)0x10000;

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64 };
+enum { MOST_STREAMS = 40, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64 };
 
 /* State of one thread. */
 struct life {
@@ -27,7 +27,8 @@ struct life {
     bool own_context;
     CUmodule module;
     CUfunction kernels[KERNELS];
-    CUstream streams[STREAMS];
+    unsigned most_streams; /* of this thread: few, or more than a thread of the hook remembers in its slot */
+    CUstream streams[MOST_STREAMS];
     CUdeviceptr memory[ALLOCATIONS];
 };
 
@@ -79,7 +80,7 @@ static CUstream some_stream(struct life *life) {
     case 1: return CU_STREAM_PER_THREAD;
     default: break;
     }
-    CUstream *stream = &life->streams[below(life, STREAMS)];
+    CUstream *stream = &life->streams[below(life, life->most_streams)];
     if (*stream == NULL)
         CHECK(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
     return *stream;
@@ -142,7 +143,7 @@ static void capture(struct life *life) {
 }
 
 static void end_stream(struct life *life) {
-    CUstream *stream = &life->streams[below(life, STREAMS)];
+    CUstream *stream = &life->streams[below(life, life->most_streams)];
     if (*stream != NULL)
         CHECK(cuStreamDestroy_v2(*stream)); /* perhaps with work on it */
     *stream = NULL;
@@ -267,7 +268,7 @@ static void fork_child(void) {
 }
 
 static void give_back(struct life *life) {
-    for (int i = 0; i < STREAMS; i++)
+    for (int i = 0; i < MOST_STREAMS; i++)
         if (life->streams[i] != NULL)
             CHECK(cuStreamDestroy_v2(life->streams[i]));
     pthread_rwlock_rdlock(&forbidden);
@@ -281,6 +282,7 @@ static void give_back(struct life *life) {
 
 static void *live(void *argument) {
     struct life life = {.random = (uint64_t)(uintptr_t)argument, .context = primary};
+    life.most_streams = 4 + below(&life, 2) * below(&life, MOST_STREAMS - 3);
     atomic_fetch_add(&counts.threads, 1);
     life.own_context = below(&life, 4) == 0;
     if (life.own_context) {

@@ -221,8 +221,8 @@ def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(te
 
 
 def place(stream: int) -> int:
-    """Return where a thread of the hook remembers a stream: gate_remembered in fastpath.h."""
-    return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 60
+    """Return where a thread of the hook remembers one of its first streams: shim/src/time/remembered.h."""
+    return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 59
 
 
 @pytest.mark.promise("program-every-stream")
@@ -233,7 +233,7 @@ def test_two_streams_of_one_context_that_a_thread_remembers_in_one_place_have_sh
     probe.start_cuda()
     at: dict[int, str] = {}
     pair: tuple[str, str] | None = None
-    for name in (f"s{index}" for index in range(17)):  # of seventeen streams two share one of sixteen places
+    for name in (f"s{index}" for index in range(33)):  # two of them share one of thirty-two places
         probe.ok("stream", name)
         other = at.setdefault(place(probe.ok("handle", name)), name)
         if other != name:

@@ -134,6 +134,18 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
     def stream_destroy(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuStreamDestroy_v2", self.handles.pop(name)), None
 
+    def streams(self, name: str, count: int) -> tuple[int, Any]:
+        """Make streams `name`0, `name`1 ..."""
+        return max(self.stream(f"{name}{index}")[0] for index in range(count)), None
+
+    def streams_destroy(self, name: str, count: int, each: int = 1) -> tuple[int, Any]:
+        """Destroy each so many-th of them."""
+        return max(self.stream_destroy(f"{name}{index}")[0] for index in range(0, count, each)), None
+
+    def launch_each(self, kernel: str, name: str, count: int) -> tuple[int, Any]:
+        """Launch once into each of them."""
+        return max(self.launch(kernel, f"{name}{index}")[0] for index in range(count)), None
+
     def stream_sync(self, name: str = "") -> tuple[int, Any]:
         return self.cuda("cuStreamSynchronize", self.handles.get(name)), None
 

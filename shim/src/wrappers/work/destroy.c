@@ -30,7 +30,6 @@ static void let_go(struct streams *streams, CUstream stream) {
         streams_forget(streams, row, true);
     }
     forget_captures(streams, NULL, stream);
-    gate_renew(&the_process->gate);
     unlock(&streams->lock);
 }
 
@@ -67,9 +66,10 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     lock(&streams->lock);
     struct known_context *known = streams_find_context(streams, context);
     uint32_t end = known == NULL ? 0 : ++streams->ends != 0 ? streams->ends : ++streams->ends;
-    for (; known != NULL; known = streams_find_context(streams, context))
+    for (; known != NULL; known = streams_find_context(streams, context)) {
         known->ending = end;
-    gate_renew(&the_process->gate);
+        streams_unregister(known);
+    }
     unlock(&streams->lock);
     return end;
 }
@@ -94,7 +94,6 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
         else
             known->ending = 0;
     }
-    gate_renew(&the_process->gate);
     unlock(&streams->lock);
 }
 

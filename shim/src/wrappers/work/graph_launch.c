@@ -22,8 +22,7 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
                                bool per_thread, uint64_t duration) {
     struct graphs *graphs = &the_process->graphs;
     struct streams *streams = &the_process->streams;
-    struct slot_stream *entry = passage->stream;
-    struct graph_measure measure = graph_times_begin(graphs, streams, exec, entry);
+    struct graph_measure measure = graph_times_begin(graphs, streams, exec, passage->queue);
     CUstream named = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
     bool recorded = measure.taken && graph_times_record(&measure.before, &measure, named);
     CUresult result = launch(exec, stream);
@@ -31,7 +30,7 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
     if (measure.taken)
         graph_times_finish(graphs, streams, exec, &measure, recorded);
     if (duration > 0)
-        pace_graph(&entry->queue->pace, sys_now(), duration);
+        pace_graph(&passage->queue->pace, sys_now(), duration);
     passage_leave(passage);
     return result;
 }
@@ -42,7 +41,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         struct passage passage = enter(stream, per_thread);
         if (passage.refused != CUDA_SUCCESS)
             return passage.refused;
-        const struct queue *queue = passage.gate != NULL && passage.stream != NULL ? passage.stream->queue : NULL;
+        const struct queue *queue = passage.gate != NULL ? passage.queue : NULL;
         if (launch == NULL || queue == NULL || queue->pace.window.wide) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             passage_leave(&passage);
@@ -52,8 +51,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         uint32_t closing = atomic_load(&gate->next_closing);
         uint64_t deadline = atomic_load(&gate->deadline),
                  duration = graph_times_expected(&the_process->graphs, &the_process->streams, exec);
-        if (deferred || passage.waited || duration == 0 ||
-            pace_graph_fits(&passage.stream->queue->pace, sys_now(), deadline, duration))
+        if (deferred || passage.waited || duration == 0 || pace_graph_fits(&queue->pace, sys_now(), deadline, duration))
             return launch_metered(launch, &passage, exec, stream, per_thread, duration);
         passage_abandon(&passage);
         passage_wait_next(gate, closing, deadline);
@@ -73,14 +71,14 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
 #define LAUNCH_GRAPH(symbol, per_thread)                                                      \
     static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
         struct slot *slot = passage_slot;                                                     \
-        struct slot_stream *entry = enter_fast(slot, stream, per_thread);                     \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || (entry->gate_word & GATE_METERED))) {   \
-            if (entry != NULL)                                                                \
+        struct queue *queue = enter_fast(slot, stream, per_thread);                           \
+        if (UNLIKELY(queue == NULL || !HAS(symbol) || (queue->word & GATE_METERED))) {        \
+            if (queue != NULL)                                                                \
                 gate_retreat_fast(slot);                                                      \
             return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
         }                                                                                     \
         CUresult result = DRIVER(symbol)(exec, stream);                                       \
-        leave_fast(slot, entry);                                                              \
+        leave_fast(slot, queue);                                                              \
         return result;                                                                        \
     }                                                                                         \
     EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                               \

@@ -7,11 +7,11 @@
 /* Body of a wrapper that launches. */
 #define THROUGH_GATE(symbol, stream, per_thread, ...)                                          \
     struct slot *slot = passage_slot;                                                          \
-    struct slot_stream *entry = enter_fast(slot, stream, per_thread);                          \
-    if (LIKELY(entry != NULL)) {                                                               \
+    struct queue *queue = enter_fast(slot, stream, per_thread);                                \
+    if (LIKELY(queue != NULL)) {                                                               \
         __typeof__(&symbol) driver = DRIVER(symbol);                                           \
         CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-        leave_fast(slot, entry);                                                               \
+        leave_fast(slot, queue);                                                               \
         return result;                                                                         \
     }                                                                                          \
     struct passage passage = enter_slowly(stream, per_thread);                                 \

@@ -11,9 +11,9 @@ __attribute__((noinline)) struct passage enter_slowly(CUstream stream, bool per_
 
 struct passage enter(CUstream stream, bool per_thread) {
     struct slot *slot = passage_slot;
-    struct slot_stream *entry = enter_fast(slot, stream, per_thread);
-    if (LIKELY(entry != NULL))
-        return (struct passage){.gate = &the_process->gate, .slot = slot, .stream = entry};
+    struct queue *queue = enter_fast(slot, stream, per_thread);
+    if (LIKELY(queue != NULL))
+        return (struct passage){.gate = &the_process->gate, .slot = slot, .queue = queue};
     return enter_slowly(stream, per_thread);
 }
 

@@ -12,14 +12,14 @@
 
 /* Enter by the fast path. Not NULL: inside a launch, and leave_fast is to follow. `slot`: passage_slot; a thread that
  * has a slot has a process. */
-FAST struct slot_stream *enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
+FAST struct queue *enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
     return LIKELY(slot != NULL) ? gate_enter_fast(&the_process->gate, slot, stream, per_thread) : NULL;
 }
 
 /* Leave after the launch; under a metered grant this may wait. */
-FAST void leave_fast(struct slot *slot, struct slot_stream *entry) {
-    if (gate_leave_fast(slot, entry))
-        meter_launched(&the_process->gate, slot, entry);
+FAST void leave_fast(struct slot *slot, struct queue *queue) {
+    if (gate_leave_fast(slot, queue))
+        meter_launched(&the_process->gate, slot, queue);
 }
 
 /* Enter where the fast path did not: set the process up if need be, wait while the gate is closed. */
