@@ -190,10 +190,9 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct queue *qu
         atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
 }
 
-/* Fence the launches of a queue that are behind none, unless it is wide. */
+/* Fence the launches of a queue that are behind none. */
 static void fence_rest(struct queue *queue) {
-    if (queue->pace.window.wide || atomic_load(&queue->ended) ||
-        atomic_load(&queue->fenced) == atomic_load(&queue->launched))
+    if (atomic_load(&queue->ended) || atomic_load(&queue->fenced) == atomic_load(&queue->launched))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     record(queue, &queue->tail);

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from doubles.gpus import release_hung_kernels
 from harness.host import Stolen
 from hook.conftest import Tenant
 from hook.world.agent_node import Node, Program, built, running, tenant, wait_for
@@ -165,6 +166,23 @@ def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(t
     assert drained.launches == barred
     agent.grant(client, 60_000, metered=True)
     tenant.until(lambda: tenant.submitted() > barred + 20, "launches under a later grant")
+
+
+def test_a_barred_grant_is_drained_at_once(tenant: Tenant) -> None:
+    """Not when its work is over, nor at its end."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    launched = probe.post("launch", "hang")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client, 60_000, metered=True)
+    assert launched.result(10).code == 0
+    agent.hints.bar(grant.grant_id)
+    assert agent.next_frame(client, Draining).grant_id == grant.grant_id
+    assert agent.frames(client, Drained) == []
+    release_hung_kernels(tenant.state)
+    assert agent.next_frame(client, Drained).grant_id == grant.grant_id
 
 
 def test_a_process_says_that_it_runs_again_before_it_has_drained(tenant: Tenant) -> None:
