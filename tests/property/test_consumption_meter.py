@@ -42,6 +42,8 @@ class PlayedAgents:
         self.gone: list[PlayedTenant] = []
         self.books: dict[str, int] | None = None
         self.file: KeptConsumption | None = None
+        self.unserved: set[str] = set()
+        """Tenants that the present agent does not serve yet."""
         self.names = 0
         self.meter: ConsumptionMeter | None = None
         self.start()
@@ -55,6 +57,7 @@ class PlayedAgents:
         self.meter = ConsumptionMeter(lambda: self.now, self.name, boot)
         if self.file is not None:
             self.meter.restore(self.file)
+        self.unserved = set(self.tenants)
         for tenant in self.tenants.values():
             self.update(tenant)
         for gone in set(self.meter.tenants) - set(self.tenants):
@@ -66,21 +69,26 @@ class PlayedAgents:
             return None
         return GpuTime(**{f"{use}_ns": spent for use, spent in self.books.items()})
 
+    def account_of(self, tenant_id: str) -> TimeUsage | None:
+        """Return the account of a tenant that an agent serves now."""
+        known = self.books is not None and tenant_id in self.tenants and tenant_id not in self.unserved
+        return self.tenants[tenant_id].usage if known else None
+
     def update(self, tenant: PlayedTenant) -> None:
         """Put a row in force, as the registry does."""
         assert self.meter is not None
-        self.meter.enter_gpu(GPU, self.time())
-        known = tenant.row.id in self.meter.tenants and self.books is not None
-        self.meter.update(tenant.row, {GPU: "T"}, tenant.usage if known else None)
+        self.meter.enter_gpu(GPU, self.time(), self.account_of)
+        self.meter.update(tenant.row, {GPU: "T"}, self.account_of(tenant.row.id))
+        self.unserved.discard(tenant.row.id)
         self.meter.take_up(tenant.row.id, tenant.usage)
         if self.books is None:
             self.books = dict.fromkeys(("held", "anticipated", "handed_over", "idle", "stalled"), 0)
 
     def remove(self, tenant_id: str) -> None:
         assert self.meter is not None
+        self.meter.enter_gpu(GPU, self.time(), self.account_of)
         tenant = self.tenants.pop(tenant_id)
         self.gone.append(tenant)
-        self.meter.enter_gpu(GPU, self.time())
         self.meter.end(tenant_id, tenant.usage)
         if not self.tenants:
             self.books = None
@@ -101,7 +109,7 @@ class PlayedAgents:
         assert self.meter is not None
         for tenant in self.tenants.values():
             self.meter.settle(tenant.row.id, tenant.usage)
-        self.meter.enter_gpu(GPU, self.time())
+        self.meter.enter_gpu(GPU, self.time(), self.account_of)
         self.file = self.meter.kept()
 
     def kill(self) -> None:
@@ -156,6 +164,9 @@ def test_the_uses_of_a_gpu_are_its_time_and_the_series_are_the_accounts_whenever
     everybody = [*node.tenants.values(), *node.gone]
     assert books["held"] == sum(tenant.usage.held_ns for tenant in everybody)
     assert books["unmetered"] <= unmetered_at_most
+    assert {name: total[0] for name, total in node.meter.totals().items()} == {
+        name: tenant.usage.held_ns // NS for name, tenant in node.tenants.items()
+    }
     by_namespace = {one.namespace: one for one in node.series()}
     for tenant in everybody:
         told = by_namespace[tenant.row.namespace]
@@ -241,13 +252,13 @@ def test_an_exclusive_tenant_holds_its_gpus_all_the_time_also_while_no_agent_is_
     node.meter.update(whole, {GPU: "T"}, None)
     node.go_on(3 * NS)
     node.meter.settle("w", None)
-    node.meter.enter_gpu(GPU, None)
+    node.meter.enter_gpu(GPU, None, lambda _: None)
     node.file = node.meter.kept()
     node.kill()
     node.go_on(2 * NS)
     meter = ConsumptionMeter(lambda: node.now, node.name, "one")
     meter.restore(node.file)
-    meter.enter_gpu(GPU, None)
+    meter.enter_gpu(GPU, None, lambda _: None)
     meter.update(whole, {GPU: "T"}, None)
     told = Consumption.model_validate(meter.consumption()[0])
     assert (told.held_milliseconds, told.reserved_milliseconds) == (5_000, 5_000)

@@ -49,6 +49,10 @@ _FIRST_READING_S = 1.0
 """Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
 
 
+_WITHOUT_USAGE = {"memory": 0, "held_milli": 0, "held_seconds": None, "reserved_seconds": None}
+"""Usage in the status of a tenant."""
+
+
 @dataclass(frozen=True)
 class AgentFacts:
     """Parts of the GPUNode's status that the agent knows now."""
@@ -61,9 +65,9 @@ class AgentFacts:
     agent_version: str
 
     def without_usage(self) -> AgentFacts:
-        """Return the same facts with `memory` and `held_milli` zero. These two change all the time; a change of
-        anything else is reported at once."""
-        still = tuple(row.model_copy(update={"memory": 0, "held_milli": 0}) for row in self.tenants)
+        """Return the same facts without usage, which changes all the time; a change of anything else is reported at
+        once."""
+        still = tuple(row.model_copy(update=_WITHOUT_USAGE) for row in self.tenants)
         return replace(self, tenants=still)
 
 
@@ -98,6 +102,8 @@ class Agent:
         """Series of consumption that the operator has taken in. May be replaced at any time."""
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
         """What namespaces have had of the GPUs, as the GPUNode's status has it, and when it was so."""
+        self._totals: Mapping[str, tuple[int, int]] = {}
+        """Seconds that each tenant has held, and that were reserved for it, as they are reported."""
         self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, kept=kept)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
@@ -186,7 +192,7 @@ class Agent:
         return AgentFacts(
             gpus=self.gpus(),
             gpus_known=self._read_at is not None,
-            tenants=self.tenants.status(),
+            tenants=tuple(map(self._with_totals, self.tenants.status())),
             simulated=self.inventory.simulated,
             agent_version=agent_version(),
         )
@@ -222,6 +228,12 @@ class Agent:
             self._compare()
             await self._pause()
 
+    def _with_totals(self, status: TenantStatus) -> TenantStatus:
+        if status.id not in self._totals:
+            return status
+        held, reserved = self._totals[status.id]
+        return status.model_copy(update={"held_seconds": held, "reserved_seconds": reserved})
+
     async def _count(self) -> None:
         """Count GPU time, and keep the count for the next agent."""
         loop = asyncio.get_running_loop()
@@ -234,6 +246,7 @@ class Agent:
                 if now - told_at >= _TOLD_S or present != told:
                     first = self.consumption[1] is None
                     self.consumption, told_at, told = self.tenants.consumption(), now, present
+                    self._totals = self.tenants.totals()
                     if first:
                         self.changed.set()
                 durable = now - flushed_at >= _FLUSHED_S

@@ -266,6 +266,10 @@ class TenantStatus(Model):
     """Device memory in use, in bytes."""
     held_milli: CountField = 0
     """Time for which it held the token within the last 10 s, in thousandths."""
+    held_seconds: Annotated[int | None, Field(ge=0)] = None
+    """GPU time that it has held since it has its row, in seconds of one GPU; over its agents."""
+    reserved_seconds: Annotated[int | None, Field(ge=0)] = None
+    """GPU time that was reserved for it since it has its row, in seconds of one GPU."""
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None

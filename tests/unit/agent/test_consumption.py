@@ -14,6 +14,7 @@ from sharepod import protocol
 from sharepod.agent.state.consumption_file import KeptConsumption, read_consumption
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GPU0, GPU1, Client, row, until
+from unit.agent.in_process import started
 from unit.agent.program import Program, tenant_directory, value, write_tenants
 
 ROWS = [row("a", 300), row("b", 500), row("whole", 1000, 1000, gpus=(GPU1,), mode=Mode.EXCLUSIVE)]
@@ -118,6 +119,18 @@ async def test_a_tenants_last_time_is_counted_before_its_account_is_removed(dire
     client.close()
     (series,) = kept(directory).series
     assert series.held_ns >= 300_000_000
+
+
+async def test_a_tenants_status_says_what_it_had_since_it_has_its_row(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.agent._COUNT_S", 0.01)
+    monkeypatch.setattr("sharepod.agent.agent._TOLD_S", 0.01)
+    async with started(directory) as agent:
+        await agent.tenants.apply([row("a", 500, gpus=(GPU0, GPU1))])
+        await until(lambda: (agent.facts().tenants[0].reserved_seconds or 0) >= 1)
+        assert agent.facts().tenants[0].held_seconds == 0
+        assert agent.facts().without_usage().tenants[0].reserved_seconds is None
 
 
 async def test_a_file_that_cannot_be_read_is_told_and_counts_as_none(directory: Path) -> None:

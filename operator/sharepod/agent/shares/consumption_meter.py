@@ -53,6 +53,8 @@ class _MeteredTenant:
     held_ns: int
     borrowed_ns: int
     at_ns: int
+    total_held_ns: int = 0
+    total_reserved_ns: int = 0
     resumed: bool = False
     """Its account has not been read since this agent began: what it held meanwhile was unmetered."""
 
@@ -107,6 +109,8 @@ class ConsumptionMeter:
                 one.held_ns if same_boot else 0,
                 one.borrowed_ns if same_boot else 0,
                 min(one.at_ns + shift, now.monotonic_ns),
+                one.total_held_ns,
+                one.total_reserved_ns,
                 resumed=True,
             )
         for series in kept.series:
@@ -138,6 +142,8 @@ class ConsumptionMeter:
                     held_ns=one.held_ns,
                     borrowed_ns=one.borrowed_ns,
                     at_ns=one.at_ns,
+                    total_held_ns=one.total_held_ns,
+                    total_reserved_ns=one.total_reserved_ns,
                 )
                 for tenant_id, one in self._tenants.items()
             },
@@ -175,6 +181,8 @@ class ConsumptionMeter:
             known.held_ns if known and not moved else usage.held_ns if usage else 0,
             known.borrowed_ns if known and not moved else usage.borrowed_ns if usage else 0,
             self._now().monotonic_ns,
+            known.total_held_ns if known is not None else 0,
+            known.total_reserved_ns if known is not None else 0,
             resumed=known.resumed if known is not None else False,
         )
         for model in set(gpus.values()):
@@ -206,6 +214,8 @@ class ConsumptionMeter:
                 self._found_in_accounts(one.gpus, held)
                 one.resumed = False
         one.at_ns = now.monotonic_ns
+        one.total_held_ns += held * len(one.gpus)
+        one.total_reserved_ns += elapsed * one.request_milli // 1000 * len(one.gpus)
         for model in set(one.gpus.values()):
             gpus = sum(1 for each in one.gpus.values() if each == model)
             was = self._open(one.namespace, model, now)
@@ -226,15 +236,28 @@ class ConsumptionMeter:
             self.settle(tenant_id, usage)
             del self._tenants[tenant_id]
 
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return for each tenant the seconds of one GPU that it has held, and that were reserved for it, since it has
+        its row."""
+        second = 1_000_000_000
+        return {
+            tenant_id: (one.total_held_ns // second, one.total_reserved_ns // second)
+            for tenant_id, one in self._tenants.items()
+        }
+
     # ---- GPUs
 
-    def enter_gpu(self, uuid: str, time: GpuTime | None) -> None:
-        """Bring a GPU's books forward to now. To be called before the scheduler's books of it are opened or closed.
+    def enter_gpu(self, uuid: str, time: GpuTime | None, account_of: Callable[[str], TimeUsage | None]) -> None:
+        """Bring a GPU's books, and its tenants, forward to now: what is kept of both is as of one moment. To be called
+        before the scheduler's books of it are opened or closed.
 
         Args:
             uuid: The GPU.
             time: The scheduler's books of it; None: no tenant shares it.
+            account_of: Returns what a tenant's account says; None: it has none now.
         """
+        for tenant_id in [tenant_id for tenant_id, one in self._tenants.items() if uuid in one.gpus]:
+            self.settle(tenant_id, account_of(tenant_id))
         now = self._now().monotonic_ns
         gpu = self._gpus.get(uuid)
         if gpu is None:

@@ -286,6 +286,10 @@ class Tokens:
             token.disconnected.discard(pid)
             self._end_grant_if_drained(tenant_id, token)
 
+    def account_of(self, tenant_id: str) -> TimeUsage | None:
+        """Return the token time of a tenant up to now; None if there is no such tenant."""
+        return self.usage(tenant_id) if tenant_id in self._tokens else None
+
     def usage(self, tenant_id: str) -> TimeUsage:
         """Return the tenant's token time up to now."""
         return self._scheduler.usage(self._now(), tenant_id)

@@ -38,6 +38,9 @@ class KeptTenant(Model):
     borrowed_ns: Nanoseconds
     at_ns: int
     """When it was metered, by the node's monotonic clock."""
+    total_held_ns: Nanoseconds = 0
+    total_reserved_ns: Nanoseconds = 0
+    """What it has held, and was reserved, since it has its row; of one GPU."""
 
 
 class KeptSeries(Model):

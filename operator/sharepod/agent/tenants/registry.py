@@ -211,6 +211,10 @@ class TenantRegistry:
         """Return the count by namespace and model as the GPUNode's status has it, and when it was so."""
         return self._metering.consumption()
 
+    def totals(self) -> Mapping[str, tuple[int, int]]:
+        """Return for each tenant the seconds of one GPU that it has held, and that were reserved for it."""
+        return self._metering.totals()
+
     @property
     def hand_offs(self) -> Histogram:
         """Time from reading that a token came back to having sent the next grant."""

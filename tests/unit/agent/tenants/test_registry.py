@@ -205,13 +205,16 @@ async def test_a_reading_is_taken_in_turns_of_the_loop_also_where_tenants_go_mea
             return f"t{pid - 100_000}"
 
         task = asyncio.create_task(tenants.observe(reading(*on_gpu), residue=lambda _: None, owner_of=owner_of))
+        going: asyncio.Task[None] | None = None
         while not task.done():
             await asyncio.sleep(0)
             turns += 1
             if turns == 2:
-                await tenants.apply(rows[:25])
+                going = asyncio.create_task(tenants.apply(rows[:25]))
         assert turns > 4
         assert (await task).foreign == {}
+        assert going is not None
+        await going
         assert [status.memory for status in tenants.status()] == [GI] * 25
 
 
