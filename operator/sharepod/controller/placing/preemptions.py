@@ -125,6 +125,7 @@ class Preemptions:
         if now < self._next_look:
             self._later(self._next_look)
             return
+        self._next_look = now + _PERIOD_S
         asked = self._asked(places, now)
         if not asked and not self._running:
             looked = (waiting.room_looked_for for waiting in places.values())
@@ -132,7 +133,6 @@ class Preemptions:
             if again is not None:
                 self._later(max(again, now + _PERIOD_S))
             return
-        self._next_look = now + _PERIOD_S
         victims = await self._seen.look()
         self._review(places, victims)
         for request, waiting in asked:

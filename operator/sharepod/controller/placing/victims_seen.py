@@ -2,7 +2,8 @@
 
 Guarantees:
 - A Pod is one victim, with all claims that it has; a claim that several Pods may use is none.
-- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on.
+- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on. One
+  whose Pod is gone leaves too.
 - A tenant of which too little is known is no victim.
 """
 
@@ -120,10 +121,18 @@ class VictimsSeen:
         pod = self._state.pod_of(tenant)
         return (pod,) if pod is not None else ()
 
+    def _gone(self, tenant: TenantId) -> VictimFacts:
+        """Return what is known of a tenant whose Pod is gone: its row goes once its agent has nothing left of it."""
+        lost = self._state.lost_pods.get(tenant)
+        priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
+        return VictimFacts(unit=tenant, priority=priority, leaving=True)
+
     def _fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
         """Return what is known of one tenant; None if it cannot make room."""
         pods = self.pods_of(tenant)
         claim = self._state.seen_claims.claims.get(tenant)
+        if not pods and (claim is None or claim.deleting):
+            return self._gone(tenant)
         if len(pods) != 1 or (claim is not None and claim.made_for != pods[0].uid):
             return None
         pod = pods[0]

@@ -83,7 +83,8 @@ def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPla
     node = cluster.node(plan.node)
     if node is None or not all(passes(node, request) for passes in _NODE_CHECKS):
         return False
-    units = [victims.units.get(tenant) for tenant in (*plan.lower, *plan.evict) if tenant not in victims.leaving]
+    here = [(tenant, node.rows[tenant]) for tenant in (*plan.lower, *plan.evict) if tenant in node.rows]
+    units = [victims.units.get(tenant) for tenant, row in here if not _leaves(tenant, row, victims)]
     if any(unit is None or unit.priority >= request.priority for unit in units):
         return False
     places = affinity_places(cluster, request)

@@ -192,6 +192,38 @@ async def test_a_successor_waits_for_those_that_end_already_and_ends_nobody_else
         assert "high" in world.placed
 
 
+async def test_while_the_row_of_a_pod_that_is_gone_waits_for_its_agent_nobody_else_is_taken() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(2)
+        (first,) = world.begun[0].plan.evict
+        world.state.drop_pod(f"pod-of-{first}")
+        await world.later(60)
+        assert len(world.begun) == 1
+        assert world.kept() == {"high"}
+        await world.ends(first)
+        assert "high" in world.placed
+
+
+async def test_of_two_that_make_room_the_first_may_be_gone_long_before_the_second() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        await world.want("high", 0.3, priority=9, memory="14Gi")
+        await world.later(2)
+        assert [item.plan.evict for item in world.begun] == [("low", "other")]
+        world.deletes("low")
+        await world.ends("low")
+        await world.want("equal", 0.1, priority=9, memory="1Gi")
+        await world.later(10)
+        assert "equal" not in world.placed
+        assert len(world.begun) == 1
+        await world.ends("other")
+        assert "high" in world.placed
+
+
 async def test_a_pod_that_never_ends_is_not_counted_on() -> None:
     async with playing() as world:
         await world.runs("low", 0.3, memory="7Gi")
