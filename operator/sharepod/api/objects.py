@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -92,12 +93,27 @@ class Model(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
+
+
+class ConditionReason(StrEnum):
+    """Reason of a condition. A member is written as the reason and the status of a condition that has it."""
+
+    status: ConditionStatus
+
+    def __new__(cls, reason: str, status: ConditionStatus) -> Self:
+        member = str.__new__(cls, reason)
+        member._value_ = reason
+        member.status = status
+        return member
+
+
 class Condition(Model):
     """One entry of `status.conditions`, as `metav1.Condition`."""
 
     type: str
     """Kind of condition."""
-    status: Literal["True", "False", "Unknown"]
+    status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
     """Why it is so, in one word for programs."""

@@ -17,7 +17,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
 import structlog
@@ -25,6 +24,7 @@ import structlog
 from sharepod.agent.agent import AgentFacts
 from sharepod.agent.kubelet.self_test import EnvInjectionReason, HookLoadsReason
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
+from sharepod.api.objects import ConditionReason
 from sharepod.api.units import format_fraction
 from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
 
@@ -46,48 +46,33 @@ LAST_WRITE_S = 3.0
 """Seconds that the last write may take, out of the grace period of a pod that ends (30 s)."""
 
 
-class ReadyReason(StrEnum):
+class ReadyReason(ConditionReason):
     """Reason of the condition `AgentReady`."""
 
-    SERVING = "Serving"
-    STARTING = "Starting"
-    STOPPED = "Stopped"
-    INVENTORY_UNAVAILABLE = "InventoryUnavailable"
-    LEDGER_UNREADABLE = "LedgerUnreadable"
-    VOLUMES_UNAVAILABLE = "VolumesUnavailable"
-    DEVICE_PLUGIN_UNUSABLE = "DevicePluginUnusable"
-
-    @property
-    def status(self) -> str:
-        """Status of the condition: `True`, `False` or `Unknown`."""
-        return {ReadyReason.SERVING: "True", ReadyReason.STARTING: "Unknown"}.get(self, "False")
+    SERVING = "Serving", "True"
+    STARTING = "Starting", "Unknown"
+    STOPPED = "Stopped", "False"
+    INVENTORY_UNAVAILABLE = "InventoryUnavailable", "False"
+    LEDGER_UNREADABLE = "LedgerUnreadable", "False"
+    VOLUMES_UNAVAILABLE = "VolumesUnavailable", "False"
+    DEVICE_PLUGIN_UNUSABLE = "DevicePluginUnusable", "False"
 
 
-class CdiReason(StrEnum):
+class CdiReason(ConditionReason):
     """Reason of the condition `CDIDevices`."""
 
-    ATTACHABLE = "Attachable"
-    STARTING = "Starting"
-    NOT_REGISTERED = "NotRegistered"
-    DEVICES_MISSING = "DevicesMissing"
-
-    @property
-    def status(self) -> str:
-        """Status of the condition: `True`, `False` or `Unknown`."""
-        return {CdiReason.ATTACHABLE: "True", CdiReason.STARTING: "Unknown"}.get(self, "False")
+    ATTACHABLE = "Attachable", "True"
+    STARTING = "Starting", "Unknown"
+    NOT_REGISTERED = "NotRegistered", "False"
+    DEVICES_MISSING = "DevicesMissing", "False"
 
 
-class OwnNodeReason(StrEnum):
+class OwnNodeReason(ConditionReason):
     """Reason of the condition `OwnNodeOnly`."""
 
-    HELD = "Held"
-    NOT_IN_FORCE = "PolicyNotInForce"
-    NOT_ASKED = "NotAsked"
-
-    @property
-    def status(self) -> str:
-        """Status of the condition: `True`, `False` or `Unknown`."""
-        return {OwnNodeReason.HELD: "True", OwnNodeReason.NOT_ASKED: "Unknown"}.get(self, "False")
+    HELD = "Held", "True"
+    NOT_IN_FORCE = "PolicyNotInForce", "False"
+    NOT_ASKED = "NotAsked", "Unknown"
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
 from sharepod.agent.state.directory import SELF_TEST
 from sharepod.api.gpunode import ENV_INJECTION_ACCEPTED
-from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH
+from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH, ConditionReason
 
 from . import mounts
 from .tenant_mounts import TenantMounts, read_mountinfo
@@ -60,32 +59,21 @@ _NO_SELF_TEST = (
 )
 
 
-class HookLoadsReason(StrEnum):
+class HookLoadsReason(ConditionReason):
     """Reason of the condition `HookLoads`."""
 
-    LOADED = "Loaded"
-    NOT_LOADED = "NotLoaded"
-    NO_SELF_TEST = "NoSelfTest"
-
-    @property
-    def status(self) -> str:
-        """Status of the condition: `True`, `False` or `Unknown`."""
-        return {HookLoadsReason.LOADED: "True", HookLoadsReason.NOT_LOADED: "False"}.get(self, "Unknown")
+    LOADED = "Loaded", "True"
+    NOT_LOADED = "NotLoaded", "False"
+    NO_SELF_TEST = "NoSelfTest", "Unknown"
 
 
-class EnvInjectionReason(StrEnum):
+class EnvInjectionReason(ConditionReason):
     """Reason of the condition `EnvInjection`."""
 
-    INJECTED = "DefaultRuntimeInjects"
-    ACCEPTED = ENV_INJECTION_ACCEPTED
-    NOT_INJECTED = "NotInjected"
-    NO_SELF_TEST = "NoSelfTest"
-
-    @property
-    def status(self) -> str:
-        """Status of the condition: `True`, `False` or `Unknown`."""
-        no = {EnvInjectionReason.NOT_INJECTED: "False", EnvInjectionReason.NO_SELF_TEST: "Unknown"}
-        return no.get(self, "True")
+    INJECTED = "DefaultRuntimeInjects", "True"
+    ACCEPTED = ENV_INJECTION_ACCEPTED, "True"
+    NOT_INJECTED = "NotInjected", "False"
+    NO_SELF_TEST = "NoSelfTest", "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
