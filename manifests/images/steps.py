@@ -27,7 +27,7 @@ class ImageError(HarnessError):
 
 
 class NotHadError(ImageError):
-    """What an image is made of could not be fetched; the first line is fit for a skip reason."""
+    """A part of an image could not be fetched; the first line is fit for a skip reason."""
 
 
 def tell(text: str) -> None:

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 NO_PLACE = int(np.iinfo(np.int64).min)
 """Score of a node that does not take the request."""
 
-HOLE_WEIGHT = 2.0
+HOLE_WEIGHT = 4.0
 """Weight of a GPU's value as a hole beside usable capacity, which weighs 1."""
 ROUND_TO = 40
 """Thousandths of a GPU: nodes whose scores are nearer than this are equal, and the first by name is taken."""
