@@ -206,9 +206,9 @@ class ConsumptionMeter:
         if one.exclusive:
             held = elapsed
         elif usage is not None:
-            # An account that has less than before began anew.
-            held = usage.held_ns - (one.held_ns if usage.held_ns >= one.held_ns else 0)
-            borrowed = usage.borrowed_ns - (one.borrowed_ns if usage.borrowed_ns >= one.borrowed_ns else 0)
+            # An account that has less than was counted is a little older than the count: it goes on from there.
+            held = max(0, usage.held_ns - one.held_ns)
+            borrowed = max(0, usage.borrowed_ns - one.borrowed_ns)
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
             if one.resumed:
                 self._found_in_accounts(one.gpus, held)
