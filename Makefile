@@ -31,7 +31,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-frames sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -247,6 +247,9 @@ bench-gpu: gpu-kit ## the GPU kit on the fake driver: its tables, marked so
 
 soak-placement: shim ## twenty minutes of random sequences of what can happen to placement; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_placement.py $(SOAK_ARGS)
+
+soak-holders: shim doubles cluster ## twenty faults of holders beside NVIDIA's device plugin, on a real node (5 minutes; root); ROUNDS=, SEED=
+	@ROUNDS=$${ROUNDS:-20} $(BIN)/python -m pytest -q -s --timeout 1500 tests/node/test_device_plugin.py -k two_owners
 
 soak-frames: shim ## ten million frames of fuzz against what the agent parses (some minutes), from a printed seed; SEED= repeats
 	@$(BIN)/python benchmarks/soak_frames.py $(SOAK_ARGS)

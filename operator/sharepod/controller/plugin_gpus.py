@@ -18,6 +18,7 @@ import structlog
 from sharepod.api.gpunode import KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
 from sharepod.api.holder_pod import holder_pod
 from sharepod.api.objects import HOLDER_PREFIX
+from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -35,6 +36,7 @@ from sharepod.placement.state.types import NewHolder, PlacementRequest
 from .settings import OperatorSettings
 
 _ENDED = ("Succeeded", "Failed")
+_LOST = "the holder of its GPU is gone, so NVIDIA's device plugin may give the GPU to another pod"
 
 log = structlog.get_logger(__name__)
 
@@ -270,7 +272,7 @@ class HolderReconciler:
             if row.state is TenantState.RESERVED and not held.issuperset(row.gpus):
                 for pod in self._pods_of(row):
                     if not pod.deleting and not pod.ended:
-                        await self._end(gpunode, pod)
+                        await self._end(gpunode, row, pod)
 
     def _pods_of(self, row: Tenant) -> Iterator[PodFacts | ClaimPodFacts]:
         pod, claim = self._state.pod_of(row.id), self._state.seen_claims.claims.get(row.id)
@@ -279,9 +281,14 @@ class HolderReconciler:
         if claim is not None:
             yield from self._state.seen_claims.users(claim)
 
-    async def _end(self, gpunode: GpuNodeFacts, pod: PodFacts | ClaimPodFacts) -> None:
-        text = f"ended {pod.namespace}/{pod.name}: the holder of its GPU is gone, so the device plugin may give it away"
+    async def _end(self, gpunode: GpuNodeFacts, row: Tenant, pod: PodFacts | ClaimPodFacts) -> None:
+        text = f"ended {pod.namespace}/{pod.name}: {_LOST}"
         self._events.warning(KIND, gpunode, "HolderLost", "Evict", text)
+        sharepod = self._state.sharepods.get(row.id)
+        if sharepod is not None:
+            self._events.warning(SHAREPOD, sharepod, "HolderLost", "Evict", _LOST)
+        else:
+            self._events.warning("Pod", pod, "HolderLost", "Evict", _LOST)
         log.warning("ends a tenant whose GPU no holder has", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)

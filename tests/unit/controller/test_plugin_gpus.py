@@ -182,7 +182,7 @@ async def test_tenants_of_a_gpu_whose_holder_is_lost_are_ended(world: World, how
     await world.until(lambda: holders(world) == ["Releasing"])
     await world.look_at_holders()
     await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
-    await world.until(lambda: len(world.told("HolderLost")) == 1)
+    await world.until(lambda: len(world.told("HolderLost")) == 2)  # of the GPUNode and of the SharePod
 
 
 @pytest.mark.promise("placement-holder-crash")

@@ -3,8 +3,8 @@
 Guarantees:
 - HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never again once it is
   Releasing.
-- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, is Releasing from then on; its row stays until the
-  Pod is confirmed to be gone and no tenant has a row on its GPU.
+- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, or that has another GPU now, is Releasing from
+  then on; its row stays until the Pod is confirmed to be gone and no tenant has a row on its GPU.
 - HR3 none-given-back-in-use: a holder is given back only where no row of the ledger, and none that is decided, has its
   GPU.
 - Every Pod of a holder has a row.
@@ -50,7 +50,8 @@ def holder_rows(
             continue
         uuid = shown.get(row.id)
         given_back = row.id in giving_back and row.uuid not in in_use
-        if lost or given_back or (row.state is HolderState.HELD and row.uuid in elsewhere):
+        moved = row.state is HolderState.HELD and (row.uuid in elsewhere or (uuid is not None and uuid != row.uuid))
+        if lost or given_back or moved:
             row = row.model_copy(update={"state": HolderState.RELEASING})
         elif row.state is HolderState.PENDING and pod is not None and uuid is not None and uuid not in held:
             row = row.model_copy(update={"state": HolderState.HELD, "uuid": uuid})

@@ -66,6 +66,11 @@ def test_a_gpu_that_another_pod_has_is_lost() -> None:
     assert rows(HELD, pods=[pod()], gpus=[gpu(None, taken=True)], in_use=["GPU-0"]) == [RELEASING]
 
 
+def test_a_holder_that_has_another_gpu_than_before_is_lost() -> None:
+    other = gpu().model_copy(update={"uuid": "GPU-1"})
+    assert rows(HELD, pods=[pod()], gpus=[gpu(None), other], in_use=["GPU-0"]) == [RELEASING]
+
+
 def test_nothing_is_given_back_while_a_tenant_has_it_and_nothing_comes_back() -> None:
     assert rows(HELD, pods=[pod()], gpus=[gpu()], giving_back=["h1"], in_use=["GPU-0"]) == [HELD]
     assert rows(HELD, pods=[pod()], gpus=[gpu()], giving_back=["h1"]) == [RELEASING]

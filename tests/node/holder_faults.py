@@ -1,0 +1,119 @@
+"""Faults of a holder whose GPU a SharePod uses, in an order from a seed, while native pods wait for a GPU."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from harness.cluster import suppress_reason, wait_until
+from node.plugin_node import NATIVE, PODS, PluginNode
+
+FAULTS = ("forced deletion", "kill -9", "kubelet restart", "plugin restart", "operator kill -9")
+BACK_WITHIN_S = 30.0
+"""Seconds after which a SharePod runs again that lost its GPU, once the node has one for it."""
+
+
+class HolderFaults:
+    """Rounds of faults: a SharePod `alpha` on a held GPU, native pods on the others, and one that waits."""
+
+    def __init__(self, node: PluginNode, seed: int) -> None:
+        self._node = node
+        self._random = random.Random(seed)
+        self._natives: list[str] = []
+        self._count = 0
+        self.told = [f"SEED={seed}"]
+        """What happened, for a person."""
+        self.forced: list[float] = []
+        """When holders were deleted by force, by the monotonic clock."""
+
+    def run(self, rounds: int) -> None:
+        """Let so many faults happen, each kind once before any comes again."""
+        node = self._node
+        self._alpha()
+        for _ in node.gpus[1:]:
+            node.seen_by(self._native())
+        self._native()
+        faults: list[str] = []
+        while len(faults) < rounds:
+            faults += self._random.sample(FAULTS, len(FAULTS))
+        for fault in faults[:rounds]:
+            began = time.monotonic()
+            getattr(self, "_" + fault.replace(" ", "_").replace("-", ""))()
+            self.told.append(f"{fault}: {time.monotonic() - began:.1f} s")
+
+    # Faults after which the holder has its GPU as before
+
+    def _kill_9(self) -> None:
+        self._goes_on(self._node.kill_holder)
+
+    def _kubelet_restart(self) -> None:
+        self._goes_on(self._node.restart_kubelet)
+
+    def _plugin_restart(self) -> None:
+        self._goes_on(self._node.restart_plugin)
+
+    def _operator_kill_9(self) -> None:
+        self._goes_on(self._node.restart_operator)
+
+    def _goes_on(self, fault: Callable[[], None]) -> None:
+        before, pods = self._node.holders(), [pod["metadata"]["uid"] for pod in self._node.holder_pods()]
+        runs = self._pod()
+        fault()
+        busy = self._busy()
+        wait_until(lambda: self._busy() > busy, what="alpha at work", timeout=60)
+        wait_until(lambda: self._holder_runs(), what="the holder running", timeout=60)
+        assert [pod["metadata"]["uid"] for pod in self._node.holder_pods()] == pods
+        assert self._node.holders() == before
+        assert self._pod() == runs, "its tenant runs on"
+
+    def _holder_runs(self) -> bool:
+        (pod,) = self._node.holder_pods()
+        statuses = pod["status"].get("containerStatuses") or []
+        return all("running" in each["state"] for each in statuses)
+
+    # The GPU goes to the pod that waits
+
+    def _forced_deletion(self) -> None:
+        node, heir, before = self._node, self._natives[-1], self._pod()
+        (lost,) = [row["uuid"] for row in node.holders()]
+        self.forced.append(time.monotonic())
+        node.force_delete_holder()
+        wait_until(lambda: node.phase(heir) in ("Running", "Failed"), what=f"the GPU for {heir}", timeout=60)
+        wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        if node.phase(heir) == "Failed":
+            self.told.append("  the kubelet refused the pod that waited: it still counted the deleted holder")
+            gone = self._natives.pop()
+        else:
+            assert node.seen_by(heir) == [lost]
+            gone = self._natives.pop(0)
+        with suppress_reason("NotFound"):
+            node.cluster.api.delete(f"{PODS}/{gone}", grace=0)
+        began = time.monotonic()
+        node.sharepod("alpha", timeout=BACK_WITHIN_S)
+        self.told.append(f"  alpha runs again {time.monotonic() - began:.1f} s after a GPU was free")
+        node.cluster.kubectl(
+            "delete", "sharepod", "alpha", "-n", NATIVE, timeout=60
+        )  # else each end delays the next run
+        self._alpha()
+        self._native()
+
+    def _alpha(self) -> None:
+        self._node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
+        self._node.sharepod("alpha")
+
+    def _native(self) -> str:
+        self._count += 1
+        name = f"native-{self._count}"
+        self._natives.append(name)
+        self._node.run_native(name)
+        return name
+
+    def _pod(self) -> str:
+        """The uid of alpha's Pod; empty while there is none."""
+        pods = self._node.cluster.api.get(PODS)["items"]
+        return next((str(pod["metadata"]["uid"]) for pod in pods if pod["metadata"]["name"] == "alpha"), "")
+
+    def _busy(self) -> int:
+        return sum(spent for (name, _), spent in self._node.machine.busy_ns().items() if name == "alpha")

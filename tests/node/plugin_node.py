@@ -1,0 +1,188 @@
+"""A real node of pool `device-plugin`: NVIDIA's device plugin, kubelet, operator and agent, and what ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from harness.api import Object
+from harness.cluster import Cluster, suppress_reason, wait_until
+from harness.device_plugin import start_device_plugin
+from harness.errors import HarnessError
+from harness.installation import NAMESPACE, Installation
+from harness.machines import IMAGE, RealNode
+from harness.node import CUDA_IMAGE
+from harness.node_files import PAUSE_IMAGE
+from harness.services import Service
+from sharepod.api.objects import HOLDER_LABEL
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
+
+NATIVE = "native"
+PODS = f"/api/v1/namespaces/{NATIVE}/pods"
+GROUP = "/apis/sharepod.dev/v1alpha1"
+GPUNODES = f"{GROUP}/gpunodes"
+SHAREPODS = f"{GROUP}/namespaces/{NATIVE}/sharepods"
+SETTINGS = {"SHAREPOD_HOLDER_IMAGE": PAUSE_IMAGE, "SHAREPOD_HOLDER_IDLE": "3", "SHAREPOD_HOLDER_PENDING": "8"}
+_REGISTERED = "Registered device plugin"
+"""The plugin's log says so each time the kubelet has taken it in."""
+
+
+class PluginNode:
+    """A real node whose GPUs belong to NVIDIA's device plugin."""
+
+    def __init__(self, cluster: Cluster, machine: RealNode, plugin: Service, installation: Installation) -> None:
+        self.cluster = cluster
+        self.machine = machine
+        self.plugin = plugin
+        self.installation = installation
+        self.gpus = [gpu["uuid"] for gpu in machine.gpus]
+        self.operator = installation.start_operator(env=SETTINGS)
+        self.agent = machine.start_agent(installation)
+        self._operators = self._plugins = 1
+
+    def restart_kubelet(self) -> None:
+        """Kill the kubelet and start it; return once the plugin has registered with it, so that pods get GPUs again."""
+        before = self._registrations()
+        self.machine.real.restart_kubelet()
+        self._await_registration(before)
+
+    def restart_plugin(self) -> None:
+        """Kill the plugin and start the next one; return once it has registered."""
+        self.plugin.stop(grace=0)
+        self._plugins += 1
+        self.plugin = start_device_plugin(self.machine, f"device-plugin-{self._plugins}")
+        self._await_registration(0)
+
+    def _registrations(self) -> int:
+        return self.plugin.log.read_text(errors="replace").count(_REGISTERED)
+
+    def _await_registration(self, before: int) -> None:
+        try:
+            wait_until(lambda: self._registrations() > before, what="the plugin's registration", timeout=60)
+        except HarnessError as error:
+            raise HarnessError(f"{error}\n{self.plugin.log_tail()}") from None
+
+    def kill_holder(self) -> None:
+        """Kill every process of the one holder, its sandbox too; return once the kubelet has started them again."""
+        (pod,) = self.holder_pods()
+        uid = pod["metadata"]["uid"]
+        killed = processes_of(uid)
+        for process in killed:
+            os.kill(process, signal.SIGKILL)
+        # a sandbox and a container; the kubelet waits longer before each further start of one that was killed before
+        wait_until(lambda: len(processes_of(uid) - killed) > 1, what="the holder started again", timeout=120)
+
+    def force_delete_holder(self) -> None:
+        """Delete the one holder as an administrator who does not wait for the kubelet."""
+        (pod,) = self.holder_pods()
+        self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", grace=0)
+
+    def restart_operator(self) -> None:
+        """Kill the operator and start the next one."""
+        self.operator.stop(grace=0)
+        self._operators += 1
+        self.operator = self.installation.start_operator(f"operator-{self._operators}", env=SETTINGS)
+
+    def gpunode(self) -> Object:
+        """The node's GPUNode."""
+        found: Object = self.cluster.api.get(f"{GPUNODES}/{self.machine.node}")
+        return found
+
+    def holders(self) -> list[Object]:
+        """The holders of the ledger."""
+        rows: list[Object] = self.gpunode()["spec"].get("holders") or []
+        return rows
+
+    def holder_pods(self) -> list[Object]:
+        """The Pods of holders."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        pods: list[Object] = self.cluster.api.get(path, labelSelector=HOLDER_LABEL)["items"]
+        return pods
+
+    def events(self, name: str) -> list[str]:
+        """The reasons of the Events about a SharePod or native Pod."""
+        items = self.cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NATIVE}/events")["items"]
+        return [str(item["reason"]) for item in items if item["regarding"]["name"] == name]
+
+    def apply(self, name: str, request: float, *args: str, **spec: Any) -> None:
+        """Create a SharePod that runs launchloop."""
+        container = {"name": "main", "image": IMAGE, "args": list(args)}
+        gpu = {"request": request, "memory": "1Gi"}
+        body = {"gpu": gpu, "containers": [container], "terminationGracePeriodSeconds": 1, **spec}
+        kind = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": {"name": name}}
+        self.cluster.api.create(SHAREPODS, {**kind, "spec": body})
+
+    def sharepod(self, name: str, phase: str = "Running", timeout: float = 60.0) -> Object:
+        """Return the status of a SharePod once it has that phase."""
+        try:
+            found = self.cluster.wait_for(
+                f"{SHAREPODS}/{name}",
+                lambda seen: seen and seen.get("status", {}).get("phase") == phase,
+                what=f"{name} {phase}",
+                timeout=timeout,
+            )
+        except HarnessError as error:
+            seen = self.cluster.api.get(f"{SHAREPODS}/{name}")
+            logs = f"{self.operator.log_tail(40)}\n{self.agent.log_tail(20)}"
+            raise HarnessError(f"{error}\n{seen}\n{self.gpunode()}\n{logs}") from None
+        assert found is not None
+        status: Object = found["status"]
+        return status
+
+    def gpu_of(self, name: str) -> str:
+        """Return the GPU of a SharePod that runs."""
+        (gpu,) = self.sharepod(name)["gpus"]
+        return str(gpu["uuid"])
+
+    def run_native(self, name: str, gpus: int = 1) -> None:
+        """Create a Pod that asks the device plugin for GPUs, prints which it sees, and stays."""
+        container: Object = {
+            "name": "main",
+            "image": CUDA_IMAGE,
+            "command": ["sh", "-c", "nvidia-smi -L; trap exit TERM; while true; do sleep 0.2; done"],
+            "resources": {"limits": {DEVICE_PLUGIN_RESOURCE: gpus}},
+        }
+        spec = {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 1, "containers": [container]}
+        self.cluster.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+
+    def phase(self, name: str) -> str:
+        """Return the phase of a native Pod."""
+        return str(self.cluster.api.get(f"{PODS}/{name}")["status"].get("phase"))
+
+    def seen_by(self, name: str) -> list[str]:
+        """Return the UUIDs of the GPUs that a native Pod sees, once it runs."""
+        self.cluster.wait_for(
+            f"{PODS}/{name}",
+            lambda pod: pod and pod["status"].get("phase") == "Running",
+            what=f"{name} running",
+            timeout=60,
+        )
+
+        def shown() -> list[str]:
+            log = self.cluster.kubectl("logs", "-n", NATIVE, name, check=False).stdout
+            return [gpu for gpu in self.gpus if gpu in log]
+
+        wait_until(lambda: bool(shown()), what=f"the GPUs that {name} sees", timeout=30)
+        return shown()
+
+    def clear(self) -> None:
+        """Delete every SharePod and every native Pod, and wait until they are gone."""
+        self.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=120)
+        for pod in self.cluster.api.get(PODS)["items"]:
+            with suppress_reason("NotFound"):
+                self.cluster.api.delete(f"{PODS}/{pod['metadata']['name']}", grace=1)
+        wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=120)
+
+
+def processes_of(pod: str) -> set[int]:
+    """Return the ids of the processes of a pod's containers on this machine, by the pod's uid."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if pod in (entry / "cgroup").read_text():
+                found.add(int(entry.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
