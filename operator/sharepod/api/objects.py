@@ -15,6 +15,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 POOL_LABEL = f"{GROUP}/pool"
 """Node label: `dedicated` or `device-plugin`. A node without it is not ours."""
 
+MAX_HELD_LABEL = f"{GROUP}/max-held-gpus"
+"""Node label of pool `device-plugin`: most GPUs that holders have there at a time, for SharePods. Without it: all."""
+
 FORCE_RELEASE_ANNOTATION = f"{GROUP}/force-release"
 """Annotation of a GPUNode: comma-separated tenant ids whose rows an admin releases although no agent has confirmed that
 the tenants are gone."""

@@ -4,6 +4,7 @@ Guarantees:
 - Pod first, row second: a holder that was created is found again by its Pod, whatever ends in between.
 - A holder that has no GPU for `holder_pending` is withdrawn, and its tenant kept away from the node for a while.
 - A holder whose GPU has had no tenant for `holder_idle` is given back: first its row says Releasing, then its Pod goes.
+- It is given back within seconds where a pod waits for whole GPUs that could have it.
 - Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
 - Absence of a Pod is confirmed by a GET before anything is concluded from it.
 """
@@ -31,12 +32,16 @@ from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.holders_seen import HolderPod, WantedHolder
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from sharepod.placement.holders import left_to_give, wanted_whole
 from sharepod.placement.state.types import NewHolder, PlacementRequest
 
 from .settings import OperatorSettings
 
 _ENDED = ("Succeeded", "Failed")
 _LOST = "the holder of its GPU is gone, so NVIDIA's device plugin may give the GPU to another pod"
+
+_WANTED_S = 2.0
+"""Seconds that a holder keeps a GPU that a pod waits for: within them the tenant that it was made for is placed."""
 
 log = structlog.get_logger(__name__)
 
@@ -233,7 +238,7 @@ class HolderReconciler:
                 self._since.pop(key, None)
                 continue
             pending = row.state is HolderState.PENDING
-            patience = self._settings.holder_pending if pending else self._settings.holder_idle
+            patience = self._settings.holder_pending if pending else self._idle_patience_s(gpunode)
             due = self._since.setdefault(key, now) + (patience if ours else 0.0)
             if now < due:
                 self.queue.add_after(gpunode.name, due - now)
@@ -242,6 +247,16 @@ class HolderReconciler:
             self._seen.follow(gpunode.name)
             self._state.refresh_node(gpunode.name)
             self._tell_given_back(gpunode, pod, pending=pending)
+
+    def _idle_patience_s(self, gpunode: GpuNodeFacts) -> float:
+        """Return for how long a holder without tenants keeps its GPU: a moment if a pod waits that could have it."""
+        cluster, account = self._state.cluster, self._state.cluster.node(gpunode.name)
+        if account is None:
+            return self._settings.holder_idle
+        held = sum(row.state is HolderState.HELD for row in gpunode.spec.holders)
+        free = left_to_give(account)
+        wanted = wanted_whole(cluster, account, free + held) > max(free, 0)
+        return min(_WANTED_S, self._settings.holder_idle) if wanted else self._settings.holder_idle
 
     def _tell_given_back(self, gpunode: GpuNodeFacts, pod: HolderPod, *, pending: bool) -> None:
         if not pending:

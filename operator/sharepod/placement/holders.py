@@ -3,16 +3,24 @@
 Guarantees:
 - A new holder is asked for only where it makes a place, whichever of the node's free GPUs the kubelet gives it.
 - A tenant that waits for a holder in flight gets no other.
+- Pods that wait for whole GPUs come first: what they could have of a node is left to them.
+- A node whose label `sharepod.dev/max-held-gpus` says so has no more GPUs held than that. A label that is no number
+  counts as 0.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sharepod.api.objects import MAX_HELD_LABEL
 from sharepod.api.units import Bytes
 
 from .filters import gpu as gpu_filters
 from .filters.candidates import affinity_places, gpu_checks, gpu_passes, node_passes
+from .filters.node import BY_STATE, covers
 from .state.accounts import GpuAccount, NodeAccount
 from .state.cluster import Cluster
+from .state.needs import integer
 from .state.types import NewHolder, PlacementRequest
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
@@ -37,8 +45,9 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
         others = [gpu for gpu in node.gpus if not (gpu.state.held or gpu.state.taken)]
         passing = [gpu for gpu in ours if gpu_passes(gpu, checks)][: request.gpu.count]
         wanted = request.gpu.count - len(passing)
-        left = _left_to_give(node)
-        if not 0 < wanted <= min(left, len(others)) or not node_passes(node, request):
+        left = left_to_give(node)
+        for_us = min(left - wanted_whole(cluster, node, left), _most_held(node) - len(ours) - len(node.holders))
+        if not 0 < wanted <= min(for_us, len(others)) or not node_passes(node, request):
             continue
         if not all(_would_pass(gpu, request) for gpu in others):
             continue
@@ -49,7 +58,32 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
     return None if best is None else best[3]
 
 
-def _left_to_give(node: NodeAccount) -> int:
+def wanted_whole(cluster: Cluster, node: NodeAccount, free: int) -> int:
+    """Count the GPUs that pods which wait for whole ones could have of a node, were so many `free` there.
+
+    A pod counts on each node that it could run on by selector, affinity, taints and requests. Other rules of
+    kube-scheduler (pod affinity, spreading, volumes) are not looked at.
+    """
+    state = node.state
+    if state is None or not cluster.whole_gpu_pods:
+        return 0
+    room = node.taken().free
+    room = replace(room, extended={**room.extended, DEVICE_PLUGIN_RESOURCE: free})
+    fitting = (
+        needs.resources.extended[DEVICE_PLUGIN_RESOURCE]
+        for needs in cluster.whole_gpu_pods.values()
+        if covers(room, needs.resources) and all(passes(state, needs) for passes in BY_STATE)
+    )
+    return sum(fitting)
+
+
+def _most_held(node: NodeAccount) -> int:
+    """Return how many GPUs of a node holders may have at a time."""
+    said = node.state.labels.get(MAX_HELD_LABEL) if node.state is not None else None
+    return len(node.gpus) if said is None else integer(said) or 0
+
+
+def left_to_give(node: NodeAccount) -> int:
     """Count the GPUs that the device plugin has given to no pod, less those that holders will get whose Pod is not
     counted among the node's yet."""
     uncounted = sum(holder not in node.pods for holder in node.holders)

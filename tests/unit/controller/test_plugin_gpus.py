@@ -125,6 +125,19 @@ async def test_a_holder_without_tenants_is_given_back_after_a_while_row_before_p
     await world.until(lambda: holders(world) == [])
 
 
+@pytest.mark.promise("placement-holder-demand")
+async def test_an_idle_holder_goes_back_at_once_where_a_pod_waits_for_a_whole_gpu(world: World) -> None:
+    await held(world, placing=False)
+    await world.look_at_holders()
+    container = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    body = {"metadata": {"name": "native"}, "spec": {"containers": [container]}}
+    world.server.storage.create(world.kind("pods"), "team", body)
+    world.now += 3
+    assert world.settings.holder_idle > 3
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+
+
 async def test_a_gpu_that_is_to_be_given_back_takes_no_tenant_before_the_ledger_says_so(world: World) -> None:
     await held(world, placing=False)
     await world.look_at_holders()

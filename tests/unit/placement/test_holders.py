@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from sharepod.api.gpunode import Mode
+from sharepod.api.objects import MAX_HELD_LABEL
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.state.types import Assignment, NewHolder, NodeState, Refusal, Resources
+from sharepod.placement.state.types import Assignment, NewHolder, NodeState, PodNeeds, Refusal, Resources
 from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
 
 
@@ -74,6 +77,53 @@ def test_gpus_that_others_use_by_the_plugin_are_not_asked_for() -> None:
     assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
     cluster.remove_pod("native-0")
     assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+
+
+def whole(gpus: int = 1, **needs: Any) -> PodNeeds:
+    """Needs of a pod that waits for whole GPUs."""
+    return PodNeeds(resources=Resources(extended={DEVICE_PLUGIN_RESOURCE: gpus}), **needs)
+
+
+@pytest.mark.promise("placement-holder-demand")
+def test_what_a_waiting_pod_could_have_whole_is_left_to_it() -> None:
+    cluster = cluster_of(plugin_node(gpus=2))
+    cluster.set_whole_gpu_pod("native-1", whole())
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+    cluster.set_whole_gpu_pod("native-2", whole())
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
+    cluster.set_whole_gpu_pod("native-2", None)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+
+
+@pytest.mark.promise("placement-holder-demand")
+@pytest.mark.parametrize(
+    "needs", [whole(3), whole(2, node_selector={"zone": "another"})], ids=["too many", "elsewhere"]
+)
+def test_a_pod_that_cannot_have_a_nodes_gpus_keeps_none_of_them(needs: PodNeeds) -> None:
+    cluster = cluster_of(plugin_node(gpus=2))
+    cluster.set_whole_gpu_pod("native", needs)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+
+
+@pytest.mark.promise("placement-holder-cap")
+@pytest.mark.parametrize(
+    ("most", "held", "more"), [("2", 1, True), ("2", 2, False), ("0", 0, False), ("two", 0, False)]
+)
+def test_a_node_has_no_more_gpus_held_than_its_label_says(most: str, held: int, more: bool) -> None:
+    state = plugin_node(held=held)
+    cluster = cluster_of(replace(state, labels={**state.labels, MAX_HELD_LABEL: most}))
+    for number in range(held):
+        put(cluster, ask(f"full-{number}", 1000))
+    answer = cluster.engine.place_or_hold(ask("t", 500))
+    assert isinstance(answer, NewHolder if more else Refusal)
+
+
+@pytest.mark.promise("placement-holder-cap")
+def test_holders_on_their_way_count_against_the_label() -> None:
+    state = plugin_node()
+    cluster = cluster_of(replace(state, labels={**state.labels, MAX_HELD_LABEL: "1"}))
+    cluster.start_holder("node-p", "holder", TenantId("first"))
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
 
 
 def test_a_holder_in_flight_has_spoken_for_its_gpu_and_its_tenant_waits() -> None:

@@ -101,6 +101,7 @@ class ClusterState:
             self.holders,
             is_tenant=lambda uid: self.pods.get(uid) is not None,
             on_room_changed=lambda: self.on_room_changed(),
+            on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
@@ -386,6 +387,12 @@ class ClusterState:
         """Count each known version and generation of a GPUNode as the oldest."""
         self.gpunodes.distrust()
         self.cluster.distrust_ledgers()
+
+    def _whole_gpus_wanted(self) -> None:
+        """Let idle holders go back to pods that wait for whole GPUs, and SharePods take what those want no longer."""
+        for node in self.cluster.plugin_nodes():
+            self.on_holders_changed(node.name)
+        self.on_room_changed()
 
     def _holders_changed(self, node: str) -> None:
         self.refresh_node(node)

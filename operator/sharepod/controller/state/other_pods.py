@@ -16,7 +16,7 @@ from sharepod.placement.state.cluster import Cluster
 
 from .claims_seen import ClaimsSeen
 from .facts.claim_facts import uses_claims
-from .facts.pod_facts import other_pod
+from .facts.pod_facts import other_pod, waits_for_whole_gpus
 from .holders_seen import HoldersSeen
 
 Json = Mapping[str, Any]
@@ -31,6 +31,7 @@ class OtherPods:
         holders: Takes in Pods of holders.
         is_tenant: Returns whether the Pod of this uid has got the tenant label meanwhile.
         on_room_changed: Called when room may have appeared.
+        on_whole_gpus_wanted: Called when other Pods than before wait for whole GPUs.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class OtherPods:
         *,
         is_tenant: Callable[[str], bool],
         on_room_changed: Callable[[], None],
+        on_whole_gpus_wanted: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._claims = claims
         self._holders = holders
         self._is_tenant = is_tenant
         self._on_room_changed = on_room_changed
+        self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
 
     def put(self, raw: Json) -> None:
@@ -59,6 +62,9 @@ class OtherPods:
         tenant = self._claim_of(raw) if uses_claims(raw) else None
         holder = self._holders.put(raw)
         node = node or (holder.node if holder is not None else "")
+        waits = waits_for_whole_gpus(raw) if holder is None else None
+        if self._cluster.set_whole_gpu_pod(uid, waits):
+            self._on_whole_gpus_wanted()
         if node:
             before = self._cluster.room_version
             self._cluster.set_pod_usage(node, uid, needs, tenant=tenant)
@@ -76,6 +82,8 @@ class OtherPods:
         self._versions.pop(uid, None)
         self._claims.drop_pod(uid)
         self._holders.drop(uid)
+        if self._cluster.set_whole_gpu_pod(uid, None):
+            self._on_room_changed()
         if not self._is_tenant(uid):
             self._cluster.remove_pod(uid)
             self._on_room_changed()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from sharepod.api.units import GpuUuid, TenantId
 
 from .accounts import NodeAccount, PodUsage, Row
-from .types import LabelKey, NodeState, Overcommit, PlacementError, Reservation, Resources, label_key
+from .types import LabelKey, NodeState, Overcommit, PlacementError, PodNeeds, Reservation, Resources, label_key
 
 GroupPlace = tuple[str, frozenset[GpuUuid]]
 """Place of an affinity group: a node and the GPUs of its members there."""
@@ -54,6 +54,8 @@ class Cluster:
         self._replicas: dict[str, Counter[str]] = {}
         self._plugin_nodes: set[str] = set()
         """Nodes whose GPUs NVIDIA's device plugin owns."""
+        self.whole_gpu_pods: dict[str, PodNeeds] = {}
+        """Pods that wait for whole GPUs of NVIDIA's device plugin, by uid: what each asks of its node."""
         self._grown: dict[str, int] = {}
         self._regrouped: dict[LabelKey, int] = {}
         self.room_version = 0
@@ -113,6 +115,18 @@ class Cluster:
             node.set_pod(pod_uid, None)
             self._has_grown(name)
             self._forget_if_empty(node)
+
+    def set_whole_gpu_pod(self, pod_uid: str, needs: PodNeeds | None) -> bool:
+        """Record that a pod waits for whole GPUs, or, by None, that it does no longer. Return whether that is new."""
+        if needs is not None:
+            new = self.whole_gpu_pods.get(pod_uid) != needs
+            self.whole_gpu_pods[pod_uid] = needs
+            return new
+        if self.whole_gpu_pods.pop(pod_uid, None) is None:
+            return False
+        for name in self._plugin_nodes:
+            self._has_grown(name)
+        return True
 
     # Holders, on nodes where NVIDIA's device plugin owns the GPUs
 

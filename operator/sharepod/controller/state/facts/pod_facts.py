@@ -24,7 +24,8 @@ from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
 from sharepod.controller.state.fitting import MAX_LIST, POD
 from sharepod.controller.state.pod_summary import ready_containers, summary
 from sharepod.controller.state.timestamps import seconds
-from sharepod.placement.state.needs import parse_needs
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
+from sharepod.placement.state.needs import NeedsError, parse_needs
 from sharepod.placement.state.types import PodNeeds, Resources
 
 from .object_facts import (
@@ -223,6 +224,20 @@ def other_pod(raw: Json) -> tuple[str, Resources]:
     spec = mapping(raw.get("spec"))
     node = spec.get("nodeName")
     return node if isinstance(node, str) else "", resources_of(spec)
+
+
+def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
+    """Return what a pod asks that kube-scheduler is to give whole GPUs of NVIDIA's device plugin; None of any other,
+    and of one that cannot be read."""
+    spec, metadata = mapping(raw.get("spec")), mapping(raw.get("metadata"))
+    if spec.get("nodeName") or spec.get("schedulingGates") or "deletionTimestamp" in metadata:
+        return None
+    if not resources_of(spec).extended.get(DEVICE_PLUGIN_RESOURCE):
+        return None
+    try:
+        return parse_needs(spec)
+    except NeedsError:  # kube-scheduler makes its own checks
+        return None
 
 
 def _tenant(metadata: Json) -> str | None:
