@@ -278,3 +278,19 @@ def test_an_exclusive_tenant_holds_its_gpus_all_the_time_also_while_no_agent_is_
     books = meter.gpu_books(GPU)
     assert books is not None
     assert books["held"] == 5 * NS
+
+
+@pytest.mark.promise("node-consumption-kept")
+def test_an_account_that_is_a_little_older_than_the_count_is_not_counted_again() -> None:
+    node = PlayedAgents()
+    tenant = node.tenants["a"] = PlayedTenant(row("a"))
+    node.update(tenant)
+    node.go_on(4 * NS, holder="a")
+    node.count()
+    node.kill(NS // 5)
+    node.go_on(1 * NS)
+    node.start()
+    node.go_on(1 * NS, holder="a")
+    node.count()
+    (told,) = node.series()
+    assert told.held_milliseconds == 5_000
