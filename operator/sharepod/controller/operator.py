@@ -131,7 +131,14 @@ class Operator:
         self.memos = TenantMemos()
         self.events = Events(self.client, settings.identity, clock)
         self.ledger = LedgerWriter(self.state, self.client, self.events, settings.writers)
-        self.pod_control = pod_control = PodControl(self.state, self.client, self.events, pods)
+        pod_control = PodControl(
+            self.state,
+            self.client,
+            self.events,
+            pods,
+            by_claims=lambda: self.attach_mode.by_claims(),
+            lines_in_force=lambda: bool(self.line_policy.in_force),
+        )
         self.tenant_reconciler = TenantReconciler(
             self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock
         )
@@ -187,7 +194,6 @@ class Operator:
             on_changed=self._attaching_changed,
             clock=clock,
         )
-        pod_control.by_claims = self.attach_mode.by_claims
         self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
@@ -199,7 +205,6 @@ class Operator:
 
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
-        self.pod_control.lines_in_force = bool(self.line_policy.in_force)
         for node in self.state.nodes:
             self._enqueue_node(node.name)
 

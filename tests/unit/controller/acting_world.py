@@ -66,8 +66,9 @@ class World:
             clock=self._clock,
         )
         self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
-        pod_control = PodControl(self.state, self.client, self.events, PODS)
-        pod_control.by_claims = lambda: self.settings.attach is Attach.CLAIMS
+        pod_control = PodControl(
+            self.state, self.client, self.events, PODS, by_claims=lambda: self.settings.attach is Attach.CLAIMS
+        )
         self.tenants = TenantReconciler(
             self.state,
             self.client,

@@ -54,18 +54,30 @@ _LONGEST_RETRY_S = 60.0
 
 
 class PodControl:
-    """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`."""
+    """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`.
 
-    def __init__(self, state: ClusterState, client: Client, events: Events, settings: PodSettings) -> None:
-        self.by_claims: Callable[[], bool] = lambda: False
-        """Way of attaching GPUs to the Pods that are created now: True by claims, False by CSI."""
+    Args:
+        by_claims: Returns the way of attaching GPUs to the Pods that are created now: True by claims, False by CSI.
+        lines_in_force: Returns whether nodes advertise the resources of the line: then Pods carry it.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        events: Events,
+        settings: PodSettings,
+        *,
+        by_claims: Callable[[], bool] = lambda: False,
+        lines_in_force: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._state = state
         self._client = client
         self._events = events
         self._settings = settings
+        self._by_claims = by_claims
+        self._lines_in_force = lines_in_force
         self.retries = PacedRetries()
-        self.lines_in_force = False
-        """Nodes advertise the resources of the line: Pods carry it."""
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
         """Create the Pod of a SharePod behind its gate, or find it created.
@@ -74,8 +86,8 @@ class PodControl:
         says why. `now`: monotonic seconds.
         """
         try:
-            claim = claim_name(sharepod.name, secrets.token_hex(4)) if self.by_claims() else None
-            manifest = build_pod(sharepod.raw, self._settings, claim, line=self.lines_in_force)
+            claim = claim_name(sharepod.name, secrets.token_hex(4)) if self._by_claims() else None
+            manifest = build_pod(sharepod.raw, self._settings, claim, line=self._lines_in_force())
             made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))
