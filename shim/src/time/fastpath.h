@@ -25,34 +25,27 @@ FAST void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* A stream as a thread remembers it: a default stream by its one name and, if there may be several, the current
- * context; others by the handle alone. */
-struct which_stream {
-    CUstream stream;
-    CUcontext context; /* NULL: the handle says it */
-};
-
-/* Return how this thread remembers the stream. */
-FAST struct which_stream gate_which(const struct gate *gate, CUstream stream, bool per_thread) {
-    struct which_stream which = {stream, NULL};
-    if (stream_is_default(stream)) {
-        which.stream = stream_named(stream, per_thread);
-        if (UNLIKELY(atomic_load_explicit(&gate->contexts, memory_order_relaxed) != CONTEXTS_ONE))
-            DRIVER(cuCtxGetCurrent)(&which.context);
-    }
-    return which;
+/* Return the key by which this thread remembers the stream: a default stream by its one name and, if there may be
+ * several, the current context; others by the handle alone. */
+FAST uint64_t gate_key(const struct gate *gate, CUstream stream, bool per_thread) {
+    if (LIKELY(!stream_is_default(stream)))
+        return remembered_key(stream, NULL);
+    CUcontext context = NULL;
+    if (UNLIKELY(atomic_load_explicit(&gate->contexts, memory_order_relaxed) != CONTEXTS_ONE))
+        DRIVER(cuCtxGetCurrent)(&context);
+    return remembered_key(stream_named(stream, per_thread), context);
 }
 
 /* Enter. Not NULL: inside a launch, and gate_leave_fast is to follow. NULL: nothing has happened. */
 FAST struct queue *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
-    struct which_stream which = gate_which(gate, stream, per_thread);
+    uint64_t key = gate_key(gate, stream, per_thread);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     if (UNLIKELY(sequence & 1))
         return NULL;
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
     gate_order(gate);
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
-    struct queue *queue = remembered_find(&slot->remembered, remembered_key(which.stream, which.context));
+    struct queue *queue = remembered_find(&slot->remembered, key);
     if (LIKELY(queue != NULL && atomic_load_explicit(&queue->word, memory_order_relaxed) == word &&
                !gate_barred(gate, word)))
         return queue; /* the gate is open: a queue has no other word of the gate's */

@@ -55,8 +55,11 @@ static inline __attribute__((always_inline)) struct queue *remembered_find(const
                                                                            uint64_t key) {
     uint64_t hash = remembered_hash(key);
     const struct remembered_place *own = &table->own[hash >> (64 - REMEMBERED_OWN_BITS)], *places = table->places;
-    if (own->key == key)
+    if (__builtin_expect(own->key == key, 1)) { /* most threads have few streams */
+        if (own->queue == NULL)
+            __builtin_unreachable(); /* the key is not 0 */
         return own->queue;
+    }
     if (places == NULL)
         return NULL;
     uint64_t place = hash >> table->shift;

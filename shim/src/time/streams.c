@@ -314,7 +314,7 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     return queue;
 }
 
-/* Return the key of a stream, as gate_which of fastpath.h would have it. */
+/* Return the key of a stream, as gate_key of fastpath.h has it. */
 static uint64_t key_of(const struct gate *gate, CUstream stream, CUcontext context) {
     bool by_context = stream_is_default(stream) && atomic_load(&gate->contexts) != CONTEXTS_ONE;
     return remembered_key(stream, by_context ? context : NULL);

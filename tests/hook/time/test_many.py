@@ -35,6 +35,7 @@ def test_a_launch_beside_many_threads_is_no_dearer(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-no-cliffs")
 def test_a_launch_into_one_of_many_streams_is_no_dearer(tenant: Tenant) -> None:
-    """The streams are more than a thread remembers, so that each is looked up."""
-    few = added_ns(tenant, "40", LAUNCHCOST_ALIVE="1")
-    assert added_ns(tenant, "4000", LAUNCHCOST_ALIVE="1", LAUNCHCOST_STREAMS="10000") < 3 * few + 50
+    """Within twice the cost of ten, but for a few ns of other processes' lines in the caches. A stream that the thread
+    does not remember costs 30."""
+    few = added_ns(tenant, "10", LAUNCHCOST_ALIVE="1")
+    assert added_ns(tenant, "4000", LAUNCHCOST_ALIVE="1", LAUNCHCOST_STREAMS="10000") < 2 * few + 10
