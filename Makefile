@@ -30,8 +30,8 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; one minute, the first time six to nine more
 	@$(BIN)/python demo/run.py
 
+demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder has from NVIDIA's device plugin, beside a whole-GPU pod (a minute; root)
+	@$(BIN)/python demo/device_plugin.py
+
 develop: shim cluster ## kopf run of the operator on a test cluster with played nodes and GPUs; Enter runs it again with changed code
 	@cd tests && ../$(BIN)/python -m cluster.develop $(DEVELOP_ARGS)
 
@@ -166,7 +169,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -223,6 +226,9 @@ bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
 
 bench-chaos: shim cluster ## 2,000 SharePods on 1,010 nodes, the operator killed ten times, in bad weather (10 minutes); SEED=
 	@$(BIN)/python benchmarks/chaos.py $(CHAOS_ARGS)
+
+bench-new-holder: shim doubles cluster ## from apply to running where a holder takes the GPU first, beside NVIDIA's device plugin: 30 times (4 minutes; root)
+	@$(BIN)/python benchmarks/new_holder.py $(NEW_HOLDER_ARGS)
 
 bench-weather: shim cluster ## each fault between operator and API server, played once: how long it was blind (10 minutes); WEATHER_ARGS
 	@$(BIN)/python benchmarks/weather.py $(WEATHER_ARGS)

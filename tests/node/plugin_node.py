@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from harness.api import Object
 from harness.cluster import Cluster, suppress_reason, wait_until
-from harness.device_plugin import start_device_plugin
+from harness.device_plugin import await_gpus, start_device_plugin
 from harness.errors import HarnessError
 from harness.installation import NAMESPACE, Installation
 from harness.machines import IMAGE, RealNode
 from harness.node import CUDA_IMAGE
 from harness.node_files import PAUSE_IMAGE
 from harness.services import Service
+from node.claim_node import inventory
 from sharepod.api.objects import HOLDER_LABEL
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 
@@ -174,6 +177,20 @@ class PluginNode:
             with suppress_reason("NotFound"):
                 self.cluster.api.delete(f"{PODS}/{pod['metadata']['name']}", grace=1)
         wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=120)
+
+
+@contextmanager
+def plugin_node(cluster: Cluster, directory: Path, gpus: int) -> Iterator[PluginNode]:
+    """A running node of pool `device-plugin` with so many simulated GPUs. `directory`: for a file."""
+    listed = directory / "inventory.yaml"
+    listed.write_text(inventory(gpus))
+    with RealNode(cluster, listed) as machine:
+        cluster.namespace(NATIVE)
+        plugin = start_device_plugin(machine)
+        await_gpus(cluster, machine.node, gpus, plugin)
+        installation = Installation(cluster)
+        installation.add_to_pool(machine.node, "device-plugin")
+        yield PluginNode(cluster, machine, plugin, installation)
 
 
 def processes_of(pod: str) -> set[int]:

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 from harness.cluster import Cluster, wait_until
-from harness.device_plugin import await_gpus, start_device_plugin
 from harness.installation import Installation
-from harness.machines import RealNode
 from harness.shares import measured
-from node.claim_node import inventory
 from node.gpu_owners import CLOSED_WITHIN_S, GpuOwners
 from node.holder_faults import FAULTS, HolderFaults
-from node.plugin_node import NATIVE, PluginNode
+from node.plugin_node import PluginNode, plugin_node
 
 COUNT = 3
 _RATIO = "sharepod_tenant_request_ratio{"
@@ -27,15 +24,8 @@ _RATIO = "sharepod_tenant_request_ratio{"
 
 @pytest.fixture(scope="module")
 def device_plugin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginNode]:
-    listed = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    listed.write_text(inventory(COUNT))
-    with RealNode(cluster, listed) as machine:
-        cluster.namespace(NATIVE)
-        plugin = start_device_plugin(machine)
-        await_gpus(cluster, machine.node, COUNT, plugin)
-        installation = Installation(cluster)
-        installation.add_to_pool(machine.node, "device-plugin")
-        yield PluginNode(cluster, machine, plugin, installation)
+    with plugin_node(cluster, tmp_path_factory.mktemp("gpus"), COUNT) as made:
+        yield made
 
 
 @pytest.fixture
