@@ -21,9 +21,11 @@ from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_po
 from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
+from sharepod.api.crd.budget_definition import gpubudget_crd
 from sharepod.api.crd.definitions import STAYS, gpunode_crd, gpustatement_crd, sharepod_crd
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 from sharepod.api.crd.served_versions import with_versions
+from sharepod.api.gpubudget import KIND as GPUBUDGET
 from sharepod.api.gpunode import KIND as GPUNODE
 from sharepod.api.objects import VERSION
 from sharepod.api.sharepod import KIND as SHAREPOD
@@ -58,6 +60,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         SHAREPODS: [with_versions(sharepod_crd(pod_spec), VERSIONS[SHAREPOD])],
         ROOT / "crds" / "gpunodes.yaml": [with_versions(gpunode_crd(), VERSIONS[GPUNODE])],
         ROOT / "crds" / "gpustatements.yaml": [gpustatement_crd()],
+        ROOT / "crds" / "gpubudgets.yaml": [with_versions(gpubudget_crd(), VERSIONS[GPUBUDGET])],
         policies / "sharepod-request.yaml": request_policy(),
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),

@@ -33,6 +33,7 @@ ROOMS = {
     "time": "Time shares",
     "memory": "Memory",
     "placement": "Placement",
+    "budgets": "Budgets",
     "operator": "A SharePod's life, and the operator",
     "node": "The node and its agent",
     "program": "The program under the hook",

@@ -34,7 +34,7 @@ _QUANTITY = re.compile(r"(0|[1-9][0-9]{0,15})(Ki|Mi|Gi|Ti|)")
 
 
 def kinds(*, stored: str = "v1alpha1", hub_served: bool = True, served: bool = True) -> dict[str, KindVersions]:
-    """Both kinds with both versions."""
+    """SharePod and GPUNode with both versions, other kinds as they are."""
     further = {
         "SharePod": Version(
             name=NAME,
@@ -53,6 +53,8 @@ def kinds(*, stored: str = "v1alpha1", hub_served: bool = True, served: bool = T
     }
     return {
         kind: replace(versions, further=(further[kind],), stored=stored, hub_served=hub_served)
+        if kind in further
+        else versions
         for kind, versions in VERSIONS.items()
     }
 

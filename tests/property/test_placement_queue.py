@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from sharepod.placement.engine import queue_key
@@ -12,7 +13,7 @@ from sharepod.placement.state.types import NodeState, PlacementRequest
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
 from unit.virtual_time import VirtualTimeLoop
 
-_SHAPES: tuple[dict[str, object], ...] = (
+_SHAPES: tuple[dict[str, Any], ...] = (
     {"request": 0.3},
     {"request": 0.5},
     {"request": 1.0},

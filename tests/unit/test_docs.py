@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sharepod.api import sharepod as api
 from sharepod.api.dialects import KEYS
+from sharepod.api.gpubudget import BudgetBooks, GPUBudgetSpec, GPUBudgetStatus
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Tenant, TenantStatus
 from sharepod.api.objects import Model
 from sharepod.api.sharepod import GpuSpec, SharePodStatus
@@ -38,6 +39,9 @@ DECISIONS = ROOT / "docs" / "decisions"
         (GpuSpec, "SharePod", "| `", ""),
         (SharePodStatus, "Status", "| `", ""),
         (GPUNodeSpec, "GPUNode", "| `spec.", "spec."),
+        (GPUBudgetSpec, "GPUBudget", "| `spec.", "spec."),
+        (GPUBudgetStatus, "GPUBudget", "| `status.", "status."),
+        (BudgetBooks, "GPUBudget", "| `status.books`", ""),
         (GPUNodeStatus, "GPUNode", "| `status.", "status."),
         (GPUStatementStatus, "GPUStatement", "| `status.", "status."),
         (Gpu, "GPUNode", "| `status.gpus[]`", ""),
@@ -50,7 +54,7 @@ def test_every_field_is_in_its_table_of_the_reference(model: type[Model], head: 
     assert table is not None
     rows = [line for line in table[1].splitlines() if line.startswith(begin)]
     # The fields of an object in a list stand in the second cell of its line, other fields in the first of theirs.
-    cell = 2 if begin.endswith("[]`") else 1
+    cell = 2 if begin.endswith("`") and begin != "| `" else 1
     names = {name for row in rows for name in re.findall(r"`([\w.]+)(?:\[\])?`", row.split(" | ")[cell - 1])}
     named = {name.removeprefix(prefix) for name in names}
     assert not {field.alias for field in model.model_fields.values()} - named

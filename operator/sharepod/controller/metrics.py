@@ -171,3 +171,53 @@ APPLY_TO_POD_SECONDS = Histogram(
     buckets=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     registry=LEADERS,
 )
+
+_OF_BUDGET = ["namespace", "budget"]
+BUDGET_AMOUNT_SECONDS = Gauge(
+    "sharepod_namespace_budget_amount_seconds",
+    "GPU-seconds of weight 1 that a GPUBudget has when nothing is spent: amount, or cap with continuous refill.",
+    _OF_BUDGET,
+    registry=LEADERS,
+)
+BUDGET_LEFT_SECONDS = Gauge(
+    "sharepod_namespace_budget_left_seconds",
+    "GPU-seconds of weight 1 that a GPUBudget has left.",
+    _OF_BUDGET,
+    registry=LEADERS,
+)
+BUDGET_USED_RATIO = Gauge(
+    "sharepod_namespace_budget_used_ratio",
+    "Part of a GPUBudget that is used; above 1 where more was charged than the amount.",
+    _OF_BUDGET,
+    registry=LEADERS,
+)
+BUDGET_SPENDING_RATIO = Gauge(
+    "sharepod_namespace_budget_spending_ratio",
+    "GPU-seconds of weight 1 that are charged to a GPUBudget a second, as a mean over about an hour.",
+    _OF_BUDGET,
+    registry=LEADERS,
+)
+BUDGET_SPENT = Gauge(
+    "sharepod_namespace_budget_spent", "1 while nothing of a GPUBudget is left, else 0.", _OF_BUDGET, registry=LEADERS
+)
+BUDGET_GONE_SECONDS = Gauge(
+    "sharepod_namespace_budget_gone_timestamp_seconds",
+    "Time, since 1970, at which nothing of a GPUBudget is left at the present rate; absent if it lasts to its refill.",
+    _OF_BUDGET,
+    registry=LEADERS,
+)
+BUDGETS = (
+    BUDGET_AMOUNT_SECONDS,
+    BUDGET_LEFT_SECONDS,
+    BUDGET_USED_RATIO,
+    BUDGET_SPENDING_RATIO,
+    BUDGET_SPENT,
+    BUDGET_GONE_SECONDS,
+)
+"""Metrics of GPUBudgets."""
+NAMESPACE_IDLE = Gauge(
+    "sharepod_namespace_idle_reserved_gpus",
+    "GPUs' worth of time that SharePods and claims of a namespace have reserved and not held for an hour.",
+    ["namespace"],
+    registry=LEADERS,
+)

@@ -21,12 +21,15 @@ import structlog
 from sharepod.api.pod import PodSettings
 from sharepod.api.sharepod import Phase
 from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
+from sharepod.budgets.budget import ConsumedTotal, TotalKey
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
 from sharepod.controller.apiserver.sights import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.budgets.budget_control import BudgetControl
+from sharepod.controller.budgets.idle_reservations import IdleReservations
 from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
@@ -153,6 +156,8 @@ class Operator:
             head_reservation_for=settings.keep_for,
             on_holder_wanted=lambda request, place: self.holder_reconciler.want(request, place),
             preemptions_per_minute=settings.preemptions_per_minute,
+            fair_wait=settings.fair_wait,
+            standing=lambda namespace: self.budgets.standing(namespace),
         )
         self.holder_reconciler = HolderReconciler(
             self.state, self.client, self.ledger, self.events, self.memos, settings, clock, self.loop.retry
@@ -180,6 +185,18 @@ class Operator:
             clock,
         )
         self.loop.preemptions.on_begun = self.preemptor.begin
+        self.budgets = BudgetControl(
+            self.state,
+            self.client,
+            self.events,
+            namespace=settings.namespace,
+            half_life_s=settings.usage_half_life,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            written=self._totals_written,
+            acts=lambda: self._active,
+            on_changed=self.loop.order_changed,
+        )
+        self.idle_reservations = IdleReservations(self.state, self.events, acts=lambda: self._active, clock=clock)
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.statements = Statements(self.client, lambda: list(self.state.gpunodes), lambda: self._active)
         self.node_reconciler.take_in = self.statements.take_in
@@ -202,6 +219,16 @@ class Operator:
         self.state.on_tenant_changed = self._enqueue_tenant
         self.state.on_node_changed = self._node_changed
         self.state.on_room_changed = self.loop.room_changed
+
+    def _totals_written(self) -> dict[TotalKey, ConsumedTotal] | None:
+        """Return what each namespace has had by model, as it is written; None as long as it is not read."""
+        if not self.statements.complete:
+            return None
+        return {
+            (namespace, model): ConsumedTotal(had.held_ms, had.reserved_ms)
+            for namespace in self.statements.namespaces()
+            for model, had in self.statements.totals(namespace).items()
+        }
 
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
@@ -295,6 +322,7 @@ class Operator:
             if term != self._term or not self.leadership.acting():
                 continue
             self.node_reconciler.check_agents(acting=False)  # all are enqueued next
+            self.budgets.begin()
             self._active = True
             self._enqueue_all()
             log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
@@ -405,6 +433,8 @@ class Operator:
             "nodes": self.node_reconciler.run(),
             "holders": self.holder_reconciler.run(),
             "statements": self.statements.run(),
+            "budgets": self.budgets.run(),
+            "idle reservations": self.idle_reservations.run(),
             "resync": self._resync(),
             "tick": self._tick(),
         }

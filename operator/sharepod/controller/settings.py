@@ -100,6 +100,18 @@ class OperatorSettings(BaseSettings):
     than most tenants run that it may wait for.
     """
 
+    fair_wait: Seconds = 86400
+    """A SharePod that has waited this long is next for the head-of-line reservation among those of its priority, the
+    oldest first, however much its team has used: a day, so that a team which has used too much waits that much longer
+    at most, and gains no more than one place at a time by waiting.
+    """
+
+    usage_half_life: Seconds = 604800
+    """Time after which GPU time that was charged to a budget counts half in the order of the queue: a week, so that a
+    team that used much last month is not behind for it, and one that uses much today is. The amount of a budget is
+    not affected.
+    """
+
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
 

@@ -35,12 +35,21 @@ from .state.types import Assignment, NewHolder, PlacementRequest, Refusal
 from .together import place_on, places_together
 from .wording import of_claims
 
-QueueKey = tuple[int, str, str, str]
+QueueKey = tuple[int, int, str, str, str]
+
+_OVERDUE = -1
+"""Standing in the head of the line of a request that has waited too long: before all others of its priority."""
 
 
 def queue_key(request: PlacementRequest) -> QueueKey:
-    """Return the sort key of the queue: priority, then age, then namespace and name."""
-    return (-request.priority, request.created, request.namespace, request.name)
+    """Return the sort key of the queue: priority, then standing, then age, then namespace and name."""
+    return (-request.priority, request.standing, request.created, request.namespace, request.name)
+
+
+def head_key(request: PlacementRequest, *, overdue: bool) -> QueueKey:
+    """Return the sort key by which GPUs are kept: that of the queue, but that age alone counts for those that are
+    overdue, and they come before the others of their priority."""
+    return queue_key(replace(request, standing=_OVERDUE) if overdue else request)
 
 
 class Engine:

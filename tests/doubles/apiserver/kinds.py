@@ -100,6 +100,7 @@ KINDS = (
     _crd("sharepods"),
     _crd("gpunodes"),
     _crd("gpustatements"),
+    _crd("gpubudgets"),
 )
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sharepod.api.units import Bytes, GpuUuid
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller.placing.loop import PlacementLoop
-from sharepod.controller.placing.victims_seen import NamespaceStanding, Unbudgeted
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -22,6 +22,7 @@ HEAD_RESERVATION_AFTER = 600.0
 START = 1_767_225_600.0
 """Time of day at which a world begins: that of the objects' times."""
 HEAD_RESERVATION_FOR = 36000.0
+FAIR_WAIT = 5000.0
 _MOMENT_S = 0.001
 """A time shorter than any timer of the loop."""
 
@@ -33,7 +34,7 @@ class World:
         self,
         *,
         preemptions_per_minute: float = 0.0,
-        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
+        standing: Callable[[str], Standing] | None = None,
     ) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -41,6 +42,8 @@ class World:
         self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
         self.leading = True
+        self.standings: dict[str, Standing] = {}
+        """Standings of namespaces that have a budget."""
         self.loop = PlacementLoop(
             self.state,
             self.memos,
@@ -52,7 +55,8 @@ class World:
             head_reservation_for=HEAD_RESERVATION_FOR,
             preemptions_per_minute=preemptions_per_minute,
             wall=lambda: START + clock() - began,
-            standing=standing,
+            fair_wait=FAIR_WAIT,
+            standing=standing or (lambda namespace: self.standings.get(namespace, WITHOUT_BUDGET)),
         )
         self.state.on_room_changed = self.loop.room_changed
 
@@ -73,11 +77,13 @@ class World:
         self.state.cluster.remove_node(name)
         self.state.on_room_changed()
 
-    async def want(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
+    async def want(self, tenant: str, request: float, *, priority: int = 0, namespace: str = "n", **gpu: Any) -> None:
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
-        metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"}
+        made = f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"
+        metadata = {"creationTimestamp": made, "namespace": namespace}
         self.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
         own = pod_object(uid=f"pod-of-{tenant}", name=tenant, owner=tenant, gated=True, priority=priority)
+        own["metadata"]["namespace"] = namespace
         self.state.put_pod(own)
         self.loop.want_place(tenant)
         await self.settle()
@@ -106,7 +112,7 @@ class World:
         pod = self.state.pod_of(tenant)
         assert sharepod is not None
         assert pod is not None
-        return self.loop.requests.of_sharepod(sharepod, pod)
+        return self.loop.requests.ranked(self.loop.requests.of_sharepod(sharepod, pod))
 
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal

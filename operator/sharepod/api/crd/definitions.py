@@ -66,7 +66,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             "format": "int32",
             "default": 1,
             "x-kubernetes-validations": [
-                _rule("self == 1", ONE_POD),
+                rule("self == 1", ONE_POD),
             ],
         },
         TTL: {
@@ -89,7 +89,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     status["default"] = dict(_UNSEEN)
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
-    return _definition(
+    return definition(
         kind=SHAREPOD,
         plural=SHAREPODS,
         short="shp",
@@ -103,23 +103,23 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         },
         categories=["all"],
         columns=[
-            _column("Ready", "string", ".status.readyContainers", "Containers that are ready, and all"),
-            _column("Status", "string", ".status.summary", "The pod's status, or why there is none that runs"),
-            _column("Restarts", "integer", ".status.restarts", "Times that containers or the pod were started again"),
-            _column("Used", "string", ".status.usage.shown", "Part of the last 10 s in which it held each GPU"),
-            _column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
-            _column(
+            column("Ready", "string", ".status.readyContainers", "Containers that are ready, and all"),
+            column("Status", "string", ".status.summary", "The pod's status, or why there is none that runs"),
+            column("Restarts", "integer", ".status.restarts", "Times that containers or the pod were started again"),
+            column("Used", "string", ".status.usage.shown", "Part of the last 10 s in which it held each GPU"),
+            column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
+            column(
                 "Limit",
                 "string",
                 ".status.share.limit",
                 "Largest fraction of each GPU's time that the SharePod may use",
             ),
-            _column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
-            _column("Node", "string", ".status.node"),
-            _column("GPU", "string", ".status.gpuIndexes", "Indexes of the SharePod's GPUs on the node"),
-            _column("Age", "date", ".metadata.creationTimestamp"),
-            _column("IP", "string", ".status.podIP", priority=1),
-            _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
+            column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
+            column("Node", "string", ".status.node"),
+            column("GPU", "string", ".status.gpuIndexes", "Indexes of the SharePod's GPUs on the node"),
+            column("Age", "date", ".metadata.creationTimestamp"),
+            column("IP", "string", ".status.podIP", priority=1),
+            column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
         ],
     )
 
@@ -141,7 +141,7 @@ def gpunode_crd() -> dict[str, Any]:
     by_key(spec, "tenants", key="id")
     by_key(spec, "holders", key="id")
     spec["properties"]["tenants"]["items"]["x-kubernetes-validations"] = [
-        _rule("self.requestMilli <= self.limitMilli", "requestMilli is more than limitMilli", field="requestMilli"),
+        rule("self.requestMilli <= self.limitMilli", "requestMilli is more than limitMilli", field="requestMilli"),
     ]
     spec["properties"]["pool"]["default"] = Pool.DEDICATED.value
     status = model_schema(GPUNodeStatus)
@@ -150,7 +150,7 @@ def gpunode_crd() -> dict[str, Any]:
     by_key(status, "tenants", key="id")
     by_key(status, "consumption", key="series")
     by_key(status, "conditions", key="type")
-    return _definition(
+    return definition(
         kind=GPUNODE,
         plural=GPUNODES,
         short="gn",
@@ -160,22 +160,22 @@ def gpunode_crd() -> dict[str, Any]:
         spec=spec,
         status=status,
         columns=[
-            _column("Pool", "string", ".spec.pool"),
-            _column("Model", "string", ".status.gpus[0].model", "Model of the node's first GPU"),
-            _column("GPUs", "integer", ".status.gpuCount"),
-            _column("Reserved", "string", ".status.reserved", "Reserved fraction of each GPU's time"),
-            _column("Tenants", "integer", ".status.tenantCount"),
-            _column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
-            _column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
-            _column("Simulated", "boolean", ".status.simulated", priority=1),
-            _column("Age", "date", ".metadata.creationTimestamp"),
+            column("Pool", "string", ".spec.pool"),
+            column("Model", "string", ".status.gpus[0].model", "Model of the node's first GPU"),
+            column("GPUs", "integer", ".status.gpuCount"),
+            column("Reserved", "string", ".status.reserved", "Reserved fraction of each GPU's time"),
+            column("Tenants", "integer", ".status.tenantCount"),
+            column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
+            column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
+            column("Simulated", "boolean", ".status.simulated", priority=1),
+            column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )
 
 
 def gpustatement_crd() -> dict[str, Any]:
     """Return the CRD of GPUStatements."""
-    return _definition(
+    return definition(
         kind=STATEMENT_KIND,
         plural=STATEMENT_PLURAL,
         short="gst",
@@ -185,12 +185,12 @@ def gpustatement_crd() -> dict[str, Any]:
         # Lists stay atomic: by key, the list of who manages which entry would be larger than the entries.
         status=model_schema(GPUStatementStatus),
         columns=[
-            _column("Age", "date", ".metadata.creationTimestamp"),
+            column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )
 
 
-def _definition(
+def definition(
     *,
     kind: str,
     plural: str,
@@ -203,6 +203,7 @@ def _definition(
     subresources: dict[str, Any] | None = None,
     categories: list[str] | None = None,
 ) -> dict[str, Any]:
+    """Return a CRD of one version."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -250,16 +251,17 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
-    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+def column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
+    """Return a column that kubectl get prints; one of priority 1 only with -o wide."""
+    result: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
     if description:
-        column["description"] = description
+        result["description"] = description
     if priority:
-        column["priority"] = priority
-    return column
+        result["priority"] = priority
+    return result
 
 
-def _rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
+def rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
     """Return a CEL rule. `message` is shown where `expression`, which may quote values, is missing or fails."""
     result = {"rule": rule, "message": message}
     if expression:
@@ -291,7 +293,7 @@ def gpu_schema() -> Schema:
                 "default": 1,
                 "x-kubernetes-validations": [
                     *_fraction_rules("limit"),
-                    _rule("self != 0.0", "0 would never run; write at least 0.001 or leave the field out"),
+                    rule("self != 0.0", "0 would never run; write at least 0.001 or leave the field out"),
                 ],
             },
             "memory": {
@@ -340,7 +342,7 @@ def gpu_schema() -> Schema:
                     "type": "string",
                     "maxLength": 64,
                     "x-kubernetes-validations": [
-                        _rule(
+                        rule(
                             f"self.matches('{UUID_PATTERN}')",
                             f"is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}",
                         )
@@ -370,8 +372,8 @@ def _choice(description: str, choices: list[Any], default: Any) -> Schema:
 
 
 def _label(description: str, allowed: str) -> Schema:
-    rule = _rule(f"self.matches('{LABEL_PATTERN}')", f"is not a label; write up to 63 {allowed}")
-    return {"description": description, "type": "string", "maxLength": 63, "x-kubernetes-validations": [rule]}
+    named = rule(f"self.matches('{LABEL_PATTERN}')", f"is not a label; write up to 63 {allowed}")
+    return {"description": description, "type": "string", "maxLength": 63, "x-kubernetes-validations": [named]}
 
 
 def _fraction_rules(field: str) -> list[Rule]:
@@ -379,7 +381,7 @@ def _fraction_rules(field: str) -> list[Rule]:
     share = f"double(int(self * 1000.0 / double({whole}) + 0.999)) / 1000.0"
     nearest = "double(int(self * 1000.0 + 0.5))"
     return [
-        _rule(
+        rule(
             "self >= 0.0 && self <= 1.0",
             "is not a fraction of a GPU; write 0 to 1, such as 0.4",
             expression=(
@@ -389,7 +391,7 @@ def _fraction_rules(field: str) -> list[Rule]:
                 f"'%s is more than one GPU; use count: %d with {field} %s'.format([self, {whole}, {share}])"
             ),
         ),
-        _rule(
+        rule(
             # The tolerance is far below a thousandth and far above the error of a binary float.
             f"self < 0.0 || self > 1.0 || (self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
             "is finer than a thousandth of a GPU; write at most three decimals",
@@ -405,14 +407,14 @@ def _memory_rules() -> list[Rule]:
     unread = "is not a quantity; write a size such as 4Gi, 512Mi or a number of bytes"
     small = f"is less than {MIN_MEMORY}; write a size with its unit, such as 4Gi"
     return [
-        _rule("type(self) == int || isQuantity(self)", unread, expression=f"'\"%s\" {unread}'.format([self])"),
-        _rule(
+        rule("type(self) == int || isQuantity(self)", unread, expression=f"'\"%s\" {unread}'.format([self])"),
+        rule(
             "type(self) == int ? self >= 1048576 : "
             f"(!isQuantity(self) || quantity(self).compareTo(quantity('{MIN_MEMORY}')) >= 0)",
             small,
             expression=f"'%s {small}'.format([self])",
         ),
-        _rule(
+        rule(
             f"type(self) == int || !isQuantity(self) || quantity(self).compareTo(quantity('{MAX_MEMORY}')) <= 0",
             "is more memory than any GPU has; write a size such as 4Gi",
         ),
@@ -423,7 +425,7 @@ def _together_rules() -> list[Rule]:
     shared = "self.mode != 'Exclusive'"
     return [
         *(
-            _rule(
+            rule(
                 f"{shared} || !has(self.{field})" + (f" || self.{field} == 1.0" if field == "limit" else ""),
                 f"an Exclusive SharePod has the whole GPU; leave {field} out or use mode: Shared",
                 field=field,
@@ -431,37 +433,37 @@ def _together_rules() -> list[Rule]:
             )
             for field in ("request", "limit", "memory")
         ),
-        _rule(
+        rule(
             f"{shared} || self.latency == 'Normal'",
             "an Exclusive SharePod has the whole GPU and waits for nobody; leave latency out or use mode: Shared",
             field="latency",
             reason="FieldValueForbidden",
         ),
-        _rule(
+        rule(
             "self.latency == 'Normal' || !has(self.request) || self.request != 0.0",
             "Interactive spends guaranteed time, and request is 0; write a request such as 0.3, or leave latency out",
             field="latency",
             reason="FieldValueForbidden",
         ),
-        _rule(
+        rule(
             f"!({shared}) || has(self.request)",
             "write the fraction of a GPU's time to guarantee, such as 0.4, or use mode: Exclusive",
             field="request",
             reason="FieldValueRequired",
         ),
-        _rule(
+        rule(
             "!has(self.limit) || !has(self.request) || self.limit >= self.request",
             "is less than the request; write the request or more",
             expression="'%s is less than the request %s; write that or more'.format([self.limit, self.request])",
             field="limit",
         ),
-        _rule(
+        rule(
             "!has(self.request) || self.request != 0.0 || has(self.memory)",
             "is required with request 0 (best effort); write a size such as 4Gi",
             field="memory",
             reason="FieldValueRequired",
         ),
-        _rule(
+        rule(
             "!has(self.uuids) || size(self.uuids) == 0 || size(self.uuids) >= self.count",
             "names fewer GPUs than count; name at least as many, or none",
             expression=(
@@ -491,7 +493,7 @@ def _fix_pod(spec: Schema) -> list[Rule]:
     ]
     gpu = "cannot be added to or taken from a SharePod that exists; delete it and create it again"
     allowed = f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)"
-    return [_rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"), *_fix(spec, names, allowed)]
+    return [rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"), *_fix(spec, names, allowed)]
 
 
 def _fix(schema: Schema, names: Sequence[str], allowed: str) -> list[Rule]:
@@ -503,8 +505,8 @@ def _fix(schema: Schema, names: Sequence[str], allowed: str) -> list[Rule]:
     """
     for name in names:
         rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])
-        rules.append(_rule(STAYS, f"cannot be changed {allowed}; delete the SharePod and create it again"))
+        rules.append(rule(STAYS, f"cannot be changed {allowed}; delete the SharePod and create it again"))
     kept = " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in names)
     which = "".join(f"has(self.{name}) != has(oldSelf.{name}) ? '{name}' : " for name in names)
     text = f"cannot be added or removed {allowed}; delete the SharePod and create it again"
-    return [_rule(f"{STAYS} || ({kept})", f"a field {text}", expression=f"({which}'a field') + ' {text}'")]
+    return [rule(f"{STAYS} || ({kept})", f"a field {text}", expression=f"({which}'a field') + ' {text}'")]

@@ -53,6 +53,20 @@ _LONGEST = {
 }
 """Most entries of a list or map of a pod, by its field; of all others `MAX_ITEMS`. The operator reads no more."""
 
+_BOUNDS = (
+    "type",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+    "enum",
+)
+"""Keys that a schema of ours keeps of pydantic's."""
+
 
 class SchemaError(ValueError):
     """Document of which no schema can be made."""
@@ -103,7 +117,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
     schema: Schema = {}
     if "description" in node:
         schema["description"] = _sentence(node)
-    for key in ("type", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "enum"):
+    for key in _BOUNDS:
         if key in node:
             schema[key] = node[key]
     if "const" in node:
@@ -112,7 +126,9 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
         schema["format"] = "int64"
     if node.get("type") == "array":
         schema["items"] = _structural(node["items"], definitions)
-    if node.get("type") == "object":
+    if isinstance(node.get("additionalProperties"), Mapping):
+        schema["additionalProperties"] = _structural(node["additionalProperties"], definitions)
+    elif node.get("type") == "object":
         schema["properties"] = {name: _structural(value, definitions) for name, value in node["properties"].items()}
         if node.get("required"):
             schema["required"] = list(node["required"])

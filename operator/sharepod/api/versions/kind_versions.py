@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sharepod.api.bounds import MAX_MESSAGE, clipped
+from sharepod.api.gpubudget import KIND as GPUBUDGET
 from sharepod.api.gpunode import KIND as GPUNODE
 from sharepod.api.objects import GROUP, VERSION
 from sharepod.api.sharepod import KIND as SHAREPOD
@@ -73,7 +74,7 @@ class KindVersions:
 
 
 VERSIONS: Final[Mapping[str, KindVersions]] = MappingProxyType(
-    {kind: KindVersions(kind=kind) for kind in (SHAREPOD, GPUNODE)}
+    {kind: KindVersions(kind=kind) for kind in (SHAREPOD, GPUNODE, GPUBUDGET)}
 )
 """Versions of our kinds, by kind."""
 

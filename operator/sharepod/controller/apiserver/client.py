@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from kubernetes.aio.client import Configuration
 
-from sharepod.api import gpunode, objects, sharepod, statement
+from sharepod.api import gpubudget, gpunode, objects, sharepod, statement
 from sharepod.controller import metrics
 from sharepod.kube import (
     APPLY_PATCH,
@@ -80,7 +80,7 @@ CLAIMS = Resource("/apis/resource.k8s.io/v1", "resourceclaims")
 CLAIM_TEMPLATES = Resource("/apis/resource.k8s.io/v1", "resourceclaimtemplates")
 POLICY_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
-
+GPUBUDGETS = Resource(f"/apis/{objects.API_VERSION}", gpubudget.PLURAL)
 GPUSTATEMENTS = Resource(f"/apis/{objects.API_VERSION}", statement.STATEMENT_PLURAL)
 
 _MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")

@@ -20,14 +20,12 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import Json
 
 from . import sights
-from .client import CLAIMS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
+from .client import CLAIMS, GPUBUDGETS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
 from .reflector import Reflector
 from .sights import Sight
 
 _OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take room of a node, or wait for one with a claim."""
-_ENDING = "status.phase=Terminating"
-"""Field selector of the namespaces that are being deleted."""
 _REPLAY_S = 0.1
 """Seconds from the opening of a watch until the events since its version count as taken in: they come at once."""
 _POLL_S = 0.02
@@ -198,12 +196,23 @@ class Watches:
             "namespaces",
             NAMESPACES,
             _Feed(
-                state.ending_namespaces.put,
-                lambda uid, _version, _last: state.ending_namespaces.drop(uid),
-                state.ending_namespaces.versions,
-                state.ending_namespaces.distrust,
+                self._put_namespace,
+                lambda uid, _version, _last: self._drop_namespace(uid),
+                state.namespace_labels.versions,
+                self._distrust_namespaces,
             ),
-            fields=_ENDING,
+            needed=False,
+        )
+        self.budgets = reflector(
+            "gpubudgets",
+            GPUBUDGETS,
+            _Feed(
+                state.budgets.put,
+                lambda uid, version, _last: state.budgets.drop(uid, version),
+                state.budgets.known.versions,
+                state.budgets.known.distrust,
+                state.budgets.put_unreadable,
+            ),
             needed=False,
         )
         self.all = (
@@ -215,6 +224,7 @@ class Watches:
             self.leases,
             self.namespaces,
             self.claims,
+            self.budgets,
         )
 
     def sights(self) -> list[Sight]:
@@ -248,13 +258,25 @@ class Watches:
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        while not self._heard_since(asked):  # noqa: ASYNC110 - eight watches, and of each only a time
+        while not self._heard_since(asked):  # noqa: ASYNC110 - nine watches, and of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)
 
     def _heard_since(self, asked: float) -> bool:
         now = self._clock()
         return all(sight.listed and sight.silent_s <= now - asked for sight in self.sights() if sight.needed)
+
+    def _put_namespace(self, raw: Json) -> None:
+        self._state.ending_namespaces.put(raw)
+        self._state.namespace_labels.put(raw)
+
+    def _drop_namespace(self, uid: str) -> None:
+        self._state.ending_namespaces.drop(uid)
+        self._state.namespace_labels.drop(uid)
+
+    def _distrust_namespaces(self) -> None:
+        self._state.ending_namespaces.distrust()
+        self._state.namespace_labels.distrust()
 
     def _put_sharepod(self, raw: Json) -> None:
         uid = str(raw["metadata"]["uid"])

@@ -99,6 +99,11 @@ class Explanations:
                 refusal = self._with_leavers(request, refusal)
             elif same and memo.refusal is not None:
                 return
+        self.tell(waiting, refusal)
+
+    def tell(self, waiting: WaitingTenant, refusal: Refusal) -> None:
+        """Take a refusal into the memo, and tell it if it is another one."""
+        memo = self._memos.of(waiting.tenant)
         if refusal != memo.refusal:
             memo.refusal = refusal
             self._on_answered(waiting.tenant)

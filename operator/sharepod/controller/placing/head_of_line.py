@@ -1,8 +1,10 @@
 """Head of the line: for whom GPUs are reserved before a place is found, and for how long.
 
 Guarantees:
-- At most one tenant has a head-of-line reservation: the oldest of the highest priority that has waited long enough, for
-  lack of room, and could be served.
+- At most one tenant has a head-of-line reservation: the first in queue order that has waited long enough, for lack of
+  room, and could be served.
+- Among those of one priority, the oldest that has waited `fair_wait` comes before all that have not, whatever their
+  standing.
 - It keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long, or
   the reservation has lasted its time.
 """
@@ -10,12 +12,13 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import structlog
 
 from sharepod.api.units import TenantId
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.engine import queue_key
+from sharepod.placement.engine import head_key
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable
 from sharepod.placement.state.cluster import Cluster, HeadReservation
 from sharepod.placement.state.types import Outlook, PlacementRequest
@@ -38,6 +41,7 @@ class HeadOfLine:
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
         lasts: Seconds after which a reservation ends; its owner then waits as if it came now.
+        fair_wait: Seconds of waiting from which the standing of its namespace does not count.
         later: Called with the time, monotonic seconds, at which to look again.
         wake: Called when the queue is to be gone through again.
     """
@@ -51,6 +55,7 @@ class HeadOfLine:
         clock: Callable[[], float],
         after: float,
         lasts: float,
+        fair_wait: float,
         later: Callable[[float], None],
         wake: Callable[[], None],
     ) -> None:
@@ -60,6 +65,7 @@ class HeadOfLine:
         self._clock = clock
         self._after = after
         self._lasts = lasts
+        self._fair_wait = fair_wait
         self._later = later
         self._wake = wake
         self._kept_since = (TenantId(""), 0.0)
@@ -67,7 +73,7 @@ class HeadOfLine:
         self._next_check = 0.0
 
     def look(self, places: Mapping[str, WaitingTenant]) -> None:
-        """Reserve GPUs for the oldest SharePod of the highest priority, if it has waited long enough.
+        """Reserve GPUs for the first in the line that has waited long enough.
 
         `places`: the tenants that wait for a place.
         """
@@ -82,9 +88,9 @@ class HeadOfLine:
         waits = [waiting for waiting in list(places.values()) if self._waits_for_room(waiting)]
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [(request, waiting) for request, waiting in requests if request is not None and not request.beside]
-        asked.sort(key=lambda item: queue_key(item[0]))
+        asked.sort(key=lambda item: head_key(item[0], overdue=now - item[1].since >= self._fair_wait))
         if asked:
-            self._later(max(asked[0][1].since + self._after, self._next_check))
+            self._later(max(min(waiting.since for _, waiting in asked) + self._after, self._next_check))
         reservation = self._choose(asked, now)
         if reservation == cluster.head_reservation:
             return
@@ -119,9 +125,10 @@ class HeadOfLine:
         if reservation is not None and (owner is None or not is_attainable(cluster, owner, reservation)):
             reservation = None
         for request, waiting in asked:
-            ahead = owner is None or reservation is None or request.priority > owner.priority
-            if not ahead or now - waiting.since < self._after:
-                return reservation
+            if reservation is not None and owner is not None and request.priority <= owner.priority:
+                return replace(reservation, priority=owner.priority)
+            if now - waiting.since < self._after:
+                continue
             if (found := find_head_reservation(cluster, request)) is not None:
                 return found
         return reservation

@@ -1,14 +1,14 @@
 """Placement loop: the one place where shares are decided.
 
 Guarantees:
-- Decisions are taken one at a time, in queue order (priority, then age), each on a state that holds all earlier ones,
-  written or not.
+- Decisions are taken one at a time, in queue order (effective priority, standing of the namespace, age), each on a
+  state that holds all earlier ones, written or not.
 - Nothing is decided before everything was listed, nor while this process does not lead.
 - A decision is handed to the ledger writer at once and never waited for.
 - A refused SharePod is tried again when a node has gained room that it could use, and only then.
 - Why a SharePod was refused is worked out after the decisions of the pass, so that explaining delays nobody.
-- No SharePod blocks another, except by a head-of-line reservation: GPUs of one node are reserved for the oldest of the
-  highest priority once it has waited `head_reservation_after`.
+- No SharePod blocks another, except by a head-of-line reservation: GPUs of one node are reserved for the first
+  in the line once it has waited `head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import structlog
 
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import Milli, TenantId
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.engine import Engine, queue_key
+from sharepod.placement.engine import Engine, QueueKey, queue_key
 from sharepod.placement.holders import find_holder
 from sharepod.placement.state.types import (
     Assignment,
@@ -39,9 +40,9 @@ from sharepod.placement.state.types import (
 from .explanations import Explanations
 from .head_of_line import HeadOfLine
 from .preemptions import Preemptions
-from .requests import PlacementRequests
+from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
-from .victims_seen import NamespaceStanding, Unbudgeted, VictimsSeen
+from .victims_seen import VictimsSeen
 from .waiting import WaitingTenant
 
 _YIELD_S = 0.01
@@ -85,6 +86,7 @@ class PlacementLoop:
         head_reservation_for: Seconds after which that reservation ends; its owner then waits as if it came now.
         preemptions_per_minute: Most victims of preemption a minute; 0: nobody is preempted.
         wall: Time of day, seconds since the epoch.
+        fair_wait: Seconds of waiting from which the standing of its namespace does not count for that reservation.
         standing: Returns the standing of a namespace by its budget.
     """
 
@@ -102,11 +104,12 @@ class PlacementLoop:
         on_holder_wanted: Callable[[PlacementRequest, NewHolder], None] = lambda _request, _place: None,
         preemptions_per_minute: float = 0.0,
         wall: Callable[[], float] = time.time,
-        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
+        fair_wait: float = float("inf"),
+        standing: Callable[[str], Standing] = lambda _namespace: WITHOUT_BUDGET,
     ) -> None:
         self._state = state
         self.engine = Engine(state.cluster)
-        self.requests = PlacementRequests(state, memos, clock)
+        self.requests = PlacementRequests(state, memos, clock, standing)
         self._memos = memos
         self._may_act = may_act
         self._on_decided = on_decided
@@ -127,6 +130,7 @@ class PlacementLoop:
             clock=clock,
             after=head_reservation_after,
             lasts=head_reservation_for,
+            fair_wait=fair_wait,
             later=self._later,
             wake=self._kick.set,
         )
@@ -179,6 +183,12 @@ class PlacementLoop:
         """Wake the loop if any SharePod waits: room may have appeared."""
         if self._places or self._resizes:
             self._kick.set()
+
+    def order_changed(self) -> None:
+        """Try every SharePod that waits again: standings have changed, and with them whose turn it is."""
+        for waiting in self._places.values():
+            waiting.refused_at_version = None
+        self.room_changed()
 
     def node_left(self) -> None:
         """Work the reasons of refusals out again: they count a node that is gone, or the only one."""
@@ -234,7 +244,7 @@ class PlacementLoop:
             if waiting.refused_at_version != cluster.room_version and not has_request_0(cluster, waiting.tenant):
                 self._resize(waiting)
         cycle.end_of("resize")
-        # 2. Sort the queue: highest priority first, then oldest.
+        # 2. Sort the queue: highest priority first, then those that have used least of their entitlement, then oldest.
         queue = self._in_order()
         cycle.end_of("sort")
         # 3. Place: one decision each, for those that new room could serve.
@@ -285,7 +295,7 @@ class PlacementLoop:
             if self._kick.is_set():
                 return
 
-    def _in_order(self) -> list[tuple[tuple[int, str, str, str], WaitingTenant, PlacementRequest]]:
+    def _in_order(self) -> list[tuple[QueueKey, WaitingTenant, PlacementRequest]]:
         """Return the SharePods to try now, in queue order; those refused at this version already are left out."""
         found = []
         for waiting in list(self._places.values()):
@@ -297,6 +307,9 @@ class PlacementLoop:
             until = self._memos.of(waiting.tenant).not_before
             if self._clock() < until:
                 self._later(until)
+                continue
+            if (wait := budget_wait(self._standing(request.namespace))) is not None:
+                self._explanations.tell(waiting, wait)
                 continue
             found.append((queue_key(request), waiting, request))
         return sorted(found, key=lambda item: item[0])

@@ -8,17 +8,30 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sharepod.api.gpunode import ClaimReference
 from sharepod.api.units import TenantId
+from sharepod.budgets.standing import Standing
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.state.types import PlacementRequest
+from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 
 from .claim_requests import claim_request
+
+
+def budget_wait(standing: Standing) -> Refusal | None:
+    """Return why new SharePods of a namespace wait for its budget; None if they do not."""
+    if standing.waits_until is None:
+        return None
+    headline = (
+        "the GPU budget of the namespace is spent, and new SharePods wait until it counts again at "
+        f"{standing.waits_until}"
+    )
+    return Refusal(outlook=Outlook.SPENT, headline=headline, advice="A larger budget would help: ask a cluster admin.")
 
 
 class PlacementRequests:
@@ -28,15 +41,34 @@ class PlacementRequests:
         state: The cluster state.
         memos: Say which nodes a tenant is kept away from.
         clock: Monotonic seconds.
+        standing_of: Returns the standing of a namespace.
     """
 
-    def __init__(self, state: ClusterState, memos: TenantMemos, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        memos: TenantMemos,
+        clock: Callable[[], float],
+        standing_of: Callable[[str], Standing],
+    ) -> None:
         self._state = state
         self._memos = memos
         self._clock = clock
+        self._standing_of = standing_of
 
     def of(self, tenant: str) -> PlacementRequest | None:
-        """Return the request of a tenant; None if it asks for nothing any more."""
+        """Return the request of a tenant, as its namespace's standing makes it; None if it asks for nothing any
+        more."""
+        request = self._own(tenant)
+        return self.ranked(request) if request is not None else None
+
+    def ranked(self, request: PlacementRequest) -> PlacementRequest:
+        """Return a request with its effective priority and its standing."""
+        standing = self._standing_of(request.namespace)
+        priority = standing.effective_priority(request.priority)
+        return replace(request, priority=priority, standing=standing.step)
+
+    def _own(self, tenant: str) -> PlacementRequest | None:
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)

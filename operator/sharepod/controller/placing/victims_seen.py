@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from sharepod.api.units import WHOLE_GPU, TenantId
+from sharepod.budgets.standing import Standing
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
@@ -28,27 +28,6 @@ _STUCK_S = 60.0
 a node that does not answer never will."""
 _PROTECTED_S = 30.0
 """Seconds for which a Pod counts as protected whose eviction a PodDisruptionBudget has refused."""
-
-
-class NamespaceStanding(Protocol):
-    """Standing of a namespace: how its budget changes the priority of what it runs."""
-
-    @property
-    def over_budget_milli(self) -> int:
-        """How far it is over its budget, in thousandths of it."""
-
-    def effective_priority(self, priority: int) -> int:
-        """Return the priority with which a Pod of this priority counts."""
-
-
-class Unbudgeted:
-    """Standing of a namespace without a budget."""
-
-    over_budget_milli = 0
-
-    def effective_priority(self, priority: int) -> int:
-        """Return the priority itself."""
-        return priority
 
 
 class VictimsSeen:
@@ -66,7 +45,7 @@ class VictimsSeen:
         state: ClusterState,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        standing: Callable[[str], NamespaceStanding],
+        standing: Callable[[str], Standing],
     ) -> None:
         self._state = state
         self._clock = clock
@@ -88,7 +67,7 @@ class VictimsSeen:
     def lowest(self) -> int:
         """Return the lowest effective priority of all Pods that may have a share."""
         state = self._state
-        standings: dict[str, NamespaceStanding] = {}
+        standings: dict[str, Standing] = {}
         found = 1 << 40
         for pods in (state.pods, state.seen_claims.pods):
             for pod in pods:

@@ -23,6 +23,7 @@ from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
 
 from .agent_leases import AgentLeases
+from .budgets_seen import BudgetsSeen
 from .claims_seen import ClaimsSeen
 from .facts.claim_facts import ClaimFacts
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
@@ -31,7 +32,7 @@ from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_shar
 from .gpunode_changes import reconciler_facts, tenants_concerned
 from .holders_seen import HoldersSeen
 from .ledgers import Ledgers
-from .namespaces import EndingNamespaces
+from .namespaces import EndingNamespaces, NamespaceLabels
 from .other_pods import OtherPods
 from .placement_view import node_state, placement_facts
 from .store import DISTRUSTED, Store
@@ -79,6 +80,8 @@ class ClusterState:
         self.agents = agents
         self.ending_namespaces = EndingNamespaces()
         self.ending_namespaces.on_changed = self._tell_namespace
+        self.namespace_labels = NamespaceLabels()
+        self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()

@@ -1,13 +1,18 @@
-"""Namespaces that are being deleted: nothing new is created in them, so nobody in them gets a share."""
+"""Namespaces: which are being deleted (nothing new is created there, so nobody there gets a share), and their labels,
+by which budgets select."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
+
+_MOST_LABELS = 256
+"""Labels of a namespace that are read."""
 
 
 class EndingNamespaces:
-    """Namespaces that are being deleted, by the watch of those in phase Terminating.
+    """Namespaces that are being deleted, those in phase Terminating.
 
     Guarantee: `on_changed` is called with the name of a namespace whenever its answer to `in` has changed.
     """
@@ -21,7 +26,9 @@ class EndingNamespaces:
         return name in self._names.values()
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Take in a Namespace that is being deleted, as it was read."""
+        """Take in a Namespace as it was read."""
+        if (raw.get("status") or {}).get("phase") != "Terminating":
+            return
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
             return
@@ -35,6 +42,47 @@ class EndingNamespaces:
         self._versions.pop(uid, None)
         if (name := self._names.pop(uid, None)) is not None:
             self.on_changed(name)
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest: the API server's versions have gone back."""
+        self._versions = dict.fromkeys(self._versions, 0)
+
+
+class NamespaceLabels:
+    """Labels of every namespace.
+
+    Guarantee: `on_changed` is called whenever a namespace has come, has gone, or has other labels.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """Name and labels by uid."""
+        self._versions: dict[str, int] = {}
+        self.on_changed: Callable[[], None] = lambda: None
+
+    def by_name(self) -> dict[str, Mapping[str, str]]:
+        """Return the labels of each namespace."""
+        return dict(self._of.values())
+
+    def put(self, raw: Mapping[str, Any]) -> None:
+        """Take in a Namespace as it was read."""
+        metadata = raw["metadata"]
+        uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
+        if version < self._versions.get(uid, 0):
+            return
+        self._versions[uid] = version
+        labels = metadata.get("labels")
+        given = islice(labels.items(), _MOST_LABELS) if isinstance(labels, Mapping) else ()
+        known = str(metadata["name"]), {str(key): str(value) for key, value in given}
+        if self._of.get(uid) != known:
+            self._of[uid] = known
+            self.on_changed()
+
+    def drop(self, uid: str) -> None:
+        """Take out a Namespace that is gone, by its uid."""
+        self._versions.pop(uid, None)
+        if self._of.pop(uid, None) is not None:
+            self.on_changed()
 
     def versions(self) -> Mapping[str, int]:
         """Return the version of each Namespace by uid. A live view."""

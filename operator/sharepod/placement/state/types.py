@@ -233,9 +233,10 @@ class PlacementRequest:
     """Request of a SharePod for a place.
 
     `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that the order of texts is the
-    order of time. `pod_uid`: its Pod; None where a place is only looked for, and for a claim. `claim`: the
-    ResourceClaim that the GPUs are to be attached by. `avoid`: nodes not to use this time, each with the reason in
-    words that fit after "the node" ("was refused by kube-scheduler: ...").
+    order of time. `priority`: the effective one. `standing`: how much its namespace has used of its entitlement, in
+    coarse steps; less goes first among those of one priority. `pod_uid`: its Pod; None where a place is only looked
+    for, and for a claim. `claim`: the ResourceClaim that the GPUs are to be attached by. `avoid`: nodes not to use this
+    time, each with the reason in words that fit after "the node" ("was refused by kube-scheduler: ...").
     """
 
     tenant: TenantId
@@ -246,6 +247,7 @@ class PlacementRequest:
     pod_uid: str | None = None
     owner: str | None = None
     priority: int = 0
+    standing: int = 0
     created: str = ""
     claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -308,6 +310,8 @@ class Outlook(StrEnum):
     CONFLICT = "AffinityConflict"
     """The request's affinity group runs, and no such member can join it, however much is free (another `count` or
     exclusion label, Exclusive, GPUs that the request leaves out): one of the two has to change."""
+    SPENT = "BudgetSpent"
+    """The budget of its namespace is spent, and new SharePods wait until it is refilled."""
     UNSEEN = "Waiting"
     """Too little is seen of the cluster for an answer: the watches are silent."""
     UNCOUNTED = "QuotaCannotCount"

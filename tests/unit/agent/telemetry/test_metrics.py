@@ -191,7 +191,7 @@ def test_the_example_of_alerts_asks_for_what_is_told() -> None:
         [container] = pod["spec"]["containers"]
         assert endpoint["port"] in [port["name"] for port in container["ports"]]
     assert len(watched) == len(names) == 2
-    operators = set(re.findall(r"`(sharepod_operator_\w+)`", (ROOT / "docs/settings.md").read_text()))
+    operators = set(re.findall(r"`(sharepod_(?:operator|namespace)_\w+)`", (ROOT / "docs/settings.md").read_text()))
     told = {name + ("_total" if family.kind == "counter" else "") for name, family in FAMILIES.items()} | operators
     for rule in rules["spec"]["groups"][0]["rules"]:
         asked = re.findall(r"sharepod_\w+", rule["expr"])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from sharepod.api.units import Bytes, TenantId
+from sharepod.budgets.standing import Standing
 from sharepod.controller.placing import explanations
 from sharepod.placement.resizing import resize
-from sharepod.placement.state.types import Assignment, PlacementRequest, Refusal, Taint
-from unit.controller.loop_world import HEAD_RESERVATION_AFTER, HEAD_RESERVATION_FOR, World
+from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal, Taint
+from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, HEAD_RESERVATION_FOR, World
 from unit.controller.objects import pod_object, sharepod_object
 
 
@@ -346,6 +347,115 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     kept = world.state.cluster.head_reservation
     assert kept is not None
     assert kept.tenant == "whole"
+
+
+@pytest.mark.promise("budgets-order")
+async def test_of_one_priority_the_team_that_has_used_least_of_its_entitlement_comes_first(world: World) -> None:
+    world.node("a")
+    world.standings = {"much": Standing(share_milli=1500), "little": Standing(share_milli=500)}
+    await world.want("runs", 1.0)
+    await world.want("of-much", 1.0, namespace="much")
+    await world.want("of-none", 1.0)
+    await world.want("of-little", 1.0, namespace="little")
+    await world.want("late-of-little", 1.0, namespace="little")
+    order = []
+    now = "runs"
+    for _ in range(4):
+        await world.leaves(now)
+        (now,) = world.placed
+        order.append(now)
+    assert order == ["of-little", "late-of-little", "of-none", "of-much"]
+
+
+@pytest.mark.promise("budgets-lowered")
+async def test_a_team_that_borrows_comes_after_lower_priorities_that_are_above_what_it_is_lowered_to(
+    world: World,
+) -> None:
+    world.node("a")
+    world.standings = {"spent": Standing(lowered_to=-1000, share_milli=0)}
+    await world.want("runs", 1.0)
+    await world.want("borrows", 1.0, namespace="spent", priority=1000)
+    await world.want("low", 1.0, priority=-10)
+    await world.leaves("runs")
+    assert set(world.placed) == {"low"}
+    await world.leaves("low")
+    assert set(world.placed) == {"borrows"}, "and it runs where there is room"
+
+
+@pytest.mark.promise("budgets-queue")
+async def test_where_a_spent_budget_queues_new_ones_wait_with_the_time_of_the_refill(world: World) -> None:
+    world.node("a")
+    await world.want("runs", 0.5, namespace="spent")
+    world.standings = {"spent": Standing(waits_until="2026-02-01T00:00:00Z")}
+    world.loop.order_changed()
+    await world.want("new", 0.1, namespace="spent")
+    await world.want("other", 0.1)
+    assert set(world.placed) == {"runs", "other"}
+    assert "2026-02-01T00:00:00Z" in world.why("new")
+    refusal = world.memos.of("new").refusal
+    assert refusal is not None
+    assert refusal.outlook is Outlook.SPENT
+    world.standings = {"spent": Standing(share_milli=2000)}
+    world.loop.order_changed()
+    await world.settle()
+    assert set(world.placed) == {"runs", "other", "new"}
+
+
+@pytest.mark.promise("budgets-head-order")
+async def test_gpus_are_kept_for_the_team_that_has_used_least_and_has_waited(world: World) -> None:
+    world.node("a")
+    world.standings = {"much": Standing(share_milli=1500), "little": Standing(share_milli=500)}
+    await world.want("small", 0.5)
+    await world.want("first", 1.0)
+    await world.later(HEAD_RESERVATION_AFTER / 2)
+    await world.want("of-much", 1.0, namespace="much")
+    await world.want("of-little", 1.0, namespace="little")
+    await world.long_wait()
+    kept = world.state.cluster.head_reservation
+    assert kept is not None
+    assert kept.tenant == "first", "what is kept stays with its owner"
+    await world.leaves("small")
+    await world.later(2)
+    await world.want("fills", 1.0, priority=1)
+    await world.leaves("first")
+    await world.later(2)
+    kept = world.state.cluster.head_reservation
+    assert kept is not None
+    assert kept.tenant == "of-little"
+
+
+@pytest.mark.promise("budgets-head-order")
+async def test_one_that_has_just_come_keeps_nothing_from_one_that_has_waited(world: World) -> None:
+    world.node("a")
+    world.standings = {"much": Standing(share_milli=1500), "little": Standing(share_milli=500)}
+    await world.want("small", 0.5)
+    await world.want("of-much", 1.0, namespace="much")
+    await world.later(HEAD_RESERVATION_AFTER - 5)
+    await world.want("of-little", 1.0, namespace="little")
+    await world.later(7)
+    kept = world.state.cluster.head_reservation
+    assert kept is not None
+    assert kept.tenant == "of-much"
+
+
+@pytest.mark.promise("budgets-no-starvation")
+async def test_after_fair_wait_gpus_are_kept_by_age_whatever_the_standing(world: World) -> None:
+    world.node("a")
+    world.standings = {"much": Standing(share_milli=1500), "little": Standing(share_milli=0)}
+    for number in range(2):
+        await world.want(f"first-{number}", 1.0)
+    await world.want("of-much", 1.0, namespace="much")
+    for number in range(12):
+        await world.want(f"little-{number}", 1.0, namespace="little")
+    order = []
+    for _ in range(10):
+        await world.later(700)
+        (runs,) = world.placed
+        order.append(runs)
+        await world.leaves(runs)
+    placed_at_s = 700 * order.index("of-much")
+    assert FAIR_WAIT <= placed_at_s <= FAIR_WAIT + 2 * 700
+    assert all(name.startswith("little") for name in order[2 : order.index("of-much")])
 
 
 @pytest.mark.promise("placement-head-next")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from sharepod.api.units import TenantId
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller.placing.preemptions import OngoingPreemption
-from sharepod.controller.placing.victims_seen import NamespaceStanding, Unbudgeted
 from unit.controller.loop_world import World
 from unit.controller.objects import pod_object
 
@@ -25,7 +24,7 @@ class Playing(World):
         self,
         *,
         per_minute: float = 600.0,
-        standing: Callable[[str], NamespaceStanding] = lambda _namespace: Unbudgeted(),
+        standing: Callable[[str], Standing] = lambda _namespace: WITHOUT_BUDGET,
     ) -> None:
         super().__init__(preemptions_per_minute=per_minute, standing=standing)
         self.begun: list[OngoingPreemption] = []
@@ -261,19 +260,12 @@ async def test_no_more_are_preempted_in_a_minute_than_the_setting_says() -> None
         assert len(world.begun) == 2
 
 
-@dataclass(frozen=True)
-class OutOfBudget:
-    """Standing of a namespace that has spent its budget."""
-
-    over_budget_milli: int = 200
-
-    def effective_priority(self, priority: int) -> int:
-        return min(priority, -1000)
+OUT_OF_BUDGET = Standing(lowered_to=-1000, over_budget_milli=200, share_milli=1200)
 
 
 @pytest.mark.promise("placement-best-effort")
 async def test_who_is_out_of_budget_runs_at_request_0_while_memory_lasts_and_is_raised_when_there_is_room() -> None:
-    async with playing(standing=lambda _namespace: OutOfBudget()) as world:
+    async with playing(standing=lambda _namespace: OUT_OF_BUDGET) as world:
         await world.runs("first", 0.8, memory="4Gi")
         await world.want("second", 0.5, memory="4Gi")
         assert "second" in world.placed

@@ -1,14 +1,17 @@
-"""Namespaces that are being deleted, as their watch brings them."""
+"""Namespaces as their watch brings them: those that are being deleted, and the labels of all."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sharepod.controller.state.namespaces import EndingNamespaces
+from sharepod.controller.state.namespaces import EndingNamespaces, NamespaceLabels
 
 
-def namespace(name: str, uid: str, version: int = 1) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": uid, "resourceVersion": str(version)}}
+def namespace(
+    name: str, uid: str, version: int = 1, phase: str = "Terminating", labels: dict[str, str] | None = None
+) -> dict[str, Any]:
+    metadata = {"name": name, "uid": uid, "resourceVersion": str(version), "labels": labels or {}}
+    return {"metadata": metadata, "status": {"phase": phase}}
 
 
 def test_a_namespace_ends_from_its_first_event_until_it_is_gone_and_each_change_is_told_once() -> None:
@@ -18,7 +21,8 @@ def test_a_namespace_ends_from_its_first_event_until_it_is_gone_and_each_change_
     ending.put(namespace("a", "u-1"))
     ending.put(namespace("a", "u-1", 2))
     assert ("a" in ending, "b" in ending, told) == (True, False, ["a"])
-    assert ending.versions() == {"u-1": 2}
+    ending.put(namespace("b", "u-2", 3, "Active"))
+    assert "b" not in ending
     ending.drop("u-1")
     ending.drop("u-1")
     assert ("a" in ending, told) == (False, ["a", "a"])
@@ -32,11 +36,17 @@ def test_a_namespace_of_the_same_name_that_came_later_is_another_one() -> None:
     assert "a" in ending
 
 
-def test_an_older_version_changes_nothing_unless_the_versions_have_gone_back() -> None:
-    ending = EndingNamespaces()
-    ending.put(namespace("a", "u-1", 5))
-    ending.put(namespace("a", "u-1", 3))
-    assert ending.versions() == {"u-1": 5}
-    ending.distrust()
-    ending.put(namespace("a", "u-1", 3))
-    assert ending.versions() == {"u-1": 3}
+def test_labels_are_those_of_the_newest_version_and_each_change_is_told_once() -> None:
+    known = NamespaceLabels()
+    told: list[int] = []
+    known.on_changed = lambda: told.append(1)
+    known.put(namespace("a", "u-1", 5, "Active", {"team": "x"}))
+    known.put(namespace("a", "u-1", 6, "Active", {"team": "x"}))
+    known.put(namespace("a", "u-1", 3, "Active", {"team": "old"}))
+    assert (known.by_name(), known.versions(), len(told)) == ({"a": {"team": "x"}}, {"u-1": 6}, 1)
+    known.distrust()
+    known.put(namespace("a", "u-1", 3, "Active", {"team": "restored"}))
+    assert (known.by_name(), len(told)) == ({"a": {"team": "restored"}}, 2)
+    known.drop("u-1")
+    known.drop("u-1")
+    assert (known.by_name(), known.versions(), len(told)) == ({}, {}, 3)

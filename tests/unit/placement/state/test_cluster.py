@@ -356,7 +356,7 @@ def test_what_is_no_share_is_an_error(request_milli: int, limit: int) -> None:
 
 @pytest.mark.promise("placement-order")
 def test_the_queue_goes_by_priority_then_age_then_name() -> None:
-    def waiting(name: str, priority: int, created: str) -> tuple[int, str, str, str]:
+    def waiting(name: str, priority: int, created: str) -> tuple[int, int, str, str, str]:
         return queue_key(dataclasses.replace(ask(name), priority=priority, created=created))
 
     old, new = "2030-01-01T00:00:00Z", "2030-01-01T00:00:01Z"

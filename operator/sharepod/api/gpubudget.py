@@ -1,0 +1,229 @@
+"""GPUBudget: an amount of GPU time that namespaces share for a period, and what happens once it is spent.
+
+Guarantees:
+- `spec` is written by cluster admins, `status` by the operator alone.
+- A budget covers the namespace that it is in. One in the operator's namespace covers those that its selector matches.
+
+Docstrings of models become descriptions in the CRD.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .bounds import MAX_CONDITIONS
+from .objects import Condition, Model
+
+KIND = "GPUBudget"
+PLURAL = "gpubudgets"
+
+CONDITION_IN_FORCE = "InForce"
+"""Condition of a GPUBudget: False while it covers no namespace, or others than it asks for; the message says why."""
+CONDITION_WITHIN_BUDGET = "WithinBudget"
+"""Condition of a GPUBudget: False while nothing of it is left."""
+CONDITION_GONE_EARLY = "GoneEarly"
+"""Condition of a GPUBudget: True while it will be spent before it is refilled, at the present rate."""
+
+MAX_GPU_SECONDS = 1_000_000_000_000
+"""Largest amount: a thousand GPUs for thirty years. In millionths it fits into 63 bits."""
+MAX_MODELS = 64
+"""Models of GPUs with a weight of their own."""
+MAX_NAMESPACES = 256
+"""Namespaces of one budget: bounds the size of its status."""
+MAX_TAKEN = 1024
+"""Counters that the account of one budget has taken in: one for each namespace and model."""
+LARGEST_WEIGHT = 1000
+"""Largest weight of a model."""
+MAX_AMOUNT = 4 * 10**18
+"""Largest amount in millionths of a GPU-second: below 2^63 also where an API server reads the bound as a float."""
+
+AmountField = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
+TimeField = Annotated[int, Field(ge=0, le=1 << 53)]
+TextTimeField = Annotated[str, Field(max_length=32)]
+
+
+class BudgetPeriod(StrEnum):
+    """Period of a budget, in UTC: a day, a week from Monday, a month from its first day."""
+
+    DAY = "Day"
+    WEEK = "Week"
+    MONTH = "Month"
+
+
+class Refill(StrEnum):
+    """Refill of a budget: the whole amount at the start of each period, or all the time, up to a cap."""
+
+    PERIOD_START = "PeriodStart"
+    CONTINUOUS = "Continuous"
+
+
+class ChargeBy(StrEnum):
+    """Charge of a budget: by the time for which GPUs were held, or by the part of GPUs that was reserved."""
+
+    HELD = "Held"
+    RESERVED = "Reserved"
+
+
+class WhenSpent(StrEnum):
+    """Consequence of a spent budget: running at low priority, waiting of new SharePods, or none but notice."""
+
+    BORROW = "Borrow"
+    QUEUE = "Queue"
+    NOTIFY = "Notify"
+
+
+class ModelWeight(Model):
+    """Weight of the time of one model of GPU."""
+
+    model: Annotated[str, Field(min_length=1, max_length=96)]
+    """Model of the GPU as GPUNodes show it, such as `NVIDIA A100-SXM4-80GB`."""
+    weight: Annotated[float, Field(ge=0, le=LARGEST_WEIGHT)]
+    """Seconds charged for one second of a GPU of this model, to 3 decimals. Models that are not listed weigh 1."""
+
+    @property
+    def weight_milli(self) -> int:
+        """The weight in thousandths."""
+        return round(self.weight * 1000)
+
+
+class SelectorRequirement(Model):
+    """Requirement on a label of a namespace."""
+
+    key: Annotated[str, Field(min_length=1, max_length=317)]
+    """Key of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """In, NotIn, Exists or DoesNotExist."""
+    values: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=MAX_NAMESPACES)] = ()
+    """Values, for In and NotIn."""
+
+    def holds(self, labels: dict[str, str]) -> bool:
+        """Return whether labels meet it. As elsewhere in Kubernetes, NotIn holds where the label is absent."""
+        if self.operator in ("In", "NotIn"):
+            return (labels.get(self.key) in self.values) == (self.operator == "In")
+        return (self.key in labels) == (self.operator == "Exists")
+
+
+class NamespaceSelector(Model):
+    """Selector of namespaces by label; all of its requirements hold."""
+
+    match_labels: Annotated[dict[str, str], Field(max_length=16, default_factory=dict)]
+    """Labels that a namespace has. `kubernetes.io/metadata.name` is its name."""
+    match_expressions: Annotated[tuple[SelectorRequirement, ...], Field(max_length=16)] = ()
+    """Requirements on labels."""
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        """Return whether a namespace with these labels is selected. An empty selector selects all."""
+        same = all(labels.get(key) == value for key, value in self.match_labels.items())
+        return same and all(requirement.holds(labels) for requirement in self.match_expressions)
+
+
+class GPUBudgetSpec(Model):
+    """Budget of GPU time, written by cluster admins."""
+
+    namespace_selector: NamespaceSelector | None = None
+    """Namespaces that share the budget, by label; only for a budget in the operator's namespace. Without it the budget
+    covers the namespace that it is in."""
+    gpu_seconds: Annotated[int, Field(ge=1, le=MAX_GPU_SECONDS)]
+    """Amount for each period, in seconds of one GPU of weight 1."""
+    period: BudgetPeriod = BudgetPeriod.MONTH
+    """Day, Week (from Monday) or Month, in UTC."""
+    refill: Refill = Refill.PERIOD_START
+    """PeriodStart: the whole amount at the start of each period, and what is left is lost. Continuous: the amount is
+    spread evenly over the period, and what is not used is saved up to cap."""
+    cap: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
+    """The most that is saved with refill Continuous, in GPU-seconds. Default: gpuSeconds."""
+    charge_by: ChargeBy = ChargeBy.RESERVED
+    """Reserved: request x time, whether used or not. Held: the time for which GPUs were held, borrowed or not."""
+    when_spent: WhenSpent = WhenSpent.BORROW
+    """Borrow: SharePods run on at borrowPriority. Queue: those that run go on, new ones wait. Notify: no change."""
+    borrow_priority: Annotated[int, Field(ge=-(2**31), le=1_000_000_000)] = -1000
+    """With Borrow: the priority that SharePods have at most while the budget is spent."""
+    models: Annotated[tuple[ModelWeight, ...], Field(max_length=MAX_MODELS)] = ()
+    """Weights of models of GPU; others weigh 1."""
+
+    @model_validator(mode="after")
+    def _check_cap(self) -> Self:
+        if self.cap is not None and self.refill is not Refill.CONTINUOUS:
+            raise ValueError(CAP_RULE)
+        return self
+
+
+CAP_RULE = "cap is for refill Continuous; remove it, or set refill: Continuous"
+PRIORITY_RULE = "borrowPriority is for whenSpent Borrow; remove it, or set whenSpent: Borrow"
+VALUES_RULE = "In and NotIn need values; Exists and DoesNotExist take none"
+WEIGHT_RULE = "has more than 3 decimals; write at most 3"
+
+
+class ChargedTotal(Model):
+    """Total of one namespace and model, as far as it is charged."""
+
+    namespace: Annotated[str, Field(min_length=1, max_length=63)]
+    """Namespace."""
+    model: Annotated[str, Field(max_length=96)] = ""
+    """Model of GPU; empty: none yet, and the namespace is covered from here on."""
+    held_milliseconds: AmountField = 0
+    """GPU time held."""
+    reserved_milliseconds: AmountField = 0
+    """GPU time reserved."""
+
+
+class BudgetBooks(Model):
+    """Account of the budget: what the operator goes on from after a restart. Amounts in millionths of a GPU-second,
+    times in milliseconds since 1970."""
+
+    period_start: TimeField
+    """Start of the period that is charged."""
+    at: TimeField
+    """Time up to which consumption is charged."""
+    held: AmountField = 0
+    """GPU time held in the period, weighted."""
+    reserved: AmountField = 0
+    """GPU time reserved in the period, weighted."""
+    credit: AmountField = 0
+    """With refill Continuous: what is left."""
+    spent: bool = False
+    """Nothing was left, and too little has been refilled since."""
+    announced: Annotated[int, Field(ge=0, le=100)] = 0
+    """Percentage of which an Event has told in this period."""
+    usage: AmountField = 0
+    """Usage that decays, by which the queue is ordered."""
+    spending: AmountField = 0
+    """Usage that decays within an hour, by which the rate is told."""
+    since: TimeField
+    """Time since which the two are counted."""
+    taken: Annotated[tuple[ChargedTotal, ...], Field(max_length=MAX_TAKEN)] = ()
+    """Totals up to which consumption is charged."""
+
+
+class GPUBudgetStatus(Model):
+    """Spent and left GPU time, written by the operator alone. Amounts in GPU-seconds of weight 1."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that the status describes."""
+    namespaces: Annotated[tuple[str, ...], Field(max_length=MAX_NAMESPACES)] = ()
+    """Namespaces that the budget covers."""
+    period_start: TextTimeField | None = None
+    """Start of the period."""
+    period_end: TextTimeField | None = None
+    """End of the period."""
+    held: AmountField = 0
+    """GPU time held in the period."""
+    reserved: AmountField = 0
+    """GPU time reserved in the period."""
+    left: AmountField = 0
+    """Left of the budget."""
+    percent: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Part of the budget that is used; above 100 where more was charged than the amount."""
+    rate: Annotated[str, Field(max_length=32)] = ""
+    """GPUs' worth of time charged at present, as a mean over about an hour."""
+    gone_at: TextTimeField | None = None
+    """When nothing is left, at this rate; absent if the budget is refilled before."""
+    refill_at: TextTimeField | None = None
+    """When a spent budget counts again; absent if it is not spent."""
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
+    """InForce, WithinBudget and GoneEarly."""
+    books: BudgetBooks | None = None
+    """Account of the budget, for the operator."""

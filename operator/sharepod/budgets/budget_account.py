@@ -1,0 +1,154 @@
+"""Account of one budget: what was charged in its period, and what is left.
+
+Amounts are millionths of a GPU-second (milliseconds of a GPU times its model's weight in thousandths), whole numbers,
+so that nothing is lost by adding often. Times are milliseconds since 1970.
+
+Guarantees:
+- BA1 exact: what is charged in a period is what was consumed in it, however the time is cut into steps.
+- BA2 idempotent: the same consumption up to the same time, taken in again, changes nothing.
+- BA3 bounded: what is left is from 0 to the amount (refill at the period's start) or to the cap (continuous).
+- Consumption over the end of a period is divided by time: the part that may lie in the old one is not charged to the
+  new one.
+- A clock that goes back changes no period and refills nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sharepod.api.gpubudget import BudgetPeriod, ChargeBy, Refill
+
+from .periods import span_of
+
+MICRO = 1_000_000
+"""Account units in a GPU-second of weight 1."""
+RESUMED_AT = 10
+"""Part of the cap, its tenth, from which a spent continuous budget counts again: with less, a team would change places
+with others at each look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """Consumption of GPU time, weighted, in account units."""
+
+    held: int = 0
+    reserved: int = 0
+
+    def __add__(self, other: Consumed) -> Consumed:
+        return Consumed(self.held + other.held, self.reserved + other.reserved)
+
+    def part(self, numerator: int, denominator: int) -> Consumed:
+        """Return this part of it, rounded down."""
+        return Consumed(self.held * numerator // denominator, self.reserved * numerator // denominator)
+
+    def by(self, charge: ChargeBy) -> int:
+        """Return what is charged of it."""
+        return self.held if charge is ChargeBy.HELD else self.reserved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms of a budget. `amount`: account units for each period. `cap`: the most that a continuous budget saves."""
+
+    amount: int
+    period: BudgetPeriod = BudgetPeriod.MONTH
+    refill: Refill = Refill.PERIOD_START
+    cap: int
+    charge_by: ChargeBy = ChargeBy.RESERVED
+
+    @property
+    def full(self) -> int:
+        """Amount of a budget of which nothing is spent, in account units."""
+        return self.cap if self.refill is Refill.CONTINUOUS else self.amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetAccount:
+    """Account of a budget at `at_ms`.
+
+    `consumed`: in the period that began at `period_start_ms`. `credit`: what a continuous budget has left; of the other
+    kind the amount of the terms less what was charged is left. `spent`: nothing was left, and not enough came since.
+    """
+
+    period_start_ms: int
+    at_ms: int
+    consumed: Consumed = Consumed()
+    credit: int = 0
+    spent: bool = False
+
+    def left(self, terms: Terms) -> int:
+        """Return what is left, in account units."""
+        if terms.refill is Refill.CONTINUOUS:
+            return min(self.credit, terms.cap)
+        return max(0, terms.amount - self.consumed.by(terms.charge_by))
+
+    def used_milli(self, terms: Terms) -> int:
+        """Return the part of the budget that is used, in thousandths; above 1000 where more was charged than there was
+        (refill at the period's start)."""
+        if terms.refill is Refill.CONTINUOUS:
+            return 1000 - self.left(terms) * 1000 // terms.cap
+        return self.consumed.by(terms.charge_by) * 1000 // terms.amount
+
+    def over_milli(self, terms: Terms) -> int:
+        """Return how much more than the amount was charged in the period, in thousandths of the amount."""
+        return max(0, self.consumed.by(terms.charge_by) - terms.amount) * 1000 // terms.amount
+
+
+def opened(terms: Terms, at_ms: int) -> BudgetAccount:
+    """Return a new account, of which nothing is spent."""
+    return BudgetAccount(period_start_ms=span_of(terms.period, at_ms).start_ms, at_ms=at_ms, credit=terms.full)
+
+
+def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: int) -> BudgetAccount:
+    """Return the account at a later time, with what was consumed since `account.at_ms` charged."""
+    if at_ms <= account.at_ms:
+        if consumed == Consumed():
+            return _judged(account, terms)
+        at_ms = account.at_ms
+    # 1. The consumption of the present period: all, or since its start in proportion to time.
+    span = span_of(terms.period, at_ms)
+    here, before = consumed, account.consumed if account.period_start_ms >= span.start_ms else Consumed()
+    if span.start_ms > account.at_ms:
+        here = consumed.part(at_ms - span.start_ms, at_ms - account.at_ms)
+    # 2. The credit of a continuous budget: refilled and charged at the same time, between 0 and the cap.
+    net = _refilled(terms, account.at_ms, at_ms) - consumed.by(terms.charge_by)
+    credit = min(max(0, account.credit + net), terms.cap)
+    changed = replace(account, period_start_ms=span.start_ms, at_ms=at_ms, consumed=before + here, credit=credit)
+    return _judged(changed, terms)
+
+
+def refill_rate(terms: Terms, at_ms: int) -> float:
+    """Return what a continuous budget gets, in account units a second, in the period of that time; 0 for the other
+    kind."""
+    if terms.refill is not Refill.CONTINUOUS:
+        return 0.0
+    return terms.amount * 1000 / span_of(terms.period, at_ms).length_ms
+
+
+def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
+    """Return when a spent budget counts again, if nothing is charged until then."""
+    if terms.refill is Refill.PERIOD_START:
+        return span_of(terms.period, account.at_ms).end_ms
+    missing = max(0, terms.cap // RESUMED_AT - account.credit)
+    return account.at_ms + round(missing / refill_rate(terms, account.at_ms) * 1000)
+
+
+def _judged(account: BudgetAccount, terms: Terms) -> BudgetAccount:
+    """Return the account with its word whether it is spent."""
+    left = account.left(terms)
+    waits = account.spent and terms.refill is Refill.CONTINUOUS and left < terms.cap // RESUMED_AT
+    return replace(account, spent=left <= 0 or waits)
+
+
+def _refilled(terms: Terms, since_ms: int, until_ms: int) -> int:
+    """Return what a continuous budget gets between two times. Sums over adjacent spans are exact."""
+    if terms.refill is not Refill.CONTINUOUS:
+        return 0
+    got, at_ms = 0, since_ms
+    while at_ms < until_ms:
+        span = span_of(terms.period, at_ms)
+        end_ms = min(span.end_ms, until_ms)
+        got += terms.amount * (end_ms - span.start_ms) // span.length_ms
+        got -= terms.amount * (at_ms - span.start_ms) // span.length_ms
+        at_ms = end_ms
+    return got

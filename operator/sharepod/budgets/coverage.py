@@ -1,0 +1,87 @@
+"""Coverage: which namespaces each budget covers, where several could.
+
+Guarantees:
+- CV1 one: a namespace is covered by one budget at most.
+- Budgets of the operator's namespace that select come first, so that nobody leaves a team's budget by one of his own;
+  then those of the namespaces themselves. Of one kind the oldest comes first, then the first by name.
+- A budget that cannot be read covers nothing, and costs no other budget anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sharepod.api.gpubudget import MAX_NAMESPACES, NamespaceSelector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimant:
+    """Budget that claims namespaces. `created`: its creationTimestamp, RFC 3339. `readable`: its spec can be read."""
+
+    uid: str
+    namespace: str
+    name: str
+    created: str
+    selector: NamespaceSelector | None = None
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Namespaces of one budget. `reason` and `message`: why they are not all that it asks for; None: they are."""
+
+    namespaces: tuple[str, ...] = ()
+    reason: str | None = None
+    message: str = ""
+
+
+def coverages(
+    claimants: Iterable[Claimant], labels: Mapping[str, Mapping[str, str]], operator_namespace: str
+) -> dict[str, Coverage]:
+    """Return what each budget covers, by uid. `labels`: those of every namespace."""
+    taken: dict[str, Claimant] = {}
+    found: dict[str, Coverage] = {}
+    central = operator_namespace
+    for one in sorted(claimants, key=lambda one: _rank(one, central)):
+        if not one.readable:
+            continue
+        if one.selector is not None and one.namespace != central:
+            found[one.uid] = Coverage(
+                reason="SelectorNotAllowed",
+                message=f"namespaceSelector works only in a GPUBudget of namespace {central}; remove it, or move the "
+                "GPUBudget there",
+            )
+            continue
+        asked = [one.namespace]
+        if one.selector is not None:
+            asked = sorted(name for name, has in labels.items() if one.selector.matches(dict(has)))
+        free = [name for name in asked if name not in taken]
+        covered = tuple(free[:MAX_NAMESPACES])
+        taken.update(dict.fromkeys(covered, one))
+        found[one.uid] = _covered(covered, asked, free, taken)
+    return found
+
+
+def _rank(one: Claimant, central: str) -> tuple[bool, str, str, str]:
+    """Return what budgets are sorted by where several ask for a namespace."""
+    selects = one.selector is not None and one.namespace == central
+    return (not selects, one.created, one.namespace, one.name)
+
+
+def _covered(covered: tuple[str, ...], asked: list[str], free: list[str], taken: Mapping[str, Claimant]) -> Coverage:
+    if not asked:
+        return Coverage(reason="NoNamespace", message="namespaceSelector matches no namespace")
+    if len(free) > MAX_NAMESPACES:
+        message = f"{len(free)} namespaces match; the first {MAX_NAMESPACES} by name are covered: use several budgets"
+        return Coverage(covered, "TooManyNamespaces", message)
+    others = [name for name in asked if name not in covered]
+    if others:
+        by = taken[others[0]]
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        message = (
+            f"namespace {others[0]}{more} is covered by GPUBudget {by.namespace}/{by.name}, which comes first; delete "
+            "one of them"
+        )
+        return Coverage(covered, "Superseded", message)
+    return Coverage(covered)

@@ -1,0 +1,80 @@
+"""Standing of a team: how far it is within its budget, and what that does to its place in the queue.
+
+The share of a team is its decayed usage over its entitlement, as in time-based fair share: usage of one half-life ago
+counts half. A team that uses exactly its entitlement comes to a share of 1000.
+
+Guarantees:
+- Whoever uses nothing has a share that only falls.
+- A team without a budget is never lowered, and its share is that of a team that uses exactly its entitlement.
+- Order within a team does not change: all its SharePods have the same standing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+ON_ENTITLEMENT = 1000
+"""Share, in thousandths, of a team that uses exactly what it is entitled to; of one without a budget too."""
+STEP_MILLI = 100
+"""Thousandths of its entitlement by which a team moves in the queue at once: with finer steps the order would change at
+each look."""
+MOST_MILLI = 1_000_000
+"""Largest share: a thousand times the entitlement."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecayedUsage:
+    """Usage that fades: `amount` at `at_ms`, in account units. `since_ms`: when it began to be counted."""
+
+    amount: float
+    at_ms: int
+    since_ms: int
+
+    def at(self, at_ms: int, half_life_s: float, more: int = 0) -> DecayedUsage:
+        """Return the usage at a later time, with what was consumed since; a time that is not later adds only that."""
+        passed_s = max(0, at_ms - self.at_ms) / 1000
+        factor = math.exp2(-passed_s / half_life_s)
+        # Consumption at an even rate over the time passed has itself faded by now.
+        evenly = 1.0 if passed_s == 0 else (1 - factor) / (passed_s / half_life_s * math.log(2))
+        return DecayedUsage(self.amount * factor + more * evenly, max(at_ms, self.at_ms), self.since_ms)
+
+    def rate(self, half_life_s: float) -> float:
+        """Return the mean rate of the usage, in account units a second, each second weighted as it has faded."""
+        counted_s = (self.at_ms - self.since_ms) / 1000
+        weight_s = (1 - math.exp2(-counted_s / half_life_s)) * half_life_s / math.log(2)
+        return self.amount / weight_s if weight_s > 0 else 0.0
+
+
+def share_milli(usage: DecayedUsage, entitled_per_s: float, half_life_s: float) -> int:
+    """Return the share: decayed usage over what a use of exactly `entitled_per_s` comes to, in thousandths."""
+    due = entitled_per_s * half_life_s / math.log(2)
+    return min(MOST_MILLI, int(usage.amount * 1000 / due))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Standing of a namespace, which goes into the order of the queue and into the choice of victims.
+
+    `lowered_to`: the priority that the namespace's SharePods have at most; None: their own. `waits_until`: when the
+    budget is refilled for which new SharePods wait, RFC 3339; None: they do not wait. `over_budget_milli`: what was
+    charged beyond the amount, in thousandths of the amount.
+    """
+
+    lowered_to: int | None = None
+    waits_until: str | None = None
+    over_budget_milli: int = 0
+    share_milli: int = ON_ENTITLEMENT
+
+    def effective_priority(self, priority: int) -> int:
+        """Return the priority that a SharePod of this priority has."""
+        return priority if self.lowered_to is None else min(priority, self.lowered_to)
+
+    @property
+    def step(self) -> int:
+        """The share in the steps in which it orders the queue; less is earlier."""
+        return self.share_milli // STEP_MILLI
+
+
+WITHOUT_BUDGET = Standing()
+"""Standing of a namespace without a budget."""

@@ -1,0 +1,1 @@
+"""Budgets of GPU time: charged, shown, and turned into the standing of namespaces."""

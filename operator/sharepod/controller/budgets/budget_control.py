@@ -1,0 +1,253 @@
+"""Control of budgets: charges each GPUBudget, writes its status, and keeps the standing of each namespace.
+
+Guarantees:
+- BC1 once: each look begins from the account that is stored, and stores it together with how far totals are charged,
+  under the precondition that nobody has written since. So a kill at any moment, or two leaders, charge nothing twice.
+- BC2 told-after: an Event is recorded only after the status that notes it is stored: a restart repeats none.
+- A status is written at most each `PERIOD_S`, and where nothing has changed each `_FRESH_S`.
+- The standing of each namespace is known before the first decision of a leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sharepod.api.gpubudget import KIND, GPUBudgetStatus
+from sharepod.budgets.budget import (
+    BudgetEvent,
+    BudgetRules,
+    BudgetState,
+    ConsumedTotal,
+    TotalKey,
+    announced,
+    charged,
+    standing_of,
+)
+from sharepod.budgets.budget_account import MICRO
+from sharepod.budgets.coverage import Claimant, Coverage, coverages
+from sharepod.budgets.forecast import RATE_HALF_LIFE_S, gone_at_ms
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import GPUBUDGETS, Client, NotLeadingError
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.budget_facts import BudgetFacts
+from sharepod.kube import ApiError, ConflictError, NotFoundError, UnavailableError
+
+from .budget_status import budget_status, event_note, refill_text, same_but_time, unreadable_status
+from .consumed_totals import ConsumedTotals
+
+PERIOD_S = 30.0
+"""Seconds between two looks: as often as agents write what was consumed."""
+_SOON_S = 1.0
+"""Seconds after a change of a GPUBudget or a namespace at which it is looked at: several changes come together."""
+_FRESH_S = 600.0
+"""Seconds after which a status is written although nothing was consumed: so long ago may its account be."""
+
+log = structlog.get_logger(__name__)
+
+
+class BudgetControl:
+    """Control of all GPUBudgets.
+
+    Args:
+        state: The cluster state, for budgets, namespaces and GPUNodes.
+        client: The API server.
+        events: Recorder of Events.
+        namespace: The operator's own, whose budgets may select namespaces.
+        half_life_s: Seconds after which usage counts half in the order of the queue.
+        now_ms: Time of day in milliseconds since 1970.
+        written: Returns the totals that GPUStatements have; None as long as they are not read.
+        acts: Asked before each look: only the leader charges.
+        on_changed: Called when the standing of a namespace has changed so that its place in the queue has, too.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        events: Events,
+        *,
+        namespace: str,
+        half_life_s: float,
+        now_ms: Callable[[], int],
+        written: Callable[[], Mapping[TotalKey, ConsumedTotal] | None],
+        acts: Callable[[], bool],
+        on_changed: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._events = events
+        self._namespace = namespace
+        self._half_life_s = half_life_s
+        self._now_ms = now_ms
+        self._written = written
+        self._acts = acts
+        self._on_changed = on_changed
+        self._totals = ConsumedTotals()
+        self._standings: dict[str, Standing] = {}
+        self._kick = asyncio.Event()
+        state.budgets.on_changed = state.namespace_labels.on_changed = self._kick.set
+
+    def standing(self, namespace: str) -> Standing:
+        """Return the standing of a namespace."""
+        return self._standings.get(namespace, WITHOUT_BUDGET)
+
+    def begin(self) -> None:
+        """Work the standings out from what is stored: a leader decides nothing before."""
+        self._standings = self._worked_out({})
+
+    async def run(self) -> None:
+        """Look every `PERIOD_S`, and soon after a change, until cancelled."""
+        while True:
+            self._kick.clear()
+            if self._acts():
+                await self.look()
+            try:
+                await asyncio.wait_for(self._kick.wait(), PERIOD_S)
+                await asyncio.sleep(_SOON_S)
+            except TimeoutError:
+                pass
+
+    async def look(self) -> None:
+        """Charge what was consumed, write each status that has changed, and bring the standings up to date."""
+        written = self._written()
+        if written is None:  # what a namespace has had before is not known: nothing is charged by a part of it
+            self._show(self._worked_out({}))
+            self._kick.set()
+            return
+        now_ms = self._now_ms()
+        totals = self._totals.of(self._state.gpunodes, written)
+        covered = self._covered()
+        for item in self._state.budgets.known:
+            try:
+                await self._look_at(item, covered.get(item.uid, Coverage()), totals, now_ms)
+            except UnavailableError as error:
+                log.warning("cannot write a GPUBudget; trying again", name=_named(item), error=str(error))
+                break
+            except (NotFoundError, ConflictError):
+                self._kick.set()  # another version of it comes by the watch
+            except ApiError as error:
+                log.warning("cannot write a GPUBudget", name=_named(item), error=str(error))
+            except NotLeadingError:
+                return
+        self._show(self._worked_out(totals))
+
+    async def _look_at(
+        self, item: BudgetFacts, coverage: Coverage, totals: dict[TotalKey, ConsumedTotal], now_ms: int
+    ) -> None:
+        """Charge one budget and write its status."""
+        if item.spec is None:
+            if item.error is not None and item.generation:
+                await self._write(item, unreadable_status(item, now_ms=now_ms), now_ms)
+            return
+        rules = BudgetRules.of(item.spec)
+        stored = self._stored(item, rules, now_ms)
+        state = charged(stored, rules, coverage.namespaces, totals, at_ms=now_ms, half_life_s=self._half_life_s)
+        state, told = announced(stored, state, rules)
+        status = budget_status(item, rules, state, coverage, now_ms=now_ms)
+        if not await self._write(item, status, now_ms):
+            return
+        for event in told:
+            self._tell(item, event, event_note(event, rules, state, status))
+
+    async def _write(self, item: BudgetFacts, status: GPUBudgetStatus, now_ms: int) -> bool:
+        """Write a status, unless it says what is stored; return whether it was written."""
+        known = item.status
+        fresh = known.books is None or now_ms - known.books.at < _FRESH_S * 1000
+        if item.status_error is None and known.conditions and fresh and same_but_time(known, status):
+            return False
+        body: dict[str, object] = dict.fromkeys(
+            (field.alias or name for name, field in GPUBudgetStatus.model_fields.items())
+        )
+        body |= status.dump()
+        metadata = {"uid": item.uid, "resourceVersion": str(item.version)}
+        written = await self._client.patch_status(
+            GPUBUDGETS, item.name, {"metadata": metadata, "status": body}, item.namespace
+        )
+        self._state.budgets.put(written)
+        return True
+
+    def _tell(self, item: BudgetFacts, event: BudgetEvent, note: str) -> None:
+        if event is BudgetEvent.SPENT:
+            self._events.warning(KIND, item, event.value, "Charging", note)
+        else:
+            self._events.normal(KIND, item, event.value, "Charging", note)
+
+    def _stored(self, item: BudgetFacts, rules: BudgetRules, now_ms: int) -> BudgetState:
+        """Return the state that is stored, or that of a new budget."""
+        books = item.status.books
+        return BudgetState.restored(books) if books is not None else BudgetState.begun(rules, now_ms)
+
+    def _covered(self) -> dict[str, Coverage]:
+        claimants = (
+            Claimant(
+                uid=item.uid,
+                namespace=item.namespace,
+                name=item.name,
+                created=item.created,
+                selector=item.spec.namespace_selector if item.spec is not None else None,
+                readable=item.spec is not None,
+            )
+            for item in self._state.budgets.known
+        )
+        return coverages(claimants, self._state.namespace_labels.by_name(), self._namespace)
+
+    def _worked_out(self, totals: dict[TotalKey, ConsumedTotal]) -> dict[str, Standing]:
+        """Return the standing of each namespace with a budget, by what is stored and, where that could not be written,
+        by the totals."""
+        now_ms, covered = self._now_ms(), self._covered()
+        found: dict[str, Standing] = {}
+        for gauge in metrics.BUDGETS:
+            gauge.clear()
+        for item in self._state.budgets.known:
+            coverage = covered.get(item.uid)
+            if item.spec is None or coverage is None:
+                continue
+            rules = BudgetRules.of(item.spec)
+            state = charged(
+                self._stored(item, rules, now_ms),
+                rules,
+                coverage.namespaces,
+                totals,
+                at_ms=now_ms,
+                half_life_s=self._half_life_s,
+            )
+            _measure(item, rules, state)
+            standing = standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
+            found |= dict.fromkeys(coverage.namespaces, standing)
+        return found
+
+    def _show(self, standings: dict[str, Standing]) -> None:
+        """Put standings in force; tell if the order of the queue is another by them."""
+        before, self._standings = self._standings, standings
+        names = before.keys() | standings.keys()
+        without = WITHOUT_BUDGET
+        if any(_rank(before.get(name, without)) != _rank(standings.get(name, without)) for name in names):
+            self._on_changed()
+
+
+def _rank(standing: Standing) -> tuple[int | None, str | None, int]:
+    """Return what of a standing orders the queue, or is told to those that wait."""
+    return standing.lowered_to, standing.waits_until, standing.step
+
+
+def _measure(item: BudgetFacts, rules: BudgetRules, state: BudgetState) -> None:
+    """Bring the gauges of one budget up to date."""
+    account, terms = state.account, rules.terms
+    labels = (item.namespace, item.name)
+    rate = state.spending.rate(RATE_HALF_LIFE_S)
+    metrics.BUDGET_AMOUNT_SECONDS.labels(*labels).set(terms.full / MICRO)
+    metrics.BUDGET_LEFT_SECONDS.labels(*labels).set(account.left(terms) / MICRO)
+    metrics.BUDGET_USED_RATIO.labels(*labels).set(account.used_milli(terms) / 1000)
+    metrics.BUDGET_SPENDING_RATIO.labels(*labels).set(rate / MICRO)
+    metrics.BUDGET_SPENT.labels(*labels).set(account.spent)
+    if not account.spent and (gone_ms := gone_at_ms(account, terms, rate)) is not None:
+        metrics.BUDGET_GONE_SECONDS.labels(*labels).set(gone_ms / 1000)
+
+
+def _named(item: BudgetFacts) -> str:
+    return f"{item.namespace}/{item.name}"

@@ -1,0 +1,75 @@
+"""Facts of GPUBudgets.
+
+Guarantees:
+- No object that has a uid and a name makes `budget_facts` raise: one that cannot be read has an `error` and no `spec`.
+- A status that cannot be read costs the account that it holds, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from sharepod.api.bounds import clipped
+from sharepod.api.gpubudget import GPUBudgetSpec, GPUBudgetStatus
+
+from .object_facts import Json, ObjectFacts, common, mapping, whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetFacts(ObjectFacts):
+    """Facts of a GPUBudget. `status_error`: why its status cannot be read; it is counted anew then."""
+
+    created: str
+    generation: int
+    spec: GPUBudgetSpec | None
+    error: str | None
+    status: GPUBudgetStatus
+    status_error: str | None = None
+
+
+def budget_facts(raw: Json) -> BudgetFacts:
+    """Read a GPUBudget."""
+    metadata = mapping(raw.get("metadata"))
+    spec, error = None, None
+    try:
+        spec = GPUBudgetSpec.model_validate(raw.get("spec") or {}, extra="ignore")
+    except Exception as found:  # whatever is in it costs this object alone
+        error = _first(found)
+    status, status_error = GPUBudgetStatus(), None
+    try:
+        status = GPUBudgetStatus.model_validate(raw.get("status") or {}, extra="ignore")
+    except Exception as found:
+        status_error = _first(found)
+    return BudgetFacts(
+        **common(metadata),
+        created=str(metadata.get("creationTimestamp") or ""),
+        generation=whole_number(metadata.get("generation")),
+        spec=spec,
+        error=error,
+        status=status,
+        status_error=status_error,
+    )
+
+
+def unreadable_budget(metadata: Json, why: str) -> BudgetFacts:
+    """Return the facts of a GPUBudget of which only the metadata can be read."""
+    return BudgetFacts(
+        **common(metadata),
+        created=str(metadata.get("creationTimestamp") or ""),
+        generation=whole_number(metadata.get("generation")),
+        spec=None,
+        error=clipped(f"the object {why}"),
+        status=GPUBudgetStatus(),
+        status_error=clipped(f"the object {why}"),
+    )
+
+
+def _first(found: Exception) -> str:
+    """Return the first fault, for its owner."""
+    if not isinstance(found, ValidationError):
+        return clipped(f"cannot be read: {found}")
+    fault = found.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return clipped(f"{where}: {fault['msg']}" if where else str(fault["msg"]))

@@ -1,0 +1,170 @@
+"""Budgets on a real API server: what may be written, by whom, and what follows once one is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
+from harness.api import ApiError, Object
+
+MILLION_HOURS = {"gpuSeconds": 3_600_000_000}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        yield running
+
+
+def path(namespace: str, name: str | None = None) -> str:
+    collection = f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/gpubudgets"
+    return collection if name is None else f"{collection}/{name}"
+
+
+def budget(name: str, **spec: object) -> Object:
+    return {"apiVersion": "sharepod.dev/v1alpha1", "kind": "GPUBudget", "metadata": {"name": name}, "spec": spec}
+
+
+def consumed(world: World, node: str, namespace: str, seconds: int) -> None:
+    """Let the agent of a node say that a namespace has had so many GPU-seconds reserved."""
+    series = {
+        "series": f"{node}-{namespace}",
+        "namespace": namespace,
+        "model": "Simulated-A100",
+        "since": "2026-01-01T00:00:00.000Z",
+        "reservedMilliseconds": seconds * 1000,
+    }
+    world.api.patch(f"{GPUNODES}/{node}/status", {"status": {"consumption": [series]}})
+
+
+def condition(world: World, namespace: str, name: str, kind: str, reason: str) -> Object:
+    """Wait until a condition of a budget has a reason; return it."""
+    seen: Object = {}
+
+    def holds() -> bool:
+        nonlocal seen
+        seen = condition_of(world.api.get(path(namespace, name)), kind)
+        return bool(seen.get("reason") == reason)
+
+    try:
+        wait(holds, what=f"{kind} of {namespace}/{name} to say {reason}", timeout=60)
+    except AssertionError as error:
+        log = world.operator.log_tail(40) if world.operator is not None else ""
+        raise AssertionError(f"{error}; last seen: {seen}\n{log}") from None
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({}, "gpuSeconds: Required value"),
+        ({"gpuSeconds": 0}, "should be greater than or equal to 1"),
+        ({"gpuSeconds": 1, "period": "Year"}, 'supported values: "Day", "Week", "Month"'),
+        ({"gpuSeconds": 1, "cap": 5}, "cap is for refill Continuous; remove it, or set refill: Continuous"),
+        (
+            {"gpuSeconds": 1, "whenSpent": "Queue", "borrowPriority": 5},
+            "borrowPriority is for whenSpent Borrow; remove it, or set whenSpent: Borrow",
+        ),
+        ({"gpuSeconds": 1, "models": [{"model": "A", "weight": 0.0001}]}, "has more than 3 decimals; write at most 3"),
+        ({"gpuSeconds": 1, "models": [{"model": "A", "weight": 1}, {"model": "A", "weight": 2}]}, "Duplicate value"),
+        (
+            {"gpuSeconds": 1, "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+            "In and NotIn need values; Exists and DoesNotExist take none",
+        ),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused_with_what_to_write(world: World, spec: Object, says: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        world.api.create(path("default"), budget("wrong", **spec))
+    assert says in refused.value.message
+
+
+def test_what_the_reference_shows_is_taken_and_has_its_defaults(world: World) -> None:
+    models = [{"model": "A", "weight": 2.5}, {"model": "B", "weight": 0.333}]
+    body = budget("right", gpuSeconds=100, refill="Continuous", cap=50, borrowPriority=-7, models=models)
+    made = world.api.create(path("default"), body)
+    assert (made["spec"]["period"], made["spec"]["chargeBy"], made["spec"]["whenSpent"]) == (
+        "Month",
+        "Reserved",
+        "Borrow",
+    )
+    world.api.delete(path("default", "right"))
+
+
+@pytest.mark.promise("budgets-rights")
+def test_who_administers_a_namespace_reads_its_budget_and_does_not_write_it(world: World) -> None:
+    namespace = world.cluster.namespace("rights")
+    world.api.create(path(namespace), budget("team", **MILLION_HOURS))
+    account = "boss"
+    world.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    world.api.create(
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+        {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]},
+    )
+    boss = world.cluster.api_for(world.cluster.service_account_token(namespace, account))
+    wait(lambda: _may_read(boss, namespace), what="the role admin to have its rights")
+    for attempt in (
+        lambda: boss.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 1}}),
+        lambda: boss.patch(f"{path(namespace, 'team')}/status", {"status": {"left": 1}}),
+        lambda: boss.delete(path(namespace, "team")),
+        lambda: boss.create(path(namespace), budget("mine", **MILLION_HOURS)),
+        lambda: boss.get(path("default")),
+    ):
+        with pytest.raises(ApiError) as refused:
+            attempt()
+        assert refused.value.code == 403
+
+
+def _may_read(api: object, namespace: str) -> bool:
+    try:
+        api.get(path(namespace, "team"))  # type: ignore[attr-defined]
+    except ApiError:
+        return False
+    return True
+
+
+@pytest.mark.promise("budgets-events-once", "budgets-queue", "budgets-charged-once")
+def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_more(world: World) -> None:
+    (node,) = world.nodes("spend")
+    namespace, other = world.cluster.namespace("spend"), world.cluster.namespace("other")
+    consumed(world, node, namespace, 500)
+    world.api.create(path(namespace), budget("team", gpuSeconds=1000, whenSpent="Queue"))
+    condition(world, namespace, "team", "InForce", "InForce")
+    world.apply(namespace, "first", {"request": 0.5}, on="spend")
+    world.phase(namespace, "first", "Running")
+
+    # 1. It is spent: what runs goes on, what is new waits, others do not.
+    consumed(world, node, namespace, 1700)
+    world.api.patch(path(namespace, "team"), {"spec": {"period": "Week"}})
+    spent = condition(world, namespace, "team", "WithinBudget", "BudgetSpent")
+    assert "new SharePods wait" in spent["message"]
+    world.apply(namespace, "new", {"request": 0.1}, on="spend")
+    message = world.condition(namespace, "new", "Placed", status="False", reason="BudgetSpent")
+    assert world.api.get(path(namespace, "team"))["status"]["refillAt"] in message
+    world.apply(other, "others", {"request": 0.1}, on="spend")
+    world.phase(other, "others", "Running")
+    assert world.phase(namespace, "first", "Running")
+
+    # 2. The operator is killed: nothing is charged or told twice, and what waits goes on waiting.
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator()
+    world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 1100}})
+    wait(
+        lambda: world.api.get(path(namespace, "team"))["status"]["observedGeneration"] == 3,
+        what="the next operator to look",
+        timeout=60,
+    )
+    status = world.api.get(path(namespace, "team"))["status"]
+    assert (status["reserved"], status["left"], status["percent"]) == (1200, 0, 109)
+    assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent"]
+    world.condition(namespace, "new", "Placed", status="False", reason="BudgetSpent")
+
+    # 3. It has more: what has waited runs.
+    world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 5000}})
+    world.phase(namespace, "new", "Running", timeout=60)
+    assert world.api.get(path(namespace, "team"))["status"]["left"] == 3800
+    assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent", "BudgetRefilled"]

@@ -1,0 +1,351 @@
+"""Control of budgets over an API server that fails and restarts: charged once, told once, and who stands where."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.budgets.budget import ConsumedTotal
+from sharepod.budgets.standing import WITHOUT_BUDGET
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.budgets.budget_control import BudgetControl
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.kube import ConflictError, UnavailableError
+from unit.controller.objects import PODS
+
+Json = dict[str, Any]
+START_MS = 1_767_225_600_000
+"""2026-01-01T00:00:00Z."""
+HOUR_MS = 3_600_000
+CENTRAL = "sharepod-system"
+
+
+class Server:
+    """API server with GPUBudgets: writes have preconditions, and fail before or after they are done if told so."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.version = 100
+        self.fails = ""
+        self.writes = 0
+        self.on_written: Callable[[Json], None] = lambda _raw: None
+
+    def put(self, name: str, namespace: str, spec: Json) -> Json:
+        self.version += 1
+        known = self.objects.get((namespace, name), {})
+        metadata = {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{namespace}-{name}",
+            "creationTimestamp": f"2026-01-01T00:00:{len(self.objects):02}Z",
+            "generation": 1,
+            **known.get("metadata", {}),
+            "resourceVersion": str(self.version),
+        }
+        self.objects[namespace, name] = {"metadata": metadata, "spec": spec, "status": known.get("status", {})}
+        return self.objects[namespace, name]
+
+    async def patch_status(self, _resource: object, name: str, body: Json, namespace: str) -> Json:
+        if self.fails == "before":
+            raise UnavailableError("PATCH", 0, "", "no answer")
+        known = self.objects[namespace, name]
+        if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+            raise ConflictError("PATCH", 409, "Conflict", "another version")
+        self.version += 1
+        self.writes += 1
+        status = {**known["status"], **copy.deepcopy(body["status"])}
+        metadata = {**known["metadata"], "resourceVersion": str(self.version)}
+        kept = {key: value for key, value in status.items() if value is not None}
+        self.objects[namespace, name] = {**known, "metadata": metadata, "status": kept}
+        if self.fails == "after":
+            raise UnavailableError("PATCH", 0, "", "no answer")
+        return self.objects[namespace, name]
+
+
+class Recorder:
+    """Recorder of Events."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def normal(self, _kind: str, about: Any, reason: str, _action: str, note: str) -> None:
+        self.told.append((about.name, reason))
+        assert note
+
+    warning = normal
+
+
+class OperatorProcess:
+    """One process of the operator: it reads what the server has, and looks."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.state = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0))
+        self.changes = 0
+        self.control = BudgetControl(
+            self.state,
+            cast("Client", world.server),
+            cast("Events", world.events),
+            namespace=CENTRAL,
+            half_life_s=7 * 86_400.0,
+            now_ms=lambda: world.now_ms,
+            written=lambda: world.written,
+            acts=lambda: True,
+            on_changed=self._changed,
+        )
+        self.read()
+        self.control.begin()
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def read(self) -> None:
+        for namespace in self.world.namespaces:
+            self.state.namespace_labels.put(
+                {"metadata": {"name": namespace, "uid": namespace, "resourceVersion": "1", "labels": {"team": "x"}}}
+            )
+        for raw in self.world.server.objects.values():
+            self.state.budgets.put(raw)
+        for raw in self.world.gpunodes():
+            self.state.put_gpunode(raw)
+
+    async def look(self) -> None:
+        self.read()
+        await self.control.look()
+        self.read()
+
+
+class World:
+    """Server, counters of two nodes, and a clock."""
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.events = Recorder()
+        self.now_ms = START_MS
+        self.namespaces = ["a", "b", CENTRAL]
+        self.had: dict[tuple[str, str], int] = {}
+        self.written: dict[tuple[str, str], ConsumedTotal] | None = {}
+        self._version = 0
+
+    def consume(self, namespace: str, milliseconds: int, node: str = "n0") -> None:
+        self.had[node, namespace] = self.had.get((node, namespace), 0) + milliseconds
+
+    def gpunodes(self) -> list[Json]:
+        self._version += 1
+        found = []
+        for node in ("n0", "n1"):
+            series = [
+                {
+                    "series": f"{node}-{namespace}",
+                    "namespace": namespace,
+                    "model": "A",
+                    "since": "2026-01-01T00:00:00.000Z",
+                    "heldMilliseconds": had // 2,
+                    "reservedMilliseconds": had,
+                }
+                for (of, namespace), had in self.had.items()
+                if of == node
+            ]
+            metadata = {"name": node, "uid": node, "resourceVersion": str(self._version), "generation": 1}
+            found.append({"metadata": metadata, "spec": {}, "status": {"consumption": series}})
+        return found
+
+    def status(self, name: str = "b1", namespace: str = "a") -> Json:
+        status: Json = self.server.objects[namespace, name]["status"]
+        return status
+
+    def condition(self, kind: str, name: str = "b1", namespace: str = "a") -> Json:
+        (found,) = (one for one in self.status(name, namespace)["conditions"] if one["type"] == kind)
+        return cast("Json", found)
+
+
+@pytest.mark.promise("budgets-charged-once")
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("consume"), st.integers(1, 10**7)),
+            st.tuples(st.just("time"), st.integers(1, 3 * HOUR_MS)),
+            st.tuples(st.just("look"), st.sampled_from(["", "before", "after"])),
+            st.tuples(st.just("restart"), st.just(0)),
+            st.tuples(st.just("other leader"), st.just(0)),
+        ),
+        max_size=25,
+    )
+)
+async def test_whoever_is_killed_whenever_each_millisecond_is_charged_once(steps: list[tuple[str, Any]]) -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 10_000_000})
+    one = OperatorProcess(world)
+    await one.look()
+    other = OperatorProcess(world)  # has read what was there, and comes later with that
+    for what, how in steps:
+        if what == "consume":
+            world.consume("a", how, node=f"n{how % 2}")
+        elif what == "time":
+            world.now_ms += how
+        elif what == "look":
+            world.server.fails = how
+            await one.look()
+            world.server.fails = ""
+        elif what == "restart":
+            one = OperatorProcess(world)
+        else:
+            await other.control.look()
+            one, other = other, OperatorProcess(world)
+    last = OperatorProcess(world)
+    world.now_ms += 700_000
+    await last.look()
+    had = sum(world.had.values())
+    books = world.status()["books"]
+    assert (books["reserved"], books["held"]) == (had * 1000, sum(part // 2 for part in world.had.values()) * 1000)
+    assert world.status()["left"] == (10_000_000_000 - had) // 1000
+
+
+@pytest.mark.promise("budgets-events-once")
+async def test_80_and_100_percent_and_the_refill_are_told_once_however_often_the_operator_restarts() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000, "period": "Day"})
+    await OperatorProcess(world).look()
+    for consumed in (500, 350, 20, 200, 100):
+        world.consume("a", consumed * 1000)
+        world.now_ms += 60_000
+        for _ in range(2):
+            await OperatorProcess(world).look()
+    assert world.events.told == [("b1", "BudgetNearlySpent"), ("b1", "BudgetSpent")]
+    assert world.condition("WithinBudget")["reason"] == "BudgetSpent"
+    assert world.condition("WithinBudget")["status"] == "False"
+    assert world.status()["refillAt"] == "2026-01-02T00:00:00Z"
+    assert world.status()["percent"] == 117
+    world.now_ms = START_MS + 24 * HOUR_MS + 1000
+    for _ in range(2):
+        await OperatorProcess(world).look()
+    assert world.events.told[2:] == [("b1", "BudgetRefilled")]
+    assert world.condition("WithinBudget")["status"] == "True"
+    assert (world.status()["left"], "refillAt" in world.status()) == (1000, False)
+
+
+@pytest.mark.promise("budgets-malformed")
+async def test_a_malformed_budget_is_told_so_covers_nothing_and_costs_no_other_anything() -> None:
+    world = World()
+    world.server.put("bad", "a", {"gpuSeconds": "much", "period": "Year"})
+    world.server.put("good", "b", {"gpuSeconds": 10})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 20_000)
+    world.consume("b", 20_000)
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.condition("InForce", "bad", "a")["reason"] == "Unreadable"
+    assert "gpuSeconds" in world.condition("InForce", "bad", "a")["message"]
+    assert operator.control.standing("a") == WITHOUT_BUDGET
+    assert world.status("good", "b")["left"] == 0
+    writes = world.server.writes
+    await operator.look()
+    assert world.server.writes == writes, "said once"
+
+
+@pytest.mark.promise("budgets-lowered")
+async def test_a_spent_budget_lowers_its_namespaces_at_once_and_a_new_leader_knows_before_its_first_look() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 10, "borrowPriority": -5})
+    operator = OperatorProcess(world)
+    await operator.look()
+    assert operator.control.standing("a").effective_priority(100) == 100
+    world.consume("a", 20_000)
+    world.now_ms += 60_000
+    before = operator.changes
+    await operator.look()
+    assert operator.changes == before + 1
+    for one in (operator, OperatorProcess(world)):
+        standing = one.control.standing("a")
+        assert (standing.effective_priority(100), standing.over_budget_milli) == (-5, 1000)
+        assert one.control.standing("b") == WITHOUT_BUDGET
+
+
+@pytest.mark.parametrize(("when", "waits", "priority"), [("Queue", "2026-02-01T00:00:00Z", 100), ("Notify", None, 100)])
+async def test_queue_lets_new_ones_wait_until_the_refill_and_notify_changes_nothing(
+    when: str, waits: str | None, priority: int
+) -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 10, "whenSpent": when})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 20_000)
+    world.now_ms += 60_000
+    await operator.look()
+    standing = operator.control.standing("a")
+    assert (standing.waits_until, standing.effective_priority(100)) == (waits, priority)
+
+
+@pytest.mark.promise("budgets-from-here-on", "budgets-one-each")
+async def test_a_central_budget_by_selector_comes_before_a_namespaces_own_and_both_say_so() -> None:
+    world = World()
+    world.server.put("own", "a", {"gpuSeconds": 10_000})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 1_000_000)
+    world.server.put("team", CENTRAL, {"gpuSeconds": 5000, "namespaceSelector": {"matchLabels": {"team": "x"}}})
+    world.server.put("cheat", "b", {"gpuSeconds": 9, "namespaceSelector": {"matchLabels": {"team": "x"}}})
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.condition("InForce", "own", "a")["reason"] == "Superseded"
+    assert f"{CENTRAL}/team" in world.condition("InForce", "own", "a")["message"]
+    assert world.condition("InForce", "cheat", "b")["reason"] == "SelectorNotAllowed"
+    assert world.status("team", CENTRAL)["namespaces"] == ["a", "b", CENTRAL]
+    assert world.status("team", CENTRAL)["left"] == 5000, "charged from when it covers, not for what was before"
+    world.consume("a", 1_000_000)
+    world.consume("b", 500_000)
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.status("team", CENTRAL)["left"] == 3500
+
+
+async def test_models_are_charged_by_weight() -> None:
+    world = World()
+    models = [{"model": "A", "weight": 2.5}]
+    world.server.put("b1", "a", {"gpuSeconds": 1000, "chargeBy": "Held", "models": models})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 200_000)
+    world.now_ms += 60_000
+    await operator.look()
+    assert (world.status()["held"], world.status()["reserved"], world.status()["left"]) == (250, 500, 750)
+
+
+@pytest.mark.promise("budgets-charged-once")
+async def test_after_a_node_is_gone_and_a_restart_charging_goes_on_from_what_is_written() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 100_000, node="n0")
+    world.consume("a", 200_000, node="n1")
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.status()["left"] == 700
+    world.written = None
+    del world.had["n1", "a"]
+    operator = OperatorProcess(world)
+    world.consume("a", 50_000, node="n0")
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.status()["left"] == 700, "nothing is charged by a part of what is known"
+    world.written = {("a", "A"): ConsumedTotal(175_000, 350_000)}
+    await operator.look()
+    assert world.status()["left"] == 650
+
+
+async def test_where_nothing_is_consumed_little_is_written() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000})
+    operator = OperatorProcess(world)
+    for _ in range(60):
+        await operator.look()
+        world.now_ms += 30_000
+    assert world.server.writes <= 4

@@ -1,0 +1,75 @@
+"""Reservations that nobody uses."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.budgets.idle_reservations import REASON, IdleReservations
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import ClusterState
+from unit.controller.objects import PODS, sharepod_object
+
+
+class Told:
+    """Recorder of Events."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str]] = []
+
+    def warning(self, _kind: str, about: Any, reason: str, _action: str, note: str) -> None:
+        assert reason == REASON
+        self.notes.append((about.name, note))
+
+
+@pytest.mark.promise("budgets-idle")
+def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_counted() -> None:
+    state, told, now = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0
+    watcher = IdleReservations(state, cast("Events", told), acts=lambda: True, clock=lambda: now)
+    for name in ("idle", "busy", "besteffort", "unseen"):
+        state.put_sharepod(sharepod_object(uid=name, name=name))
+    held = {"idle": 0, "busy": 0, "besteffort": 0}
+    version = 0
+
+    def look(at: float) -> None:
+        nonlocal version, now
+        version, now = version + 1, at
+        rows = [
+            {
+                "id": name,
+                "namespace": "n",
+                "gpus": ["GPU-1", "GPU-2"],
+                "requestMilli": 0 if name == "besteffort" else 250,
+                "limitMilli": 1000,
+                "memory": 1,
+            }
+            for name in ("idle", "busy", "besteffort", "unseen")
+        ]
+        seen = [{"id": name, "heldMilli": milli} for name, milli in held.items()]
+        metadata = {"name": "n0", "uid": "n0", "resourceVersion": str(version), "generation": 1}
+        state.put_gpunode({"metadata": metadata, "spec": {"tenants": rows}, "status": {"tenants": seen}})
+        watcher.look()
+
+    def gpus() -> float | None:
+        return metrics.LEADERS.get_sample_value("sharepod_namespace_idle_reserved_gpus", {"namespace": "n"})
+
+    look(0)
+    held["busy"] = 10
+    look(1800)
+    held["busy"] = 0
+    look(3599)
+    assert (told.notes, gpus()) == ([], None)
+    for at in (3600, 3630, 5000):
+        look(at)
+    assert [name for name, _ in told.notes] == ["idle"]
+    assert "0.5 of a GPU has been reserved and not used for 1 h" in told.notes[0][1]
+    assert gpus() == 0.5
+    held["idle"] = 1
+    look(5100)
+    assert gpus() is None
+    held["idle"] = 0
+    for at in (5130, 8000, 9000):
+        look(at)
+    assert [name for name, _ in told.notes] == ["idle", "busy", "idle"], "told again for another hour"
