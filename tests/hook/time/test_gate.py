@@ -209,7 +209,7 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     grant = agent.grant(client)
     assert first.result(10).code == 0
     probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # beside the kernel and the fence behind it
-    launching = probe.post("launch", "spin_us_2000", "s", 3)
+    launching = probe.post("launch", "spin_us_200000", "s", 3)
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     agent.revoke(client, grant)
     drained = agent.next_frame(client, Drained)
