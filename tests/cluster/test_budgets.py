@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
 from harness.api import ApiError, Object
+from harness.installation import MANIFESTS
 
+_EXAMPLE = MANIFESTS.parent / "examples" / "budgets"
 MILLION_HOURS = {"gpuSeconds": 3_600_000_000}
 
 
@@ -168,3 +171,62 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.phase(namespace, "new", "Running", timeout=60)
     assert world.api.get(path(namespace, "team"))["status"]["left"] == 3800
     assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent", "BudgetRefilled"]
+
+
+def _apply_example(world: World, name: str, on: str) -> None:
+    """Apply a file of examples/budgets, its SharePods on nodes labelled `test=ON`."""
+    for body in yaml.safe_load_all((_EXAMPLE / name).read_text(encoding="utf-8")):
+        namespace = body["metadata"].get("namespace", "")
+        if body["kind"] == "Namespace":
+            world.cluster.kubectl("create", "namespace", body["metadata"]["name"])
+            world.cluster.await_service_account(body["metadata"]["name"], "default")
+        elif body["kind"] == "GPUBudget":
+            world.api.create(path(namespace), body)
+        else:
+            body["spec"]["nodeSelector"] = {"test": on}
+            world.api.create(world.path(namespace), body)
+
+
+@pytest.mark.promise("budgets-two-teams")
+def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world: World) -> None:
+    (node,) = world.nodes("month")
+    _apply_example(world, "01-teams.yaml", "month")
+    condition(world, "team-a", "training", "InForce", "InForce")
+    _apply_example(world, "02-train.yaml", "month")
+    runs = ("train-0", "train-1")
+    pods = {name: world.phase("team-a", name, "Running")["status"]["podUID"] for name in runs}
+
+    # 1. Team A spends its budget: it runs on.
+    consumed(world, node, "team-a", 1_900_000)
+    world.api.patch(path("team-a", "training"), {"spec": {"period": "Week"}})
+    condition(world, "team-a", "training", "WithinBudget", "BudgetSpent")
+    requests = {row["podName"]: row["requestMilli"] for row in world.rows(node)}
+    assert requests == {"train-0": 800, "train-1": 800}
+
+    # 2. Team B needs time: one run is lowered, none ends.
+    _apply_example(world, "03-serve.yaml", "month")
+    world.phase("team-b", "serve", "Running", timeout=60)
+    requests = {row["podName"]: row["requestMilli"] for row in world.rows(node)}
+    assert sorted(requests.values()) == [0, 600, 800]
+    assert {name: world.sharepod("team-a", name)["status"]["podUID"] for name in runs} == pods
+
+    # 3. Team B needs memory: one run is evicted for it, and waits.
+    _apply_example(world, "04-index.yaml", "month")
+    world.phase("team-b", "index", "Running", timeout=60)
+    (evicted,) = set(runs) - {row["podName"] for row in world.rows(node)}
+    seen = world.until("team-a", evicted, lambda seen: seen["status"]["phase"] == "Pending", what="waits")
+    assert seen["status"]["lastEnd"]["cause"] == "Preempted"
+    (stayed,) = set(runs) - {evicted}
+    assert world.sharepod("team-a", stayed)["status"]["podUID"] == pods[stayed]
+
+    # 4. The budget is refilled, and team B ends: both runs have their shares again.
+    world.api.patch(path("team-a", "training"), {"spec": {"gpuSeconds": 3_600_000}})
+    condition(world, "team-a", "training", "WithinBudget", "WithinBudget")
+    for name in ("index", "serve"):
+        world.delete("team-b", name)
+    world.phase("team-a", evicted, "Running", timeout=60)
+    wait(
+        lambda: {row["podName"]: row["requestMilli"] for row in world.rows(node)} == {"train-0": 800, "train-1": 800},
+        what="the shares of both",
+        timeout=60,
+    )

@@ -394,13 +394,13 @@ class PlacementLoop:
     def _best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
         """Return the request with which a tenant of a namespace out of budget may run meanwhile: the same at request 0.
 
-        None for a namespace within its budget, and where a request of 0 is no share.
+        None for a namespace that does not borrow, and where a request of 0 is no share.
         """
         gpu = request.gpu
         shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
         if not (shareable and gpu.request_milli) or request.beside:
             return None
-        if self._standing(request.namespace).over_budget_milli <= 0:
+        if self._standing(request.namespace).lowered_to is None:
             return None
         return replace(request, gpu=replace(gpu, request_milli=Milli(0)))
 

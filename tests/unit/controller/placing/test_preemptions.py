@@ -260,7 +260,7 @@ async def test_no_more_are_preempted_in_a_minute_than_the_setting_says() -> None
         assert len(world.begun) == 2
 
 
-OUT_OF_BUDGET = Standing(lowered_to=-1000, over_budget_milli=200, share_milli=1200)
+OUT_OF_BUDGET = Standing(lowered_to=-1000, share_milli=1200)
 
 
 @pytest.mark.promise("placement-best-effort")
