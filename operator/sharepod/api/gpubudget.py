@@ -33,8 +33,9 @@ MAX_MODELS = 64
 """Models of GPUs with a weight of their own."""
 MAX_NAMESPACES = 256
 """Namespaces of one budget: bounds the size of its status."""
-MAX_TAKEN = 1024
-"""Counters that the account of one budget has taken in: one for each namespace and model."""
+MAX_TAKEN = 4096
+"""Counters that the account of one budget has taken in: one for each namespace and model. With the longest names they
+come to 1.1 MB; etcd takes 1.5 MiB."""
 LARGEST_WEIGHT = 1000
 """Largest weight of a model."""
 MAX_AMOUNT = 4 * 10**18

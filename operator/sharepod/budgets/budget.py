@@ -4,6 +4,7 @@ Guarantees:
 - BU1 once: a total that is taken in again, or late, charges nothing. What was charged and how far totals are charged
   are one value, which is stored in one write.
 - BU2 from-here-on: a namespace is charged from when the budget first covers it, not for what it had before.
+- An account is never larger than can be stored: the namespaces for whose totals it has no room are charged nothing.
 - BU3 told-once: each of 80 %, 100 % and the refill is told once in a period; with continuous refill 80 % and 100 %
   again after each refill.
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import groupby
 
-from sharepod.api.gpubudget import MAX_AMOUNT, BudgetBooks, ChargedTotal, GPUBudgetSpec, WhenSpent
+from sharepod.api.gpubudget import MAX_AMOUNT, MAX_TAKEN, BudgetBooks, ChargedTotal, GPUBudgetSpec, WhenSpent
 
 from .budget_account import MICRO, BudgetAccount, Consumed, Terms, advanced, opened
 from .forecast import RATE_HALF_LIFE_S
@@ -129,9 +131,23 @@ class BudgetState:
                     held_milliseconds=had.held_ms,
                     reserved_milliseconds=had.reserved_ms,
                 )
-                for (namespace, model), had in sorted(self.charged.items())
+                for (namespace, model), had in _with_room(self.charged)
             ),
         )
+
+
+def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey, ConsumedTotal]]:
+    """Return the totals that are stored, sorted: of the first namespaces, each whole. One of which only a part were
+    stored would be charged again for the rest."""
+    found: list[tuple[TotalKey, ConsumedTotal]] = []
+    for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
+        own = list(group)
+        if len(own) > 1 and own[0] == (own[0][0], ConsumedTotal()) and own[0][0][1] == _NO_MODEL:
+            del own[0]  # it says only that the namespace is covered, as the others do
+        if len(found) + len(own) > MAX_TAKEN:
+            break
+        found += own
+    return found
 
 
 def charged(

@@ -6,6 +6,7 @@ Guarantees:
 - BC2 told-after: an Event is recorded only after the status that notes it is stored: a restart repeats none.
 - A status is written at most each `PERIOD_S`, and where nothing has changed each `_FRESH_S`.
 - The standing of each namespace is known before the first decision of a leader.
+- Whatever is stored in a GPUBudget costs that budget alone.
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class BudgetControl:
                 log.warning("cannot write a GPUBudget", name=_named(item), error=str(error))
             except NotLeadingError:
                 return
+            except Exception as error:
+                log.exception("cannot charge a GPUBudget", name=_named(item), error=str(error))
         self._show(self._worked_out(totals))
 
     async def _look_at(
@@ -157,7 +160,8 @@ class BudgetControl:
     async def _write(self, item: BudgetFacts, status: GPUBudgetStatus, now_ms: int) -> bool:
         """Write a status, unless it says what is stored; return whether it was written."""
         known = item.status
-        fresh = known.books is None or now_ms - known.books.at < _FRESH_S * 1000
+        age_ms = status.books.at - known.books.at if status.books is not None and known.books is not None else 0
+        fresh = age_ms < _FRESH_S * 1000
         if item.status_error is None and known.conditions and fresh and same_but_time(known, status):
             return False
         body: dict[str, object] = dict.fromkeys(
@@ -207,19 +211,24 @@ class BudgetControl:
             coverage = covered.get(item.uid)
             if item.spec is None or coverage is None:
                 continue
-            rules = BudgetRules.of(item.spec)
-            state = charged(
-                self._stored(item, rules, now_ms),
-                rules,
-                coverage.namespaces,
-                totals,
-                at_ms=now_ms,
-                half_life_s=self._half_life_s,
-            )
-            _measure(item, rules, state)
-            standing = standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
+            try:
+                standing = self._standing_by(item, coverage, totals, now_ms)
+            except Exception as error:
+                log.exception("cannot work out the standing by a GPUBudget", name=_named(item), error=str(error))
+                continue
             found |= dict.fromkeys(coverage.namespaces, standing)
         return found
+
+    def _standing_by(
+        self, item: BudgetFacts, coverage: Coverage, totals: dict[TotalKey, ConsumedTotal], now_ms: int
+    ) -> Standing:
+        """Return the standing of the namespaces of a budget that can be read, and measure it."""
+        assert item.spec is not None
+        rules = BudgetRules.of(item.spec)
+        stored = self._stored(item, rules, now_ms)
+        state = charged(stored, rules, coverage.namespaces, totals, at_ms=now_ms, half_life_s=self._half_life_s)
+        _measure(item, rules, state)
+        return standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
 
     def _show(self, standings: dict[str, Standing]) -> None:
         """Put standings in force; tell if the order of the queue is another by them."""

@@ -349,3 +349,51 @@ async def test_where_nothing_is_consumed_little_is_written() -> None:
         await operator.look()
         world.now_ms += 30_000
     assert world.server.writes <= 4
+
+
+@pytest.mark.promise("budgets-malformed")
+async def test_a_budget_that_becomes_malformed_is_told_so_once_however_old_its_account_is() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 10})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.now_ms += HOUR_MS
+    world.server.put("b1", "a", {"gpuSeconds": "much"})
+    await operator.look()
+    writes = world.server.writes
+    await operator.look()
+    assert world.server.writes == writes
+
+
+@pytest.mark.promise("budgets-malformed")
+async def test_an_account_of_another_age_costs_its_budget_alone() -> None:
+    world = World()
+    books = {"periodStart": 0, "at": START_MS, "since": 1 << 53, "usage": 1, "spending": 1}
+    world.server.put("forged", "a", {"gpuSeconds": 10})["status"] = {"books": books}
+    world.server.put("good", "b", {"gpuSeconds": 10})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("b", 20_000)
+    world.now_ms += 60_000
+    await operator.look()
+    assert world.status("good", "b")["left"] == 0
+    assert operator.control.standing("b").lowered_to == -1000
+
+
+@pytest.mark.promise("budgets-charged-once")
+@pytest.mark.parametrize(("models", "charged"), [(4, 256), (20, 204)])
+async def test_a_budget_of_many_namespaces_and_models_is_charged_as_far_as_its_account_has_room(
+    models: int, charged: int
+) -> None:
+    world = World()
+    world.namespaces = [CENTRAL, *(f"n{number}" for number in range(255))]
+    world.server.put("team", CENTRAL, {"gpuSeconds": 10**6, "namespaceSelector": {}})
+    operator = OperatorProcess(world)
+    await operator.look()
+    for had_ms in (1000, 3000, 6000):
+        keys = ((namespace, f"model-{number}") for namespace in world.namespaces for number in range(models))
+        world.written = dict.fromkeys(keys, ConsumedTotal(0, had_ms))
+        world.now_ms += 60_000
+        await operator.look()
+    full = 6 * charged * models
+    assert full <= world.status("team", CENTRAL)["reserved"] <= full + 256 * models, "none of it twice"
