@@ -8,7 +8,8 @@ Guarantees:
 - ST3 written-first: an agent is told that a series was taken in only once the statement that has it is written. A
   GPUNode is deleted by the operator only once what it reports is written.
 - ST4 growing: totals never fall while this process lives.
-- A statement that cannot be read, or not be written, costs its namespace alone, and is never overwritten.
+- A statement that cannot be read, or not be written, costs its namespace alone: others are read and charged on.
+  One that cannot be read is never overwritten.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Statements:
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
         """Namespaces whose statement cannot be read, with the reason."""
+        self._doubtful: set[str] = set()
+        """Namespaces of which it is not known whether the last write was made: read before the next one."""
         self._told: dict[tuple[str, str, str], int] = {}
         """What the metrics say, by namespace, model and kind."""
         self._round = asyncio.Lock()
@@ -91,6 +94,7 @@ class Statements:
         self.complete = False
         self._written.clear()
         self._unreadable.clear()
+        self._doubtful.clear()
 
     async def run(self) -> None:
         """Take in what agents report, in rounds, until cancelled. The first one comes as soon as this process acts."""
@@ -164,6 +168,8 @@ class Statements:
     async def _take_in(self, namespace: str, readings: list[NodeReading]) -> bool:
         if namespace in self._unreadable:
             return True  # it waits for nobody
+        if namespace in self._doubtful and not await self._read_again(namespace):
+            return False
         known = self._written.get(namespace) or _WrittenAccount(NamespaceAccount(), None)
         account = take_in(known.account, readings)
         if account is known.account:
@@ -183,23 +189,29 @@ class Statements:
                 GPUSTATEMENTS, namespace, {"metadata": {"resourceVersion": version}, "status": status}
             )
         except (ConflictError, AlreadyExistsError, NotFoundError):
+            self._doubtful.add(namespace)
             await self._read_again(namespace)
             return False
         except NotLeadingError:
             raise
         except ApiError as error:
             log.warning("cannot write a statement; trying again", gpustatement=namespace, error=str(error))
-            self._written.pop(namespace, None)  # whether it was written is not known
-            self.complete = False
+            self._doubtful.add(namespace)
             return False
         self._keep(namespace, account, str(answer["metadata"]["resourceVersion"]))
         return True
 
-    async def _read_again(self, namespace: str) -> None:
+    async def _read_again(self, namespace: str) -> bool:
+        """Read a statement; return whether it is known again, which one that cannot be read is not."""
         try:
             self._take(await self._client.get(GPUSTATEMENTS, namespace))
         except NotFoundError:
             self._written.pop(namespace, None)
+        except ApiError as error:
+            log.warning("cannot read a statement; trying again", gpustatement=namespace, error=str(error))
+            return False
+        self._doubtful.discard(namespace)
+        return namespace not in self._unreadable
 
     async def _tell(self, node: GpuNodeFacts) -> None:
         """Name the closed series that are written down in the node's annotation: its agent forgets them."""

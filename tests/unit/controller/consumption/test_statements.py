@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from doubles.apiserver.errors import Refused
 from doubles.apiserver.kinds import KINDS
-from doubles.apiserver.server import ApiServer, api_server
+from doubles.apiserver.server import ApiServer, Fault, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.api.consumption import TAKEN_IN_ANNOTATION
 from sharepod.controller import metrics
@@ -200,3 +201,18 @@ async def test_the_metrics_say_what_is_written_down(client: Client) -> None:
     memory = {"namespace": "measured", "model": "T"}
     name = "sharepod_namespace_memory_byte_seconds_total"
     assert metrics.LEADERS.get_sample_value(name, memory) == 7_500 << 20
+
+
+@pytest.mark.promise("operator-statement")
+async def test_a_statement_that_cannot_be_written_costs_its_namespace_alone(client: Client, server: ApiServer) -> None:
+    kept = statements(client)
+    node = await report(client, "n1", series("a", "team", 100), series("b", "other", 50))
+    assert await kept.take_in([node])
+    refusal = Refused(422, "Invalid", "a webhook does not like it")
+    server.faults.append(Fault(lambda call: (call.verb, call.name) == ("patch", "team"), times=2, refusal=refusal))
+    node = await report(client, "n1", series("a", "team", 300), series("b", "other", 60))
+    for _ in range(2):
+        assert not await kept.take_in([node])
+        assert (kept.complete, held(kept, "team"), held(kept, "other")) == (True, 100, 60)
+    assert await kept.take_in([node])
+    assert held(kept, "team") == 300
