@@ -31,7 +31,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -217,6 +217,9 @@ bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trac
 
 bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 	@$(BIN)/python benchmarks/placement.py
+
+bench-fairness: shim ## a simulated month of four teams, with budgets and without: each one's GPU time, what budgets cost, waits; TRACE=DIR, else drawn jobs
+	@$(BIN)/python benchmarks/fairness.py $(if $(TRACE),--trace $(TRACE)) $(FAIRNESS_ARGS)
 
 bench-throughput: shim doubles ## jobs finished a day and waits: a GPU each, static fractions, SharePod; TRACE=DIR, else drawn jobs
 	@$(BIN)/python -m throughput $(if $(TRACE),--trace $(TRACE)) $(THROUGHPUT_ARGS)
