@@ -230,6 +230,23 @@ async def test_80_and_100_percent_and_the_refill_are_told_once_however_often_the
     assert (world.status()["left"], "refillAt" in world.status()) == (1000, False)
 
 
+@pytest.mark.promise("budgets-events-once")
+async def test_one_that_takes_itself_for_the_leader_and_is_late_writes_and_tells_nothing() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000})
+    leader = OperatorProcess(world)
+    await leader.look()
+    late = OperatorProcess(world)
+    world.consume("a", 900_000)
+    world.now_ms += 60_000
+    late.read()
+    await leader.look()
+    assert world.events.told == [("b1", "BudgetNearlySpent")]
+    writes = world.server.writes
+    await late.control.look()
+    assert (world.server.writes, world.events.told) == (writes, [("b1", "BudgetNearlySpent")])
+
+
 @pytest.mark.promise("budgets-malformed")
 async def test_a_malformed_budget_is_told_so_covers_nothing_and_costs_no_other_anything() -> None:
     world = World()
