@@ -134,7 +134,7 @@ class Preemptions:
                 self._later(max(again, now + _PERIOD_S))
             return
         victims = await self._seen.look()
-        self._review(places, victims)
+        given_up = self._review(places, victims)
         for request, waiting in asked:
             if self._limiter.wait_s(now) > 0:
                 self._later(now + self._limiter.wait_s(now))
@@ -142,7 +142,7 @@ class Preemptions:
             plan = await self._plan(request, victims)
             if plan is None or not self._begin(request, waiting, plan, victims, places):
                 waiting.room_looked_for = (self._state.cluster.room_version, self._clock())
-        if self._running:
+        if self._running or given_up:
             self._later(self._next_look)
         elif asked:
             self._later(now + _AGAIN_S)
@@ -227,9 +227,9 @@ class Preemptions:
         self.on_begun(preemption)
         return True
 
-    def _review(self, places: Mapping[str, WaitingTenant], victims: Victims) -> None:
-        """Give up what holds no longer."""
-        now = self._clock()
+    def _review(self, places: Mapping[str, WaitingTenant], victims: Victims) -> bool:
+        """Give up what holds no longer; return whether there was any."""
+        now, before = self._clock(), len(self._running)
         for tenant, item in list(self._running.items()):
             waiting = places.get(tenant)
             request = self._request_of(waiting) if waiting is not None else None
@@ -240,3 +240,4 @@ class Preemptions:
                 self.end(tenant, "stuck")
             elif not still_holds(self._state.cluster, request, item.plan, victims):
                 self.end(tenant, "overtaken")
+        return len(self._running) < before

@@ -3,7 +3,7 @@
 Guarantees:
 - A Pod is one victim, with all claims that it has; a claim that several Pods may use is none.
 - A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on. One
-  whose Pod is gone leaves too.
+  whose Pod is gone leaves too, until its row has stayed for `_ROW_STUCK_S`: its agent may see processes that never end.
 - A tenant of which too little is known is no victim.
 """
 
@@ -27,6 +27,9 @@ _SLICE = 20
 _STUCK_S = 60.0
 """Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
 a node that does not answer never will."""
+_ROW_STUCK_S = 120.0
+"""Seconds for which a row counts as leaving whose Pod is gone: its agent confirms within seconds that nothing is left,
+unless a process hangs in the driver."""
 _PROTECTED_S = 30.0
 """Seconds for which a Pod counts as protected whose eviction a PodDisruptionBudget has refused."""
 
@@ -56,6 +59,8 @@ class VictimsSeen:
         """Until when the eviction of a Pod is not tried again, by uid."""
         self._evicted: dict[str, float] = {}
         """Pods whose eviction was accepted, by uid, and until when that counts: their watch may not show it yet."""
+        self._ending: dict[TenantId, float] = {}
+        """Tenants whose Pods are gone and whose rows are there, and since when this was seen."""
 
     def refused(self, pod: str) -> None:
         """Note that a PodDisruptionBudget has refused the eviction of a Pod."""
@@ -85,13 +90,18 @@ class VictimsSeen:
         self._evicted = {pod: until for pod, until in self._evicted.items() if until > now}
         units: dict[TenantId, Unit] = {}
         leaving: dict[TenantId, int] = {}
+        ending: set[TenantId] = set()
         nodes = list(self._state.cluster.nodes())
         for first in range(0, len(nodes), _SLICE):
-            some = self._on_nodes(nodes[first : first + _SLICE])
+            slice_ = nodes[first : first + _SLICE]
+            some = self._on_nodes(slice_)
             units |= some.units
             leaving |= some.leaving
+            ending |= self._ending_on(slice_)
             await asyncio.sleep(0)
-        return Victims(units, leaving)
+        self._ending = {tenant: self._ending.get(tenant, now) for tenant in ending}
+        stuck = frozenset(tenant for tenant, since in self._ending.items() if now - since > _ROW_STUCK_S)
+        return Victims(units, {one: priority for one, priority in leaving.items() if one not in stuck}, stuck)
 
     def _on_nodes(self, nodes: Sequence[NodeAccount]) -> Victims:
         """Return the tenants of these nodes. A Pod, and so a unit, is on one node."""
@@ -102,6 +112,15 @@ class VictimsSeen:
                 if fact is not None:
                     facts[tenant] = fact
         return victims_of(facts)
+
+    def _ending_on(self, nodes: Sequence[NodeAccount]) -> set[TenantId]:
+        """Return the tenants of these nodes of which only the row is left."""
+        rows = ((tenant, row.wanted) for node in nodes for tenant, row in node.rows.items())
+        return {tenant for tenant, row in rows if row.releasing or self._is_gone(tenant)}
+
+    def _is_gone(self, tenant: str) -> bool:
+        claim = self._state.seen_claims.claims.get(tenant)
+        return (claim is None or claim.deleting) and not self.pods_of(tenant)
 
     def pods_of(self, tenant: str) -> tuple[PodFacts | ClaimPodFacts, ...]:
         """Return the Pods that end when a tenant is preempted."""
@@ -121,7 +140,7 @@ class VictimsSeen:
         """Return what is known of one tenant; None if it cannot make room."""
         pods = self.pods_of(tenant)
         claim = self._state.seen_claims.claims.get(tenant)
-        if not pods and (claim is None or claim.deleting):
+        if self._is_gone(tenant):
             return self._gone(tenant)
         if len(pods) != 1 or (claim is not None and claim.made_for != pods[0].uid):
             return None

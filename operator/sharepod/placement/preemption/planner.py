@@ -197,7 +197,7 @@ def _in_order(tenants: Iterator[TenantId]) -> tuple[TenantId, ...]:
 
 
 def _leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
-    return row.wanted.releasing or tenant in victims.leaving
+    return tenant in victims.leaving or (row.wanted.releasing and tenant not in victims.stuck)
 
 
 def _group(cluster: Cluster, request: PlacementRequest, places: Sequence[GroupPlace]) -> frozenset[TenantId]:

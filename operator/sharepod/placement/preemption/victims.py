@@ -101,10 +101,12 @@ BOUNDED_ITEMS = 3
 @dataclass(frozen=True, slots=True)
 class Victims:
     """Tenants that run, as preemption looks at them. `units`: the unit of each that stays unless it is preempted;
-    `leaving`: those whose Pods end anyway, each with its priority."""
+    `leaving`: those whose Pods end anyway, each with its priority; `stuck`: those whose Pods have long been gone and
+    whose rows stay: they are not counted on."""
 
     units: Mapping[TenantId, Unit]
     leaving: Mapping[TenantId, int]
+    stuck: frozenset[TenantId] = frozenset()
 
 
 def victims_of(facts: Mapping[TenantId, VictimFacts]) -> Victims:

@@ -234,6 +234,24 @@ async def test_a_pod_that_never_ends_is_not_counted_on() -> None:
         assert [item.plan.evict for item in world.begun] == [("other",)]
 
 
+@pytest.mark.parametrize("releasing", [False, True])
+async def test_a_row_that_stays_after_its_pod_is_not_counted_on_for_ever(releasing: bool) -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        world.state.drop_pod("pod-of-low")
+        if releasing:
+            world.state.cluster.set_releasing(world.placed["low"], TenantId("low"))
+            await world.writes()
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(60)
+        assert [item.plan.evict for item in world.begun] == [()], "it may be gone soon"
+        await world.later(120)
+        assert world.begun[-1].plan.evict == ("other",)
+        await world.ends("other")
+        assert "high" in world.placed
+
+
 async def test_one_that_waits_no_longer_gives_up_what_was_kept() -> None:
     async with playing() as world:
         await world.runs("low", 0.3, memory="12Gi")
