@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import structlog
 
 from sharepod.api.sharepod import KIND
+from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
@@ -143,7 +144,10 @@ class Preemptor:
 
     def _name_of(self, tenant: str) -> str:
         pods = self._seen.pods_of(tenant)
-        return pods[0].name if pods else tenant
+        if pods:
+            return pods[0].name
+        rows = (row for _, row in self._state.cluster.reservations_of(TenantId(tenant)))
+        return next((row.title.partition("/")[2] for row in rows), tenant)
 
     def _namespace_of(self, tenant: str) -> str:
         return self._state.namespace_of(tenant)

@@ -17,8 +17,8 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.preemptor import Preemptor
 from sharepod.kube import NotFoundError, UnavailableError
 from sharepod.placement.preemption.victims import PreemptionPlan
-from sharepod.placement.state.types import PlacementRequest
-from unit.controller.objects import PODS, pod_object, sharepod_object
+from sharepod.placement.state.types import PlacementRequest, Reservation
+from unit.controller.objects import PODS, pod_object, row, sharepod_object
 
 _WAITS = PlacementRequest(
     tenant=TenantId("high"),
@@ -62,12 +62,15 @@ class World:
         raw["metadata"]["namespace"] = namespace
         self.state.put_pod(raw)
 
-    def begins(self, *, evict: tuple[str, ...] = (), lower: tuple[str, ...] = ()) -> None:
+    def begins(
+        self, *, evict: tuple[str, ...] = (), lower: tuple[str, ...] = (), leaving: tuple[str, ...] = ()
+    ) -> None:
         plan = PreemptionPlan(
             node="a",
             gpus=frozenset({GpuUuid("g")}),
             evict=tuple(map(TenantId, evict)),
             lower=tuple(map(TenantId, lower)),
+            leaving=tuple(map(TenantId, leaving)),
         )
         self.preemption = OngoingPreemption(_WAITS, plan, 0.0)
         self.preemptor.begin(self.preemption)
@@ -167,6 +170,15 @@ async def test_names_stay_within_their_namespace() -> None:
     assert "high of higher priority" in world.note("mine")
     await world.preemptor._carry_out("high")
     assert world.note("secret") == "preempted on a by a tenant of higher priority of another namespace"
+
+
+async def test_one_whose_pod_is_gone_is_named_by_its_row() -> None:
+    world = World()
+    world.tenant("high")
+    left = Reservation.of_row(row(id="0b7c2f4e", namespace="n", pod_name="low"))
+    world.state.cluster.load("a", [left], 1)
+    world.begins(leaving=("0b7c2f4e",))
+    assert "waits for low of lower priority" in world.note("high")
 
 
 async def test_of_many_of_its_own_namespace_some_are_named() -> None:
