@@ -123,8 +123,9 @@ def hook_file() -> Path:
 
 @pytest.fixture(scope="session")
 def hasty_hook_file() -> Path:
-    """File of the hook with short time-outs: `limits` 1 s, memory without an agent 1.5 s, a silent agent 0.5 s."""
-    define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500"
+    """File of the hook with short time-outs (`limits` 1 s, memory without an agent 1.5 s, a silent agent 0.5 s) and
+    slots of their own for two threads."""
+    define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500,SHAREPOD_GATE_SLOTS=2"
     return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
 

@@ -24,10 +24,14 @@
 
 #include "time/remembered.h"
 
+#ifndef SHAREPOD_GATE_SLOTS
+#define SHAREPOD_GATE_SLOTS 16384
+#endif
+
 /* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2). More than
  * most containers allow; a slot takes memory when it is used. SLOT_RECENT: queues whose ends a thread foretells one by
  * one; of the others it knows the latest end. */
-enum { GATE_SLOTS = 16384, SLOT_RECENT = 16 };
+enum { GATE_SLOTS = SHAREPOD_GATE_SLOTS, SLOT_RECENT = 16 };
 
 /* The gate word: 0 is "not set up", also what a wiped page holds; else a counter above these bits. Every opening, every
  * change of its terms and gate_exit add GATE_STEP, so that threads register their streams again. */
