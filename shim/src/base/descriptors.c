@@ -10,7 +10,8 @@
 #include "base/sys.h"
 
 /* Numbers: kept descriptors lie in the last ROOM below the limit of open files, but below HIGHEST, beyond which the
- * table of descriptors would cost each fork. */
+ * table of descriptors would cost each fork. Where all of these are taken, and the limit allows none beyond them, in
+ * the upper half, then anywhere behind the standard streams. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
 int descriptor_copy(int number) {
@@ -19,7 +20,10 @@ int descriptor_copy(int number) {
     uint64_t end = limit.rlim_cur < HIGHEST ? limit.rlim_cur : HIGHEST;
     if (end < 4 * ROOM)
         return -1;
-    long copy = sys_call(SYS_fcntl, number, F_DUPFD_CLOEXEC, (long)(end - ROOM), 0, 0, 0);
+    const uint64_t least[] = {end - ROOM, end / 2, 3};
+    long copy = -1;
+    for (unsigned i = 0; i < sizeof least / sizeof *least && copy < 0; i++)
+        copy = sys_call(SYS_fcntl, number, F_DUPFD_CLOEXEC, (long)least[i], 0, 0, 0);
     return copy < 0 ? -1 : (int)copy;
 }
 

@@ -3,8 +3,8 @@
  * A program may close any descriptor, the hook's among them (background services close all from 3 on), and open a file
  * of its own under the same number. Guarantees:
  * - a kept descriptor is used, and closed, only while its number stands for the very file that was kept;
- * - kept numbers are taken from where programs seldom look: a program gets the numbers that it would get without the
- *   hook.
+ * - kept numbers are taken from where programs seldom look, as long as there are free ones: a program gets the numbers
+ *   that it would get without the hook.
  */
 #ifndef SHAREPOD_DESCRIPTORS_H
 #define SHAREPOD_DESCRIPTORS_H
@@ -25,7 +25,8 @@ struct descriptor {
 /* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be told from others,
  * and is closed. */
 bool descriptor_keep(struct descriptor *descriptor, int number);
-/* Return a copy of a descriptor with a number beyond what programs count up to; -1: there is no room. */
+/* Return a copy of a descriptor with a number beyond what programs count up to, or any if none of these is free; -1:
+ * there is no room. */
 int descriptor_copy(int number);
 /* Move a descriptor there, if there is room. Return its number; a negative one stays. */
 int descriptor_move(int number);

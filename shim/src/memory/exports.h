@@ -6,7 +6,8 @@
  * has the memory; so the memory counts, with the process that made it, as long as any importer has it.
  *
  * Guarantees:
- * - a descriptor of the program's is never closed, nor does one get another number than without the hook;
+ * - a descriptor of the program's is never closed, nor does one get another number than without the hook, as long as
+ *   that has free numbers beyond (descriptors.h);
  * - where descriptors cannot be watched (a file that does not poll), memory counts as if it had not been exported.
  */
 #ifndef SHAREPOD_EXPORTS_H
@@ -22,7 +23,7 @@ bool exports_watch(uint32_t *open, int descriptor);
 void exports_count(void);
 /* The same, but with more than a few descriptors not in each call. With the lock. */
 void exports_count_seldom(void);
-/* Keep a copy of an imported descriptor; return it, or -1: none is to be had. */
+/* Keep a copy of an imported descriptor; return it, or -1: none is to be had, and this importer is not seen. */
 int exports_keep(int descriptor);
 /* Close a kept copy, unless the program has closed it. */
 void exports_let_go(int copy);

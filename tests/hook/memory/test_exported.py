@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 from hook.conftest import MIB, TENANT_MEMORY, Tenant
 from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
@@ -66,6 +68,25 @@ def test_an_importers_copy_counts_with_the_process_that_made_it(other: tuple[Led
     importer.ok("physical_release", handle)
     assert check.same() == 200 * MIB, "it is mapped there"
     importer.ok("unmap", address, 200 * MIB)
+    until(check, 0)
+
+
+@pytest.mark.promise("memory-exported")
+def test_each_import_counts_under_a_low_limit_of_open_files(other: tuple[LedgerCheck, Probe]) -> None:
+    check, importer = other
+    _, most = resource.prlimit(importer.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(importer.pid, resource.RLIMIT_NOFILE, (1024, most))
+    imported = []
+    for _ in range(60):
+        handle = check.probe.ok("physical", PAGE)
+        descriptor = check.probe.ok("physical_export", handle)
+        imported.append(importer.ok("physical_import", descriptor, check.probe.pid))
+        check.probe.ok("descriptor_close", descriptor)
+        check.probe.ok("physical_release", handle)
+    check.refused("physical", TENANT_MEMORY - 60 * PAGE + PAGE)
+    assert check.same() == 60 * PAGE
+    for handle in imported:
+        importer.ok("physical_release", handle)
     until(check, 0)
 
 
