@@ -49,7 +49,7 @@ def pod_object(
     owner: str = TENANT,
     restart: str = "Never",
     status: Json | None = None,
-    deleting: bool = False,
+    deleting: bool | str = False,
     conditions: list[Json] | None = None,
     gated: bool = False,
     priority: int = 0,
@@ -57,7 +57,11 @@ def pod_object(
     finalizers: Sequence[str] = (),
     line: Mapping[str, str] | None = None,
 ) -> Json:
-    """A Pod of a SharePod. `gated`: it waits for its share, so it has no pin. `line`: limits of its container."""
+    """A Pod of a SharePod.
+
+    `gated`: it waits for its share, so it has no pin. `line`: limits of its container. `deleting`: whether it is being
+    deleted, or when its grace period ends.
+    """
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     metadata: Json = {
@@ -71,7 +75,7 @@ def pod_object(
     if finalizers:
         metadata["finalizers"] = list(finalizers)
     if deleting:
-        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        metadata["deletionTimestamp"] = deleting if isinstance(deleting, str) else "2026-01-01T00:00:00Z"
     return {
         "metadata": metadata,
         "spec": {

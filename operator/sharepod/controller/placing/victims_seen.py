@@ -2,7 +2,8 @@
 
 Guarantees:
 - A Pod is one victim, with all claims that it has; a claim that several Pods may use is none.
-- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on. One
+- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on, nor
+  before where the grace period lasts longer than `_LONGEST_GRACE_S`. One
   whose Pod is gone leaves too, until its row has stayed for `_ROW_STUCK_S`: its agent may see processes that never end.
 - A tenant of which too little is known is no victim.
 """
@@ -27,6 +28,8 @@ _SLICE = 20
 _STUCK_S = 60.0
 """Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
 a node that does not answer never will."""
+_LONGEST_GRACE_S = 3600.0
+"""Longest rest of a grace period, in seconds, for which others wait: a Pod can be deleted with one of years."""
 _ROW_STUCK_S = 120.0
 """Seconds for which a row counts as leaving whose Pod is gone: its agent confirms within seconds that nothing is left,
 unless a process hangs in the driver."""
@@ -150,7 +153,7 @@ class VictimsSeen:
         standing, wall = self._standing(pod.namespace), self._wall()
         leaving = pod.deleting or pod.uid in self._evicted
         ends_by = seconds(pod.ends_by)
-        if pod.deleting and (ends_by is None or wall > ends_by + _STUCK_S):
+        if pod.deleting and (ends_by is None or not -_STUCK_S <= ends_by - wall <= _LONGEST_GRACE_S):
             return None
         started = int(seconds(pod.started) or wall)
         share = row.request_milli * len(row.gpus)

@@ -57,11 +57,11 @@ class Playing(World):
         self.state.on_room_changed()
         await self.settle()
 
-    def deletes(self, tenant: str) -> None:
-        """The Pod of a tenant is being deleted: its grace period ends now."""
-        self._see(tenant, deleting=True)
+    def deletes(self, tenant: str, *, ends_by: str | bool = True) -> None:
+        """The Pod of a tenant is being deleted: its grace period ends now, or then."""
+        self._see(tenant, deleting=ends_by)
 
-    def _see(self, tenant: str, *, deleting: bool = False) -> None:
+    def _see(self, tenant: str, *, deleting: bool | str = False) -> None:
         raw = pod_object(
             uid=f"pod-of-{tenant}",
             name=tenant,
@@ -221,6 +221,21 @@ async def test_of_two_that_make_room_the_first_may_be_gone_long_before_the_secon
         assert len(world.begun) == 1
         await world.ends("other")
         assert "high" in world.placed
+
+
+@pytest.mark.parametrize(
+    ("ends_by", "evicted"),
+    [("2026-01-01T00:59:00Z", ()), ("2031-01-01T00:00:00Z", ("other",))],
+    ids=["within the hour", "in five years"],
+)
+async def test_a_pod_whose_grace_period_lasts_for_years_is_not_counted_on(ends_by: str, evicted: tuple[str]) -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="7Gi")
+        await world.runs("other", 0.3, memory="7Gi")
+        world.deletes("low", ends_by=ends_by)
+        await world.want("high", 0.3, priority=9, memory="7Gi")
+        await world.later(2)
+        assert [item.plan.evict for item in world.begun] == [evicted]
 
 
 async def test_a_pod_that_never_ends_is_not_counted_on() -> None:
