@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import structlog
 
+from sharepod.api.gpunode import Tenant
 from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import Reservation, Resources
@@ -79,7 +80,7 @@ class Ledgers:
         rows = []
         for row in item.spec.tenants:
             owner, needs = self._owner_and_needs(row.id)
-            rows.append(Reservation.of_row(row, owner=owner, needs=needs))
+            rows.append(self._reservation(item.name, row, owner, needs))
         faults = self._cluster.load(item.name, rows, item.generation, uid=item.uid)
         written = item.rows
         for decided in self._cluster.pending(item.name):
@@ -94,6 +95,13 @@ class Ledgers:
         for left in self._cluster.overcommits(item.name):
             log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
         self._on_room_changed()
+
+    def _reservation(self, node: str, row: Tenant, owner: str | None, needs: Resources) -> Reservation:
+        """Return the reservation of a row, which is the known one where nothing has changed."""
+        known = self._cluster.written(node, TenantId(row.id))
+        if known is not None and known.read_from is row and known.owner == owner and known.needs == needs:
+            return known
+        return Reservation.of_row(row, owner=owner, needs=needs)
 
     def gone(self, item: GpuNodeFacts) -> None:
         """Take a ledger out of placement's view: its GPUNode is gone."""

@@ -27,6 +27,7 @@ from .types import (
     Resources,
     in_order,
     label_key,
+    sum_of,
 )
 
 
@@ -42,21 +43,18 @@ class Row:
     `request_milli`, `memory` (bytes) and `gpus` are what the row counts with: the most of these three.
     """
 
-    __slots__ = ("gpus", "in_flight", "memory", "request_milli", "wanted", "written")
+    __slots__ = ("gpus", "in_flight", "memory", "pending", "request_milli", "wanted", "written")
 
     def __init__(self, wanted: Reservation, written: Reservation | None, *, since: Row | None = None) -> None:
         self.wanted = wanted
         self.written = written
         self.in_flight = since is not None
+        self.pending = wanted is not written and wanted != written
+        """True while the ledger does not say what was decided."""
         base = written or wanted
         self.request_milli: int = max(wanted.request_milli, base.request_milli, since.request_milli if since else 0)
         self.memory: int = max(wanted.memory, base.memory, since.memory if since else 0)
         self.gpus: tuple[GpuUuid, ...] = tuple(dict.fromkeys((*wanted.gpus, *base.gpus)))
-
-    @property
-    def pending(self) -> bool:
-        """True while the ledger does not say what was decided."""
-        return self.wanted != self.written
 
     @property
     def left(self) -> bool:
@@ -337,18 +335,14 @@ class NodeAccount:
     def taken(self) -> Taken:
         """Add up what pods take of the node, those included that reservations will still bring."""
         if self._taken is None:
-            total, count = Resources(), len(self.pods)
-            seen = set()
-            for pod in self.pods.values():
-                total += pod.resources
-                if pod.tenant is not None:
-                    seen.add(pod.tenant)
+            parts, count = [pod.resources for pod in self.pods.values()], len(self.pods)
+            seen = {pod.tenant for pod in self.pods.values()}
             for tenant, row in self.rows.items():
                 wanted = row.wanted
                 if tenant not in seen and not wanted.releasing:
-                    total += wanted.needs
+                    parts.append(wanted.needs)
                     several = wanted.claim is not None and wanted.pod_uid is None  # one Pod may have several claims
                     count += not several or wanted.needs != Resources()
             allocatable = self.state.allocatable if self.state else Resources()
-            self._taken = Taken(count, allocatable - total)
+            self._taken = Taken(count, allocatable - sum_of(parts))
         return self._taken

@@ -266,6 +266,8 @@ class Cluster:
                 self._put(account, tenant, None)
         for tenant, written in read.items():
             row = account.rows.get(tenant)
+            if row is not None and row.written is written and not row.pending and not row.in_flight:
+                continue  # as it was read before
             wanted = row.wanted if row is not None and (row.pending or row.in_flight) else written
             wanted = _remembering(wanted, written, row)
             if row is None or row.written != written or not _same(row.wanted, wanted):
@@ -324,6 +326,12 @@ class Cluster:
         rows = account.rows if account else {}
         return tuple(rows[tenant].wanted for tenant in sorted(rows))
 
+    def written(self, node: str, tenant: TenantId) -> Reservation | None:
+        """Return the row of a tenant as the ledger of a node has it; None if it has none."""
+        account = self._nodes.get(node)
+        row = account.rows.get(tenant) if account is not None else None
+        return row.written if row is not None else None
+
     def reservations_of(self, tenant: TenantId) -> tuple[tuple[str, Reservation], ...]:
         """Return the reservations of a tenant with their nodes.
 
@@ -343,7 +351,7 @@ class Cluster:
         """Return the rows that the ledger does not have yet, by tenant."""
         account = self._nodes.get(node)
         rows = account.rows if account else {}
-        return tuple(rows[tenant].wanted for tenant in sorted(rows) if rows[tenant].pending)
+        return tuple(rows[tenant].wanted for tenant in sorted(tenant for tenant, row in rows.items() if row.pending))
 
     def groups(self, key: LabelKey) -> tuple[GroupPlace, ...]:
         """Return where the members of an affinity group are. More than one place only where a ledger said so.

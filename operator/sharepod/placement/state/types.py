@@ -62,6 +62,18 @@ class Resources:
         return Resources(max(self.cpu_milli, other.cpu_milli), max(self.memory, other.memory), extended)
 
 
+def sum_of(parts: Iterable[Resources]) -> Resources:
+    """Return the sum of resources, without one object for each part."""
+    cpu_milli = memory = 0
+    extended: dict[str, int] = {}
+    for part in parts:
+        cpu_milli += part.cpu_milli
+        memory += part.memory
+        for name, amount in part.extended.items() if part.extended else ():
+            extended[name] = extended.get(name, 0) + amount
+    return Resources(cpu_milli, memory, {name: amount for name, amount in extended.items() if amount})
+
+
 @dataclass(frozen=True, slots=True)
 class Taint:
     """One taint of a node."""
@@ -180,6 +192,8 @@ class Reservation:
     releasing: bool = False
     owner: str | None = field(default=None, compare=False)
     needs: Resources = field(default=Resources(), compare=False)
+    read_from: Tenant | None = field(default=None, compare=False, repr=False)
+    """Row that it was read from; None where it was decided here."""
 
     @property
     def title(self) -> str:
@@ -225,6 +239,7 @@ class Reservation:
             releasing=row.state is TenantState.RELEASING,
             owner=owner,
             needs=needs,
+            read_from=row,
         )
 
 
