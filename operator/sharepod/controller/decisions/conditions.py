@@ -40,7 +40,6 @@ Status = Literal["True", "False", "Unknown"]
 
 _BETWEEN = ("Releasing", "NodeUnreachable", "BackOff")
 """Reasons of the condition Placed between two runs."""
-_WAITS_FOR_POD = "waits until its pod can be created: see condition PodReady"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
         return _condition(CONDITION_PLACED, "False", "Waiting", "another scheduling gate holds its pod: see PodReady")
     text = "waits for placement"
     if inputs.blocked is not None and inputs.snapshot.pod is None:
-        text = _WAITS_FOR_POD
+        text = "waits until its pod can be created: see condition PodReady"
     elif _refused_share(inputs):
         text = "waits until its pod may have a share: see condition PodReady"
     return _condition(CONDITION_PLACED, "False", "Waiting", text)
@@ -299,7 +298,8 @@ def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
         text = "the namespace is being deleted: nothing in it gets a share"
         return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
     if inputs.blocked is not None:
-        return _condition(CONDITION_PLACED, "False", "Waiting", _WAITS_FOR_POD)
+        text = f"waits until the pod of its next run can be created: {inputs.blocked.message}"
+        return _condition(CONDITION_PLACED, "False", "Waiting", text)
     if pod is not None and pod.deleting:
         text = f"waits until the pod of its last run, {pod.name}, is gone: it is being deleted; see its finalizers"
         return _condition(CONDITION_PLACED, "False", "PodTerminating", text)

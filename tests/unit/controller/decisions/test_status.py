@@ -342,3 +342,13 @@ def test_a_failed_sharepod_shows_how_its_containers_ended_as_a_pod_does_and_afte
     assert compose(own, inputs(own)).summary == "OOMKilled"
     unseen = compose(sharepod(), inputs(sharepod()), finish)
     assert unseen.summary == "Error"
+
+
+def test_between_two_runs_placed_says_itself_why_the_next_pod_cannot_be_created() -> None:
+    end = {"podUID": "pod-1", "time": "2026-01-01T00:00:00Z", "cause": "Error", "message": "exit code 1"}
+    own = sharepod(status={"podUID": "pod-1", "lastEnd": end}, spec={"restartPolicy": "Always"})
+    said = "no PriorityClass with name gone was found"
+    status = compose(own, inputs(own, blocked=Blocked(BlockedReason.FORBIDDEN, said, until=1.0)))
+    shown = {item.type: item.message for item in status.conditions}
+    assert said in shown["Placed"]
+    assert shown["PodReady"] == "exit code 1"
