@@ -30,6 +30,7 @@ from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.budgets.budget_control import BudgetControl
 from sharepod.controller.budgets.idle_reservations import IdleReservations
+from sharepod.controller.budgets.time_of_day import TimeOfDay
 from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
@@ -191,7 +192,7 @@ class Operator:
             self.events,
             namespace=settings.namespace,
             half_life_s=settings.usage_half_life,
-            now_ms=lambda: time.time_ns() // 1_000_000,
+            now_ms=TimeOfDay(lambda: self.client.clock_behind_s, clock),
             written=self._totals_written,
             acts=lambda: self._active,
             on_changed=self.loop.order_changed,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import json
 import random
 import re
@@ -21,6 +22,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlencode, urlsplit
@@ -55,6 +57,8 @@ WATCH_GRACE_S = 3.0
 """Seconds after which a watch counts as dead that the server has not ended when it was to."""
 _TURN_S = 0.005
 """Seconds for which a list is read before other tasks get a turn."""
+_COMPARE_CLOCKS_S = 10.0
+"""Seconds between two comparisons of this machine's clock with the API server's."""
 _ESCAPED = re.compile("[\x7f-\uffff]")
 """Characters of a body that are sent as escapes; JSON itself escapes those below the blank."""
 
@@ -68,6 +72,9 @@ class Connection:
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
         self._rejected_since: float | None = None
+        self._clock_compared_at = float("-inf")
+        self.clock_behind_s = 0.0
+        """Seconds by which this machine's clock is behind the API server's, by its last answers; to about a second."""
         self.answered_at: float | None = None
         """When the API server last answered anything but "try again later", in monotonic seconds; None: never."""
 
@@ -226,13 +233,22 @@ class Connection:
         if status != 401:
             self._rejected_since = None
         if status < 500 and status != 429:
-            self.answered_at = time.monotonic()
+            self.answered_at = now = time.monotonic()
+            if now >= self._clock_compared_at + _COMPARE_CLOCKS_S:
+                self._compare_clocks(response.headers.get("Date"), now)
         if status < 300:
             return
         error: ApiError = refusal(call, status, answer, response.headers.get("Retry-After"))
         if isinstance(error, UnauthorizedError):
             self._rejected()
         raise error
+
+    def _compare_clocks(self, date: str | None, now: float) -> None:
+        """Compare this machine's clock with the time at which the API server says that it has answered."""
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if date is not None:
+                self.clock_behind_s = parsedate_to_datetime(date).timestamp() - time.time()
+                self._clock_compared_at = now
 
     def _rejected(self) -> None:
         """Note that credentials or certificate were rejected, and have them read again."""

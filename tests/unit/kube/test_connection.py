@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -300,3 +301,17 @@ async def test_a_refused_connection_is_unavailable(tmp_path: Path) -> None:
             await connected.get("/x")
     finally:
         await connected.close()
+
+
+async def test_the_api_servers_answers_tell_how_far_this_machines_clock_is_off(
+    scripted: Scripted, api: Connection
+) -> None:
+    year_s = 365 * 86_400
+
+    async def respond(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, headers={"Date": formatdate(time.time() - year_s, usegmt=True)})
+
+    scripted.respond = respond
+    assert api.clock_behind_s == 0.0
+    await api.get("/x")
+    assert api.clock_behind_s == pytest.approx(-year_s, abs=30)

@@ -139,6 +139,11 @@ class Client:
         """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
         return self._api.rejected_for_s
 
+    @property
+    def clock_behind_s(self) -> float:
+        """Seconds by which this machine's clock is behind the API server's, to about a second."""
+        return self._api.clock_behind_s
+
     async def page(
         self,
         resource: Resource,

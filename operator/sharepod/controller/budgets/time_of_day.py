@@ -1,0 +1,55 @@
+"""Time of day that budgets are charged by.
+
+Guarantee: a leader whose clock is wrong by more than a minute charges by the API server's clock, and says so. By its
+own, years ahead, each budget would be in a far period, full again, and stay there when the clock is right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+_TOLERATED_S = 60.0
+"""Seconds by which the two clocks may differ: answers that are read late make some of it."""
+_LOG_S = 600.0
+"""Seconds between two messages about a clock that stays wrong."""
+
+log = structlog.get_logger(__name__)
+
+
+class TimeOfDay:
+    """Time of day in milliseconds since 1970.
+
+    Args:
+        behind_s: Returns the seconds by which this machine's clock is behind the API server's.
+        clock: Monotonic seconds.
+        wall_ns: This machine's time of day, in nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        behind_s: Callable[[], float],
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._behind_s = behind_s
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._told_at = float("-inf")
+
+    def __call__(self) -> int:
+        """Return the time of day now."""
+        own, behind = self._wall_ns() // 1_000_000, self._behind_s()
+        if abs(behind) <= _TOLERATED_S:
+            return own
+        now = self._clock()
+        if now >= self._told_at + _LOG_S:
+            self._told_at = now
+            log.error(
+                "the clock of this machine differs from the API server's; budgets are charged by the API server's. "
+                "Set the clock (NTP) of the operator's node",
+                behind_s=round(behind),
+            )
+        return own + round(behind * 1000)

@@ -1,0 +1,20 @@
+"""Budgets go by the API server's clock where this machine's is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.controller.budgets.time_of_day import TimeOfDay
+from structlog.testing import capture_logs
+
+_YEAR_S = 365 * 86_400
+
+
+@pytest.mark.promise("budgets-clock-off")
+@pytest.mark.parametrize(
+    ("behind_s", "expected_s"), [(0.0, 1000), (-59.0, 1000), (-_YEAR_S, 1000 - _YEAR_S), (90.0, 1090)]
+)
+def test_a_clock_that_is_far_off_is_not_gone_by_and_is_told_once(behind_s: float, expected_s: int) -> None:
+    now_ms = TimeOfDay(lambda: behind_s, clock=lambda: 0.0, wall_ns=lambda: 1000 * 10**9)
+    with capture_logs() as told:
+        assert [now_ms(), now_ms()] == [expected_s * 1000] * 2
+    assert len(told) == (expected_s != 1000)
