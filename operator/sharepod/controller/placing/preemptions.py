@@ -5,6 +5,7 @@ Guarantees:
 - The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
 - Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
 - A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
+- Each that waits has its turn to be looked for, however many are before it for whom nobody can make room.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
 
@@ -35,8 +36,8 @@ _PERIOD_S = 1.0
 _AGAIN_S = 10.0
 """Seconds after which room is looked for again although nothing has changed: budgets change priorities."""
 _TRIES = 4
-"""Tenants that room is looked for at one look, the first in the queue: a plan costs up to some tenths of a second on
-10,000 GPUs."""
+"""Tenants that room is looked for at one look: half are the first in the queue, the others those for which it was not
+looked for the longest time. A plan costs up to some tenths of a second on 10,000 GPUs."""
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _UNTOUCHED_S = 120.0
@@ -52,6 +53,11 @@ class OngoingPreemption:
     request: PlacementRequest
     plan: PreemptionPlan
     began: float
+
+
+def _last_turn(waiting: WaitingTenant) -> float:
+    """Return when room was last looked for, or since when it waits for that."""
+    return waiting.room_looked_for[1] if waiting.room_looked_for is not None else waiting.since
 
 
 class Preemptions:
@@ -148,7 +154,7 @@ class Preemptions:
             self._later(now + _AGAIN_S)
 
     def _asked(self, places: Mapping[str, WaitingTenant], now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
-        """Return the first in the queue that may preempt, and for which room was not looked for in vain just now."""
+        """Return those whose turn it is: they may preempt, and room was not looked for in vain just now."""
         waits = [
             waiting
             for waiting in places.values()
@@ -170,7 +176,9 @@ class Preemptions:
             and request.tenant not in with_holder
             and request.priority > lowest
         ]
-        return sorted(asked, key=lambda item: queue_key(item[0]))[:_TRIES]
+        asked.sort(key=lambda item: queue_key(item[0]))
+        first, others = asked[: _TRIES // 2], asked[_TRIES // 2 :]
+        return first + sorted(others, key=lambda item: _last_turn(item[1]))[: _TRIES - len(first)]
 
     def _looked(self, waiting: WaitingTenant, now: float) -> bool:
         if waiting.room_looked_for is None:

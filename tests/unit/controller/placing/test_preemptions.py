@@ -293,6 +293,19 @@ async def test_no_more_are_preempted_in_a_minute_than_the_setting_says() -> None
         assert len(world.begun) == 2
 
 
+@pytest.mark.promise("placement-preempt-turns")
+async def test_those_that_nobody_can_make_room_for_do_not_keep_the_others_from_preempting() -> None:
+    async with playing() as world:
+        await world.runs("low", 0.3, memory="12Gi")
+        for number in range(12):
+            await world.want(f"pair{number}", 0.5, priority=9, count=2)
+        await world.want("helped", 0.3, priority=5, memory="12Gi")
+        for _ in range(30):
+            world.node("b", gpus=0)  # something changes all the time that might be room
+            await world.later(1)
+        assert [item.request.tenant for item in world.begun] == ["helped"]
+
+
 OUT_OF_BUDGET = Standing(lowered_to=-1000, share_milli=1200)
 
 
