@@ -155,6 +155,7 @@ class Operator:
             clock=clock,
             head_reservation_after=settings.keep_after,
             head_reservation_for=settings.keep_for,
+            head_idle_ratio=settings.keep_idle_ratio,
             on_holder_wanted=lambda request, place: self.holder_reconciler.want(request, place),
             preemptions_per_minute=settings.preemptions_per_minute,
             fair_wait=settings.fair_wait,

@@ -35,6 +35,8 @@ class World:
         *,
         preemptions_per_minute: float = 0.0,
         standing: Callable[[str], Standing] | None = None,
+        lasts: float = HEAD_RESERVATION_FOR,
+        idle_ratio: float = 1.0,
     ) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -52,7 +54,8 @@ class World:
             on_answered=lambda tenant: None,
             clock=clock,
             head_reservation_after=HEAD_RESERVATION_AFTER,
-            head_reservation_for=HEAD_RESERVATION_FOR,
+            head_reservation_for=lasts,
+            head_idle_ratio=idle_ratio,
             preemptions_per_minute=preemptions_per_minute,
             wall=lambda: START + clock() - began,
             fair_wait=FAIR_WAIT,
@@ -113,6 +116,12 @@ class World:
         assert sharepod is not None
         assert pod is not None
         return self.loop.requests.ranked(self.loop.requests.of_sharepod(sharepod, pod))
+
+    @property
+    def kept_for(self) -> str | None:
+        """The tenant with the head-of-line reservation."""
+        reservation = self.state.cluster.head_reservation
+        return reservation.tenant if reservation is not None else None
 
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal

@@ -6,7 +6,9 @@ Guarantees:
 - Among those of one priority, the oldest that has waited `fair_wait` comes before all that have not, whatever their
   standing.
 - It keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long, or
-  the reservation has lasted its time.
+  the reservation has lasted its time. The next one for the same tenant lasts twice as long.
+- What stands idle on reserved GPUs while others wait comes to `idle_ratio` of the GPU time in the long run: the next
+  reservation begins once the last ones are paid off (`IdleDebt`), after `LONGEST_PAUSE_S` at the latest.
 """
 
 from __future__ import annotations
@@ -16,17 +18,21 @@ from dataclasses import replace
 
 import structlog
 
-from sharepod.api.units import TenantId
+from sharepod.api.units import WHOLE_GPU, TenantId
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import head_key
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable
 from sharepod.placement.state.cluster import Cluster, HeadReservation
 from sharepod.placement.state.types import Outlook, PlacementRequest
 
+from .idle_debt import IdleDebt
 from .waiting import WaitingTenant
 
 _CHECK_PERIOD_S = 1.0
 """Least seconds between two looks for the head of the line: it costs a decision for each SharePod that waits long."""
+_MOST_DOUBLED = 4
+"""Times that a reservation lasts twice as long as the tenant's last one: by then sixteen times `lasts`, 16 hours. One
+whose GPUs did not become free by then waits as if it came now: what it waits for may never end."""
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +46,8 @@ class HeadOfLine:
         request_of: Returns what a tenant asks for; None if it waits no longer.
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
-        lasts: Seconds after which a reservation ends; its owner then waits as if it came now.
+        lasts: Seconds after which a tenant's first reservation ends.
+        idle_ratio: Most of the GPU time that may stand idle on reserved GPUs in the long run; 1: all.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count.
         later: Called with the time, monotonic seconds, at which to look again.
         wake: Called when the queue is to be gone through again.
@@ -55,6 +62,7 @@ class HeadOfLine:
         clock: Callable[[], float],
         after: float,
         lasts: float,
+        idle_ratio: float,
         fair_wait: float,
         later: Callable[[float], None],
         wake: Callable[[], None],
@@ -65,6 +73,9 @@ class HeadOfLine:
         self._clock = clock
         self._after = after
         self._lasts = lasts
+        self._debt = IdleDebt(idle_ratio, clock())
+        self._idle = 0.0
+        """GPUs' time that nobody has on those reserved while others wait, as of the last look."""
         self._fair_wait = fair_wait
         self._later = later
         self._wake = wake
@@ -77,14 +88,24 @@ class HeadOfLine:
 
         `places`: the tenants that wait for a place.
         """
-        now, cluster = self._clock(), self._cluster
+        now = self._clock()
+        self._debt.count(now, self._idle)
+        self._look(places, now)
+        self._idle = self._idle_gpus() if len(places) > 1 else 0.0
+
+    def _look(self, places: Mapping[str, WaitingTenant], now: float) -> None:
+        cluster = self._cluster
         may_reserve_at = min((waiting.since for waiting in places.values()), default=now) + self._after
         if now < max(may_reserve_at, self._next_check):
             if places:
                 self._later(max(may_reserve_at, self._next_check))
             return
         self._next_check = now + _CHECK_PERIOD_S
+        self._debt.gpus = sum(len(node.gpus) for node in cluster.nodes())
         self._end_keeping(now, places)
+        if cluster.head_reservation is None and (wait_s := self._debt.paid_in_s()) > 0:
+            self._later(now + max(wait_s, _CHECK_PERIOD_S))
+            return
         waits = [waiting for waiting in list(places.values()) if self._waits_for_room(waiting)]
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [(request, waiting) for request, waiting in requests if request is not None and not request.beside]
@@ -100,19 +121,36 @@ class HeadOfLine:
             owner.refused_at_version, owner.explained_at = None, float("-inf")
         self._wake()
 
+    def _idle_gpus(self) -> float:
+        """Return how many GPUs' time nobody has on those that are reserved."""
+        reservation = self._cluster.head_reservation
+        node = self._cluster.node(reservation.node) if reservation is not None else None
+        if reservation is None or node is None:
+            return 0.0
+        gpus = (node.gpus_by_uuid[uuid] for uuid in reservation.gpus if uuid in node.gpus_by_uuid)
+        return sum(gpu.free_milli for gpu in gpus) / WHOLE_GPU
+
     def _end_keeping(self, now: float, places: Mapping[str, WaitingTenant]) -> None:
-        """End the head-of-line reservation once it has lasted its time; its owner waits from now on."""
+        """End the head-of-line reservation once it has lasted its time. Its owner keeps its place in the line, but
+        others have a turn before the next one for it."""
         reservation = self._cluster.head_reservation
         if reservation is None:
             self._kept_since = (TenantId(""), now)
-        elif self._kept_since[0] != reservation.tenant:
+            return
+        if self._kept_since[0] != reservation.tenant:
             self._kept_since = (reservation.tenant, now)
-        elif now - self._kept_since[1] >= self._lasts:
-            log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
-            if (owner := places.get(reservation.tenant)) is not None:
-                owner.since = now
-            self._cluster.reserve_for_head(None)
-            self._wake()
+        owner = places.get(reservation.tenant)
+        in_vain = owner.kept_in_vain if owner is not None else 0
+        if now - self._kept_since[1] < self._lasts * 2**in_vain:
+            return
+        log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
+        if owner is not None and in_vain < _MOST_DOUBLED:
+            owner.kept_in_vain += 1
+            owner.not_kept_before = now + self._after
+        elif owner is not None:
+            owner.kept_in_vain, owner.since = 0, now
+        self._cluster.reserve_for_head(None)
+        self._wake()
 
     def _choose(self, asked: list[tuple[PlacementRequest, WaitingTenant]], now: float) -> HeadReservation | None:
         """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
@@ -127,11 +165,14 @@ class HeadOfLine:
         for request, waiting in asked:
             if reservation is not None and owner is not None and request.priority <= owner.priority:
                 return replace(reservation, priority=owner.priority)
-            if now - waiting.since < self._after:
+            if now < self._may_be_kept_at(waiting):
                 continue
             if (found := find_head_reservation(cluster, request)) is not None:
                 return found
         return reservation
+
+    def _may_be_kept_at(self, waiting: WaitingTenant) -> float:
+        return max(waiting.since + self._after, waiting.not_kept_before)
 
     def _waits_for_room(self, waiting: WaitingTenant) -> bool:
         """True if it was refused for lack of room, not because it can never fit."""

@@ -83,7 +83,8 @@ class PlacementLoop:
         on_holder_wanted: Called with a request that has no place, and where holders would make one.
         clock: Monotonic seconds.
         head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
-        head_reservation_for: Seconds after which that reservation ends; its owner then waits as if it came now.
+        head_reservation_for: Seconds after which that reservation ends.
+        head_idle_ratio: Most of the GPU time that may stand idle for the head of the line in the long run.
         preemptions_per_minute: Most victims of preemption a minute; 0: nobody is preempted.
         wall: Time of day, seconds since the epoch.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count for that reservation.
@@ -101,6 +102,7 @@ class PlacementLoop:
         clock: Callable[[], float],
         head_reservation_after: float,
         head_reservation_for: float = float("inf"),
+        head_idle_ratio: float = 1.0,
         on_holder_wanted: Callable[[PlacementRequest, NewHolder], None] = lambda _request, _place: None,
         preemptions_per_minute: float = 0.0,
         wall: Callable[[], float] = time.time,
@@ -130,6 +132,7 @@ class PlacementLoop:
             clock=clock,
             after=head_reservation_after,
             lasts=head_reservation_for,
+            idle_ratio=head_idle_ratio,
             fair_wait=fair_wait,
             later=self._later,
             wake=self._kick.set,

@@ -35,7 +35,7 @@ _PERIOD_S = 1.0
 """Least seconds between two looks: each looks at all tenants."""
 _AGAIN_S = 10.0
 """Seconds after which room is looked for again although nothing has changed: budgets change priorities."""
-_TRIES = 4
+TRIES = 4
 """Tenants that room is looked for at one look: half are the first in the queue, the others those for which it was not
 looked for the longest time. A plan costs up to some tenths of a second on 10,000 GPUs."""
 _YIELD_S = 0.01
@@ -55,8 +55,15 @@ class OngoingPreemption:
     began: float
 
 
+def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tuple[PlacementRequest, WaitingTenant]]:
+    """Return those of `asked` that room is looked for now: the first in the queue, then those that had no turn for the
+    longest time."""
+    in_order = sorted(asked, key=lambda item: queue_key(item[0]))
+    first, others = in_order[: TRIES // 2], in_order[TRIES // 2 :]
+    return first + sorted(others, key=lambda item: _last_turn(item[1]))[: TRIES - len(first)]
+
+
 def _last_turn(waiting: WaitingTenant) -> float:
-    """Return when room was last looked for, or since when it waits for that."""
     return waiting.room_looked_for[1] if waiting.room_looked_for is not None else waiting.since
 
 
@@ -176,9 +183,7 @@ class Preemptions:
             and request.tenant not in with_holder
             and request.priority > lowest
         ]
-        asked.sort(key=lambda item: queue_key(item[0]))
-        first, others = asked[: _TRIES // 2], asked[_TRIES // 2 :]
-        return first + sorted(others, key=lambda item: _last_turn(item[1]))[: _TRIES - len(first)]
+        return whose_turn(asked)
 
     def _looked(self, waiting: WaitingTenant, now: float) -> bool:
         if waiting.room_looked_for is None:

@@ -21,6 +21,10 @@ class WaitingTenant:
     """Placement's demand has counted it."""
     room_looked_for: tuple[int, float] | None = None
     """The cluster's `room_version` and when preemption last found nobody to make room for it; None: it has not."""
+    kept_in_vain: int = 0
+    """Head-of-line reservations for it that ended before it was placed."""
+    not_kept_before: float = float("-inf")
+    """When it may have the next one at the earliest."""
     explained_at: float = float("-inf")
     """When the reason of its refusal was last worked out."""
     refusal: Refusal | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,21 @@ from sharepod.budgets.standing import Standing
 from sharepod.controller.placing import explanations
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal, Taint
-from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, HEAD_RESERVATION_FOR, World
+from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World
 from unit.controller.objects import pod_object, sharepod_object
+
+BRIEF_S = 700.0
+"""Seconds for which the world `brief` keeps GPUs for the head of the line at first."""
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    world = World()
+    async with deciding(World()) as each:
+        yield each
+
+
+@asynccontextmanager
+async def deciding(world: World) -> AsyncIterator[World]:
     task = asyncio.create_task(world.loop.run())
     yield world
     task.cancel()
@@ -247,23 +256,89 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     assert "after" in world.placed
 
 
+@pytest.fixture
+async def brief() -> AsyncIterator[World]:
+    """A world in which GPUs are kept for `BRIEF_S` at first."""
+    async with deciding(World(lasts=BRIEF_S)) as each:
+        yield each
+
+
 @pytest.mark.promise("placement-head-expires")
-async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_waits_anew(world: World) -> None:
-    world.node("a", 2)
-    await world.want("small", 0.9)
-    await world.want("pair", 0.5, count=2)
-    await world.long_wait()
-    assert world.state.cluster.head_reservation is not None
-    await world.want("late", 0.5)
-    assert "late" not in world.placed, "one GPU is idle for the pair"
-    await world.later(HEAD_RESERVATION_FOR + 60)
-    assert world.placed["late"] == "a"
-    assert world.state.cluster.head_reservation is None
-    await world.leaves("late")
-    await world.want("later", 0.5)
-    assert "later" in world.placed, "the pair cools down"
-    await world.later(HEAD_RESERVATION_AFTER + 60)
-    assert world.state.cluster.head_reservation is not None, "and is waited for again"
+async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_keeps_its_place_in_the_line(brief: World) -> None:
+    brief.node("a", 2)
+    await brief.want("small", 0.9)
+    await brief.want("pair", 0.5, count=2)
+    await brief.long_wait()
+    assert brief.kept_for == "pair"
+    await brief.want("late", 0.5)
+    assert "late" not in brief.placed, "one GPU is idle for the pair"
+    await brief.later(BRIEF_S)
+    assert brief.placed["late"] == "a"
+    assert brief.kept_for is None
+    await brief.want("young-pair", 0.5, count=2)
+    await brief.later(HEAD_RESERVATION_AFTER - 60)
+    assert brief.kept_for is None
+    await brief.later(120)
+    assert brief.kept_for == "pair", "the older of the two"
+    await brief.later(2 * BRIEF_S - 120)
+    assert brief.kept_for == "pair", "twice as long"
+    await brief.later(120)
+    assert brief.kept_for == "young-pair", "another has a turn"
+
+
+@pytest.mark.promise("budgets-no-starvation")
+async def test_the_wait_of_one_for_which_gpus_were_kept_in_vain_counts_on(brief: World) -> None:
+    brief.standings = {"little": Standing(share_milli=0)}
+    brief.node("a", 2)
+    await brief.want("small", 0.9)
+    await brief.want("pair", 0.5, count=2)
+    for doubled in range(3):
+        await brief.later(HEAD_RESERVATION_AFTER + BRIEF_S * 2**doubled + 2)
+    assert brief.kept_for is None
+    await brief.want("of-little", 0.5, count=2, namespace="little")
+    brief.remove_node("a")
+    await brief.later(HEAD_RESERVATION_AFTER + 60)
+    brief.node("a", 2)
+    await brief.later(5)
+    await brief.later(5)
+    assert brief.kept_for == "pair", "it has waited fair_wait by now"
+
+
+@pytest.mark.promise("placement-head-expires")
+async def test_one_for_which_gpus_were_kept_longest_in_vain_waits_anew(brief: World) -> None:
+    brief.node("a", 2)
+    await brief.want("small", 0.9)
+    await brief.want("pair", 0.5, count=2)
+    for doubled in range(5):
+        await brief.long_wait()
+        assert brief.kept_for == "pair", doubled
+        await brief.later(BRIEF_S * 2**doubled)
+        assert brief.kept_for is None, doubled
+    await brief.want("young", 0.9, count=2)
+    await brief.long_wait()
+    assert brief.kept_for == "pair"
+    await brief.later(BRIEF_S)
+    assert brief.kept_for == "young", "the pair's began anew"
+
+
+@pytest.mark.promise("placement-head-idle")
+async def test_the_next_reservation_begins_once_what_stood_idle_is_paid_off() -> None:
+    async with deciding(World(idle_ratio=0.1)) as world:
+        world.node("a", 2)
+        await world.want("small", 0.9)
+        await world.want("pair", 0.5, count=2)
+        await world.want("next-pair", 0.6, count=2)
+        await world.long_wait()
+        assert world.kept_for == "pair"
+        await world.later(400)
+        await world.leaves("small")
+        assert "pair" in world.placed
+        await world.later(1)
+        assert world.kept_for is None, "of 2 GPUs 1.1 stood idle for 400 s, at a tenth: 1,800 s"
+        await world.later(1750)
+        assert world.kept_for is None
+        await world.later(60)
+        assert world.kept_for == "next-pair"
 
 
 async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:
