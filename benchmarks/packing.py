@@ -3,10 +3,11 @@
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
 `--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
-beside itself without an eye for memory. Last come SharePods with exclusion labels (packing_labels.py). Prints tables
-and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of
-BestFit and FGD have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the
-exit status is 1.
+beside itself without an eye for memory. With `--policies Moving`: the engine, with at most one pod restarted elsewhere
+for each that finds no room. Last come SharePods with exclusion labels (packing_labels.py). Prints tables and a plot,
+writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and
+FGD have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from csv import DictReader
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 from packing_labels import label_rows
+from packing_moves import Moving
 from packing_plot import svg_plot, text_plot
 from packing_policies import BestFit, Fgd, MemoryBlind, Policy, SharePod
 from packing_trace import (
@@ -48,7 +51,14 @@ WARM_UP, MEASURED = 2.0, 3.0
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 BLIND = "MemoryBlind"
-POLICIES: dict[str, Make] = {"SharePod": SharePod, BLIND: MemoryBlind, "BestFit": BestFit, "FGD": Fgd}
+MOVING = "Moving"
+POLICIES: dict[str, Make] = {
+    "SharePod": SharePod,
+    BLIND: MemoryBlind,
+    MOVING: Moving,
+    "BestFit": BestFit,
+    "FGD": Fgd,
+}
 
 
 @dataclass
@@ -140,25 +150,33 @@ def replay(
     rows: list[Row] = []
     outcomes: dict[str, Outcome] = {policy: Outcome() for policy in options.policies}
     shuffled = in_fixed_order(nodes)
+    makers = POLICIES | {MOVING: partial(Moving, part=options.movable)}
     for policy, outcome in outcomes.items():
         began = time.monotonic()
-        on = nodes if policy in ("SharePod", BLIND) else shuffled
+        moves: list[int] = []
+        on = nodes if policy in ("SharePod", BLIND, MOVING) else shuffled
         for seed in options.seeds if not options.load else ():
-            made = POLICIES[policy](on, pods)
+            made = makers[policy](on, pods)
             outcome.curves.append(fill(made, arrivals(pods, capacity, seed, options.ratio), capacity))
             outcome.decisions += made.decisions
-        case = f"{name} {policy}"
+            moves += [made.moves] if isinstance(made, Moving) else []
+        case = f"{name} {policy}" + (f" {options.movable:.0%} movable" if policy == MOVING else "")
+        if moves:
+            rows.append(Row(case, "moves", "count", fmean(moves)))
         for mark in MARKS:
             value = outcome.at(int(mark * 100))
             if value is not None:
                 rows.append(Row(case, f"allocated_{int(mark * 100)}", "%", value))
         for load in options.load:
-            away = []
+            away, moves = [], []
             for seed in options.seeds:
-                made = POLICIES[policy](on, pods)
+                made = makers[policy](on, pods)
                 away.append(turned_away(made, pods, capacity, seed, load))
                 outcome.decisions += made.decisions
+                moves += [made.moves] if isinstance(made, Moving) else []
             rows.append(Row(f"{case} load {load:g}", "turned_away", "%", fmean(away)))
+            if moves:
+                rows.append(Row(f"{case} load {load:g}", "moves", "count", fmean(moves)))
         rows += latency_rows(case, outcome.decisions)
         print(f"{case}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return rows, outcomes
@@ -203,12 +221,19 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu-memory", type=sizes_of, default={}, metavar="MODEL=GiB,...")
     parser.add_argument("--draw-gpu-memory", action="store_true", help="draw each request's memory, whatever its time")
     parser.add_argument(
-        "--policies", type=policies_of, help=f"of {', '.join(POLICIES)}; all, {BLIND} with --draw-gpu-memory alone"
+        "--policies",
+        type=policies_of,
+        help=f"of {', '.join(POLICIES)}; all but {MOVING}, {BLIND} with --draw-gpu-memory alone",
+    )
+    parser.add_argument(
+        "--movable", type=float, default=1.0, help=f"part of the pods that {MOVING} may restart elsewhere, 0 to 1"
     )
     parser.add_argument("--json", type=Path, help="where to write the results, besides build/results/packing.json")
     options = parser.parse_args(arguments)
     if options.policies is None:
-        options.policies = [policy for policy in POLICIES if policy != BLIND or options.draw_gpu_memory]
+        options.policies = [
+            policy for policy in POLICIES if policy != MOVING and (policy != BLIND or options.draw_gpu_memory)
+        ]
     if options.trace is not None:
         # A trace published with two lists has one of the nodes with GPUs.
         found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))

@@ -26,7 +26,7 @@ from sharepod.placement.binpack.demand import DemandClass, MemoryShare
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
 from sharepod.placement.engine import Engine
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, PodNeeds, Resources
+from sharepod.placement.state.types import Assignment, GpuState, NodeState, PlacementRequest, PodNeeds, Resources
 
 Array = npt.NDArray[Any]
 
@@ -95,12 +95,15 @@ class SharePod:
         if packing.due:
             packing.renew()
         began = time.perf_counter()
-        answer = self.engine.find(request)
+        answer = self.find(request)
         self.decisions.append(time.perf_counter() - began)
         if answer is None:
             return None
         self.engine.reserve(request, answer)
         return answer.node, name
+
+    def find(self, request: PlacementRequest) -> Assignment | None:
+        return self.engine.find(request)
 
     def learn(self, request: PlacementRequest) -> None:
         self.engine.packing.arrived(request)

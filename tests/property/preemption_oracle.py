@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from sharepod.api.gpunode import Latency, Mode, SchedulingLabels
@@ -32,11 +32,12 @@ Cost = tuple[int, ...]
 
 @dataclass
 class SmallCluster:
-    """One random cluster: its nodes, its rows by node, and what is known of their tenants."""
+    """One random cluster: its nodes, its rows by node, and what is known of their tenants and what they asked for."""
 
     nodes: tuple[NodeState, ...]
     rows: dict[str, list[Reservation]]
     victims: dict[TenantId, VictimFacts]
+    requests: dict[TenantId, PlacementRequest] = field(default_factory=dict)
 
     def without(self, evicted: frozenset[str], lowered: frozenset[str]) -> Cluster:
         """Build the cluster without these units, and with others of request 0."""
@@ -92,6 +93,7 @@ def small_cluster(chance: random.Random) -> SmallCluster:
         place = Engine(cluster).find(request)
         if place is None:
             continue
+        world.requests[request.tenant] = request
         world.rows[place.node].append(replace(place.reservation(request), needs=request.pod.resources))
         if chance.random() < 0.95:
             world.victims[request.tenant] = VictimFacts(

@@ -91,7 +91,7 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
                 if unit.lowerable and _gives_time(row):
                     _add(frees.by_lowering, ("time", uuid), row.request_milli)
         _add(frees.by_end, "rows", 1)
-    for name, amount in _of_node(node, unit.tenants).items():
+    for name, amount in taken_of_node(node, unit.tenants).items():
         _add(frees.by_end, name, amount)
     frees.by_end = {name: amount for name, amount in frees.by_end.items() if name in short}
     frees.by_lowering = {name: amount for name, amount in frees.by_lowering.items() if name in short}
@@ -103,7 +103,7 @@ def _gives_time(row: Row) -> bool:
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 
 
-def _of_node(node: NodeAccount, tenants: Collection[TenantId]) -> Amounts:
+def taken_of_node(node: NodeAccount, tenants: Collection[TenantId]) -> Amounts:
     """Return what the pods of these tenants take of the node."""
     pods = [usage.resources for usage in node.pods.values() if usage.tenant is not None and usage.tenant in tenants]
     seen = {usage.tenant for usage in node.pods.values()}

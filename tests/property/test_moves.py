@@ -1,0 +1,141 @@
+"""Promises of moving, on small random clusters against trying every tenant and every place."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from property.preemption_oracle import SmallCluster, random_request, small_cluster
+from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.placement.engine import Engine
+from sharepod.placement.preemption.moves import Movable, MovePlan, cost_of_move, plan_move
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import Assignment, PlacementError, PlacementRequest
+
+_CLUSTERS = 400
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int) -> None:
+    seen: Counter[str] = Counter()
+    number = part * 100_000
+    while sum(seen.values()) < _CLUSTERS // 5:
+        number += 1
+        chance = random.Random(number)
+        world = small_cluster(chance)
+        movable = _movable(chance, world)
+        request = random_request(chance, "new", priority=0)
+        if Engine(world.cluster).find(request) is not None:
+            continue
+        plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
+        possible = {tenant for tenant in movable if _can_move(world, request, movable[tenant])}
+        if plan is None or not possible:
+            assert plan is None, f"cluster {number}: {plan} although none can move"
+            assert not possible, f"cluster {number}: no plan although {possible} could move"
+            seen["none"] += 1
+            continue
+        least = min(cost_of_move(movable[tenant]) for tenant in possible)
+        assert plan.cost == cost_of_move(movable[plan.tenant]) == least, f"cluster {number}: {plan}"
+        _carry_out(world, request, movable[plan.tenant], plan)
+        seen["inside" if plan.to.node == plan.node else "elsewhere"] += 1
+    assert seen["inside"] + seen["elsewhere"] >= 1
+
+
+def _movable(chance: random.Random, world: SmallCluster) -> dict[TenantId, Movable]:
+    """Draw which tenants may be moved, with the requests that they were placed by."""
+    found = {}
+    for rows in world.rows.values():
+        for row in rows:
+            fact = world.victims.get(row.tenant)
+            if fact is not None and not fact.leaving and chance.random() < 0.8:
+                found[row.tenant] = Movable(
+                    request=world.requests[row.tenant], started=fact.started, lost_seconds=fact.lost_seconds
+                )
+    return found
+
+
+def _can_move(world: SmallCluster, request: PlacementRequest, mover: Movable) -> bool:
+    """Return whether the request has a place without the mover, and the mover one beside it on GPUs that had room for
+    it before."""
+    if mover.request.gpu.labels.affinity is not None:
+        return False
+    before, after = world.cluster, world.cluster
+    node = _leave(after, mover)
+    assert node is not None
+    for place in _places(after, request):
+        if place.node != node:
+            continue
+        beside = world.cluster
+        _leave(beside, mover)
+        if not _reserve(beside, request, place):
+            continue
+        for to in _places(beside, mover.request):
+            if to.node != node:
+                if _takes(before, replace(mover.request, tenant=TenantId("moving")), to):
+                    return True
+            elif not set(to.gpus) & set(place.gpus):
+                return True
+    return False
+
+
+def _leave(cluster: Cluster, mover: Movable) -> str | None:
+    tenant = mover.request.tenant
+    places = cluster.reservations_of(tenant)
+    for node, _ in places:
+        cluster.release(node, tenant)
+        cluster.remove_pod(f"pod-{tenant}")
+    return places[0][0] if places else None
+
+
+def _places(cluster: Cluster, request: PlacementRequest) -> Iterator[Assignment]:
+    """Yield every place that the engine would take if it had no other choice."""
+    for node in cluster.nodes():
+        for gpus in combinations([gpu.state.uuid for gpu in node.gpus], request.gpu.count):
+            named = replace(request, gpu=replace(request.gpu, uuids=gpus))
+            found = Engine(cluster).find(named)
+            if found is not None and set(found.gpus) == set(gpus):
+                yield found
+
+
+def _takes(cluster: Cluster, request: PlacementRequest, place: Assignment) -> bool:
+    return any((one.node, set(one.gpus)) == (place.node, set(place.gpus)) for one in _places(cluster, request))
+
+
+def _reserve(cluster: Cluster, request: PlacementRequest, place: Assignment) -> bool:
+    try:
+        cluster.reserve(place.node, place.reservation(request))
+    except PlacementError:
+        return False
+    return True
+
+
+def _carry_out(world: SmallCluster, request: PlacementRequest, mover: Movable, plan: MovePlan) -> None:
+    """Carry a plan out step by step: the mover's new place is taken while it has the old one, and at no step is a GPU
+    over-committed."""
+    cluster = world.cluster
+    moving = replace(mover.request, tenant=TenantId("moving"))
+    # 1. The new place is free before anything has ended.
+    if plan.to.node != plan.node:
+        assert _takes(cluster, moving, plan.to), plan
+        cluster.reserve(plan.to.node, plan.to.reservation(moving))
+    # 2. It ends; 3. the request gets its place; 4. the mover has its own.
+    assert _leave(cluster, mover) == plan.node
+    place = _at(cluster, request, plan.node, plan.gpus)
+    assert _takes(cluster, request, place), plan
+    cluster.reserve(place.node, place.reservation(request))
+    if plan.to.node == plan.node:
+        assert _takes(cluster, moving, plan.to), plan
+        cluster.reserve(plan.to.node, plan.to.reservation(moving))
+    assert cluster.overcommits() == ()
+
+
+def _at(cluster: Cluster, request: PlacementRequest, name: str, gpus: frozenset[GpuUuid]) -> Assignment:
+    node = cluster.node(name)
+    assert node is not None
+    chosen = [gpu for gpu in node.gpus if gpu.state.uuid in gpus]
+    memory = min(request.gpu.memory_on(gpu.state.memory) for gpu in chosen)
+    return Assignment(node=name, gpus=tuple(gpu.state.uuid for gpu in chosen), memory=Bytes(memory))
