@@ -13,9 +13,9 @@ from harness.installation import SHAREPODS
 
 
 def assert_fixed(message: str, field: str, mutable: str) -> None:
-    """The CRD itself says that a field cannot be changed, which ones can, and what to do."""
+    """The answer says that a field cannot be changed, which ones can, and what to do."""
     block, name = field.rsplit(".", 1)
-    changed = rf"{re.escape(field)}: Invalid value: .*cannot be changed \(only {mutable}"
+    changed = rf"{re.escape(field)}: (Invalid value: .*)?cannot be changed \(only {mutable}"
     presence = rf"{re.escape(block)}: Invalid value: .*{name} cannot be added or removed \(only {mutable}"
     assert re.search(f"{changed}|{presence}", message), message
     assert "delete the SharePod and create it again" in message

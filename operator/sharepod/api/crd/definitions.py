@@ -478,35 +478,36 @@ def _together_rules() -> list[Rule]:
 def _fix_gpu(schema: Schema) -> list[Rule]:
     """Let all of the gpu block but `MUTABLE` stay as it was created: add rules to its fields, return those beside."""
     names = [name for name in schema["properties"] if name not in MUTABLE]
-    return _fix(schema, names, f"(only {listed(MUTABLE)} can)")
+    allowed = f"(only {listed(MUTABLE)} can)"
+    _fix(schema, names, allowed)
+    kept = " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in names)
+    which = "".join(f"has(self.{name}) != has(oldSelf.{name}) ? '{name}' : " for name in names)
+    text = f"cannot be added or removed {allowed}; delete the SharePod and create it again"
+    return [rule(f"{STAYS} || ({kept})", f"a field {text}", expression=f"({which}'a field') + ' {text}'")]
 
 
 def _fix_pod(spec: Schema) -> list[Rule]:
     """Let the gpu block stay and the PodSpec as it was created: add rules to its fields, return those beside.
 
     CEL cannot compare a map of quantities, because no type of a CRD stands for a quantity: the admission policy does.
+    It also keeps fields of the PodSpec from coming and going. A rule of the whole spec would be worked out at each
+    write of a status too, and costs a part of it: each access to a field walks over the forty that a PodSpec has.
     """
     names = [
         name
         for name, field in spec["properties"].items()
         if name not in OWN_FIELDS and "type" in field.get("additionalProperties", {"type": ""})
     ]
+    _fix(spec, names, f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)")
     gpu = "cannot be added to or taken from a SharePod that exists; delete it and create it again"
-    allowed = f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)"
-    return [rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"), *_fix(spec, names, allowed)]
+    return [rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu")]
 
 
-def _fix(schema: Schema, names: Sequence[str], allowed: str) -> list[Rule]:
-    """Let fields of an object neither change nor come nor go: add a rule to each, return the rule of the object.
+def _fix(schema: Schema, names: Sequence[str], allowed: str) -> None:
+    """Let fields of an object not change: add a rule to each.
 
-    The API server works out all rules at each write, of a status too. A rule of a field costs only where the field is;
-    each access to a field of an object costs a walk over all fields of its schema, of which a PodSpec has forty. So the
-    object's rule looks at its fields only where something has changed.
+    The API server works out all rules at each write, of a status too. A rule of a field costs only where the field is.
     """
     for name in names:
         rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])
         rules.append(rule(STAYS, f"cannot be changed {allowed}; delete the SharePod and create it again"))
-    kept = " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in names)
-    which = "".join(f"has(self.{name}) != has(oldSelf.{name}) ? '{name}' : " for name in names)
-    text = f"cannot be added or removed {allowed}; delete the SharePod and create it again"
-    return [rule(f"{STAYS} || ({kept})", f"a field {text}", expression=f"({which}'a field') + ' {text}'")]
