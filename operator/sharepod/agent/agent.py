@@ -23,9 +23,9 @@ import structlog
 from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
-from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue, nothing_replaced
 from sharepod.agent.tenants.registry import TenantRegistry
+from sharepod.agent.tenants.surroundings import Surroundings
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
 from .settings import AgentSettings
@@ -78,10 +78,10 @@ class Agent:
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs and the processes on them.
-        kept: What outlives this agent if it is killed.
+        around: What the node is asked through; by default this process asks it itself.
     """
 
-    def __init__(self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors = NOTHING_KEPT) -> None:
+    def __init__(self, settings: AgentSettings, inventory: Inventory, around: Surroundings | None = None) -> None:
         self.settings = settings
         self.inventory = inventory
         self.changed = asyncio.Event()
@@ -105,7 +105,7 @@ class Agent:
         self._totals: Mapping[str, tuple[int, int]] = {}
         """Seconds that each tenant has held, and that were reserved for it, as they are reported."""
         self._counting: asyncio.Task[None] | None = None
-        self.tenants = TenantRegistry(settings, changed=self._compare_soon, kept=kept)
+        self.tenants = TenantRegistry(settings, changed=self._compare_soon, around=around)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
         """GPUs that are open to tenants, where NVIDIA's device plugin owns them."""
         self.plugin_pod_utilization = UtilizationMeter()

@@ -29,6 +29,7 @@ from sharepod.agent.state.directory import StateDirError
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.agent.state.succession import Succession
 from sharepod.agent.telemetry import endpoints
+from sharepod.agent.tenants.surroundings import on_this_node
 from sharepod.tasks import Supervisor, TaskEndedError
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
@@ -106,7 +107,7 @@ async def run(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> 
     except OSError as error:
         log.warning("cannot set the agent's priority", niceness=settings.niceness, error=error.strerror)
     _raise_descriptor_limit()
-    agent = Agent(settings, inventory_of(settings), kept)
+    agent = Agent(settings, inventory_of(settings), on_this_node(settings, kept))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     http = None
     guard, asks = _metrics_guard(settings)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sharepod import protocol
 from sharepod.agent.state.consumption_file import KeptConsumption, read_consumption
+from sharepod.agent.state.files import FolderFiles
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GPU0, GPU1, Client, row, until
 from unit.agent.in_process import started
@@ -21,14 +22,14 @@ ROWS = [row("a", 300), row("b", 500), row("whole", 1000, 1000, gpus=(GPU1,), mod
 
 
 def kept(directory: Path) -> KeptConsumption:
-    found = read_consumption(directory / "state")
+    found = read_consumption(FolderFiles(directory / "state"))
     assert found is not None
     return found
 
 
 def counted(directory: Path) -> bool:
     """Return whether an agent has counted every tenant and GPU."""
-    found = read_consumption(directory / "state")
+    found = read_consumption(FolderFiles(directory / "state"))
     return found is not None and len(found.tenants) == len(ROWS) and bool(found.series) and len(found.gpus) == 2
 
 
@@ -140,5 +141,5 @@ async def test_a_file_that_cannot_be_read_is_told_and_counts_as_none(directory: 
     line = await program.says("cannot read what GPU time was counted before")
     assert line["file"].endswith("consumption.json")
     await program.says("tenant is served")
-    await until(lambda: read_consumption(directory / "state") is not None)
+    await until(lambda: read_consumption(FolderFiles(directory / "state")) is not None)
     assert await program.end() == 0

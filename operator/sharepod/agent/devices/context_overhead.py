@@ -9,11 +9,12 @@ processes the median counts, because one strange program proves nothing. The est
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sharepod.agent.state import files
+from sharepod.agent.state.files import KeptFiles
+
+FILE = "contexts.json"
 
 READINGS_MIN = 3
 """Readings of a process until its smallest figure counts: the first ones may fall between two of its calls."""
@@ -33,9 +34,9 @@ class _OverheadFile(BaseModel):
 class ContextOverhead:
     """Estimates of the context overhead, by GPU model and driver version."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: the file that the estimates are kept in."""
-        self._path = path
+    def __init__(self, files: KeptFiles) -> None:
+        """`files`: where the estimates are kept."""
+        self._files = files
         self._learnt: dict[str, list[int]] = {}
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
         self.changed = False
@@ -44,14 +45,14 @@ class ContextOverhead:
     def load(self) -> None:
         """Read what an earlier agent has learnt. A file that cannot be read counts as empty."""
         try:
-            self._learnt = _OverheadFile.model_validate_json(self._path.read_bytes()).bytes
+            self._learnt = _OverheadFile.model_validate_json(self._files.read(FILE)).bytes
         except (OSError, ValidationError):
             self._learnt = {}
 
     def save(self) -> None:
         """Write the estimates to the file. Raise `OSError`."""
         self.changed = False
-        files.replace(self._path, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
+        self._files.replace(FILE, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
         """Return the KiB to reserve for the context of a process; 0 while that is unknown."""

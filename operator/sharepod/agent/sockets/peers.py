@@ -11,6 +11,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sharepod.agent.state.handover import Survivor, start_time
 
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; Python's socket module has no name for it
 _UCRED = struct.Struct("iII")
@@ -47,6 +51,59 @@ def peer_pid(sock: socket.socket) -> int:
     """Return the pid of the process that connected, by the kernel's SO_PEERCRED."""
     pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     return pid
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Process behind a connection. See `peer_of`."""
+
+    pid: int
+    pidfd: int | None
+    """Descriptor of the process, for whoever takes the peer in to close."""
+
+
+Identified = Callable[[socket.socket, Peer | None], None]
+"""Takes a connection with its process; None: it could not be found out, and the connection is to be closed."""
+
+
+class Peers(Protocol):
+    """What tells the processes behind connections."""
+
+    def pid(self, sock: socket.socket) -> int | None:
+        """Return the pid of the process that connected; None where `identify` alone can tell."""
+
+    def identify(self, sock: socket.socket, later: Identified) -> Peer | None:
+        """Return the process that connected; None: `later` will be called with it. Raises `OSError` if no descriptor is
+        left."""
+
+    def watch(self, survivor: Survivor) -> int | None:
+        """Return a pidfd of a process that an earlier agent knew; None if it has ended. Raises `OSError` if no
+        descriptor is left."""
+
+
+class NodePeers:
+    """Processes as this process sees them, which shares the node's PID namespace."""
+
+    def pid(self, sock: socket.socket) -> int | None:
+        """Return the pid of the process that connected."""
+        return peer_pid(sock)
+
+    def identify(self, sock: socket.socket, later: Identified) -> Peer | None:
+        """Return the process that connected."""
+        return Peer(*peer_of(sock))
+
+    def watch(self, survivor: Survivor) -> int | None:
+        """Return a pidfd of a process that an earlier agent knew."""
+        try:
+            pidfd = os.pidfd_open(survivor.pid)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise
+            return None
+        if start_time(survivor.pid) == survivor.start:
+            return pidfd
+        os.close(pidfd)
+        return None
 
 
 class PeerProcesses:

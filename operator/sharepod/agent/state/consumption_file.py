@@ -7,7 +7,6 @@ Guarantees:
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import structlog
@@ -15,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from sharepod.api.objects import Model
 
-from . import files
+from .files import KeptFiles
 
 log = structlog.get_logger(__name__)
 
@@ -86,24 +85,20 @@ class KeptConsumption(Model):
     gpus: dict[str, KeptGpu] = Field(default_factory=dict)
 
 
-def read_consumption(folder: Path) -> KeptConsumption | None:
+def read_consumption(files: KeptFiles) -> KeptConsumption | None:
     """Return what an earlier agent has left; None if it left nothing that can be read. Does I/O."""
-    path = folder / FILE
     try:
-        return KeptConsumption.model_validate_json(path.read_bytes(), extra="ignore")
+        return KeptConsumption.model_validate_json(files.read(FILE), extra="ignore")
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        log.error(
-            "cannot read what GPU time was counted before; counting on from nothing", file=str(path), error=str(error)
-        )
+        log.error("cannot read what GPU time was counted before; counting on from nothing", file=FILE, error=str(error))
         return None
 
 
-def keep_consumption(folder: Path, kept: KeptConsumption, *, durable: bool) -> None:
+def keep_consumption(files: KeptFiles, kept: KeptConsumption, *, durable: bool) -> None:
     """Replace the file. `durable`: flush it to disk. Does I/O."""
-    path = folder / FILE
     try:
-        files.replace(path, kept.model_dump_json(by_alias=True).encode(), durable=durable)
+        files.replace(FILE, kept.model_dump_json(by_alias=True).encode(), durable=durable)
     except OSError as error:
-        log.warning("cannot keep the count of GPU time for the next agent", file=str(path), error=str(error))
+        log.warning("cannot keep the count of GPU time for the next agent", file=FILE, error=str(error))

@@ -17,6 +17,32 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
+
+
+class KeptFiles(Protocol):
+    """Files that an agent leaves to the next one, by name. Its methods do I/O: call them from a thread."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file. Raise `FileNotFoundError` if there is none, `OSError`."""
+
+    def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Replace a file, or create it. `durable`: flush it. Raise `OSError`."""
+
+
+class FolderFiles:
+    """Files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        return (self._folder / name).read_bytes()
+
+    def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Replace a file, or create it."""
+        replace(self._folder / name, content, durable=durable)
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = True) -> None:

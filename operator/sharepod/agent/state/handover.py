@@ -24,7 +24,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -82,8 +82,15 @@ NOTHING_INHERITED = Inheritance()
 class Handover:
     """Handover file of one tenant, open for writing. Only `open` does I/O: call it from a thread."""
 
-    def __init__(self, pages: mmap.mmap, gpus: Sequence[str], slots: int) -> None:
+    def __init__(
+        self,
+        pages: mmap.mmap,
+        gpus: Sequence[str],
+        slots: int,
+        start_of: Callable[[int], int | None] | None = None,
+    ) -> None:
         self._pages = pages
+        self._start_of = start_of or start_time
         self._words = memoryview(pages).cast("q")
         self._untracked = _HEAD
         self._accounts = _HEAD + len(gpus)
@@ -110,6 +117,40 @@ class Handover:
             kept: what outlives this agent if it is killed.
             name: of the memory among that.
         """
+        descriptor, slots, left = cls.made(path, gpus, slots, kept=kept, name=name)
+        return cls.adopt(descriptor, gpus, slots, left), left
+
+    @classmethod
+    def adopt(
+        cls,
+        descriptor: int,
+        gpus: Sequence[str],
+        slots: int,
+        left: Inheritance,
+        start_of: Callable[[int], int | None] | None = None,
+    ) -> Handover:
+        """Return the file that `made` has made, open for writing. Closes the descriptor.
+
+        Args:
+            descriptor: of the file.
+            gpus: UUIDs of the tenant's GPUs.
+            slots: number of processes that it has room for.
+            left: state that is in it.
+            start_of: start time of a process by its pid, None if it has ended; by default as this process sees it.
+        """
+        try:
+            handover = cls(mmap.mmap(descriptor, _size(gpus, slots)), gpus, slots, start_of)
+        finally:
+            os.close(descriptor)
+        handover._restore(left)
+        return handover
+
+    @classmethod
+    def made(
+        cls, path: Path, gpus: Sequence[str], slots: int, *, kept: KeptDescriptors = NOTHING_KEPT, name: str = ""
+    ) -> tuple[int, int, Inheritance]:
+        """Make the file of a tenant anew, with what an earlier agent left in it. Return its descriptor, the number of
+        processes that it has room for, and what was left. Arguments as for `open`."""
         in_memory = kept.take(name)  # later than the file: the disk did not take that agent's
         if in_memory is None:
             left = read(path, gpus)
@@ -117,47 +158,39 @@ class Handover:
             left = read(Path(f"/proc/self/fd/{in_memory.fd}"), gpus)
             os.close(in_memory.fd)
         slots = max(slots, 2 * len(left.survivors))
-        size = 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with files.replacing(path) as fresh:
                 descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
                     # A full disk fails here, not with a signal at some later write.
-                    os.posix_fallocate(descriptor, 0, size)
-                    pages = mmap.mmap(descriptor, size)
-                finally:
+                    os.posix_fallocate(descriptor, 0, _size(gpus, slots))
+                    cls.adopt(os.dup(descriptor), gpus, slots, left).close()
+                except OSError:
                     os.close(descriptor)
-                handover = cls(pages, gpus, slots)
-                handover._restore(left)
+                    raise
         except OSError as error:
             log.warning(
                 "cannot keep a tenant's state for the next agent", tenant=path.name, file=str(path), error=str(error)
             )
-            return cls._in_memory(gpus, slots, left, size, kept, name), left
+            return cls._in_memory(gpus, slots, left, kept, name), slots, left
         if in_memory is not None:
             kept.drop(name)
-        return handover, left
+        return descriptor, slots, left
 
     @classmethod
-    def _in_memory(
-        cls, gpus: Sequence[str], slots: int, left: Inheritance, size: int, kept: KeptDescriptors, name: str
-    ) -> Handover:
+    def _in_memory(cls, gpus: Sequence[str], slots: int, left: Inheritance, kept: KeptDescriptors, name: str) -> int:
         descriptor = os.memfd_create("handover")
-        try:
-            os.ftruncate(descriptor, size)
-            handover = cls(mmap.mmap(descriptor, size), gpus, slots)
-            handover._restore(left)
-            kept.keep(name, descriptor)
-        finally:
-            os.close(descriptor)
-        return handover
+        os.ftruncate(descriptor, _size(gpus, slots))
+        cls.adopt(os.dup(descriptor), gpus, slots, left).close()
+        kept.keep(name, descriptor)
+        return descriptor
 
     def add(self, pid: int) -> None:
         """Reserve a slot for a process that may be credited from now on. Do nothing if it has one, or has ended."""
         if pid <= 0 or pid in self._slot_of:
             return
-        start = start_time(pid)
+        start = self._start_of(pid)
         if start is None:
             return
         if not self._free:
@@ -263,6 +296,11 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         AccountSnapshot(*account) if account[0] > 0 and told == _sum(_ACCOUNT_WORDS.pack(*account)) else None,
         bool(words[_GREETED]),
     )
+
+
+def _size(gpus: Sequence[str], slots: int) -> int:
+    """Return the bytes of a file."""
+    return 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
 
 
 def start_time(pid: int) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from sharepod.agent.state.directory import StateDir
+from .surroundings import TenantDirectories
 
 log = structlog.get_logger(__name__)
 
@@ -20,10 +20,15 @@ log = structlog.get_logger(__name__)
 class Leftovers:
     """Ids of gone tenants whose directories are still there."""
 
-    def __init__(self, state: StateDir) -> None:
+    def __init__(self, state: TenantDirectories) -> None:
         self._state = state
         self._ids: set[str] = set()
         self._removing: asyncio.Task[None] | None = None
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Tenants that wait for nothing to be left of them."""
+        return frozenset(self._ids)
 
     def add(self, tenant_ids: Iterable[str]) -> None:
         """Remove these tenants' directories once nothing of them is left."""

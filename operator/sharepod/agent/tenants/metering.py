@@ -11,13 +11,13 @@ import asyncio
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.shares.consumption_meter import ConsumptionMeter, Moment
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.state.boot import boot_id
 from sharepod.agent.state.consumption_file import keep_consumption, read_consumption
+from sharepod.agent.state.files import KeptFiles
 from sharepod.api.gpunode import Tenant
 
 from .entry import Entry
@@ -27,12 +27,12 @@ class TenantMetering:
     """Metering of one node.
 
     Args:
-        state_dir: The agent's state directory.
+        files: What agents leave to the next.
         tokens: The node's token scheduler.
     """
 
-    def __init__(self, state_dir: Path, tokens: Tokens) -> None:
-        self._state_dir = state_dir
+    def __init__(self, files: KeptFiles, tokens: Tokens) -> None:
+        self._files = files
         self._tokens = tokens
         self._models: Mapping[str, str] = {}
         """Model of each GPU that has been read, by UUID."""
@@ -40,7 +40,7 @@ class TenantMetering:
 
     async def restore(self) -> None:
         """Go on from what an earlier agent has counted."""
-        kept = await asyncio.to_thread(read_consumption, self._state_dir)
+        kept = await asyncio.to_thread(read_consumption, self._files)
         if kept is not None:
             self._meter.restore(kept)
 
@@ -89,7 +89,7 @@ class TenantMetering:
 
     async def keep(self, *, durable: bool) -> None:
         """Keep the count for the next agent. `durable`: also for one after a power cut."""
-        await asyncio.to_thread(keep_consumption, self._state_dir, self._meter.kept(), durable=durable)
+        await asyncio.to_thread(keep_consumption, self._files, self._meter.kept(), durable=durable)
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
         """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it."""

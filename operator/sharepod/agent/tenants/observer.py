@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Set
-from pathlib import Path
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,14 +22,15 @@ from sharepod.agent.findings.offenders import offenders
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter
 from sharepod.agent.findings.utilization import Key, UtilizationMeter
-from sharepod.agent.state import files
+from sharepod.agent.state.files import KeptFiles
 from sharepod.api.gpunode import Finding, FindingReason, MemoryIsolation, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, pod_of
-from .process_end import kill
+from .process_end import EndProcess, end_here
 from .served import ServedTenant
 
+_FINDINGS_FILE = "findings.json"
 _AT_ONCE = 8
 """Tenants that one step takes a reading for, some 0.1 ms each (measured, benchmarks/handoff.py)."""
 
@@ -65,18 +65,20 @@ class Observer:
     """Observer of all tenants of a node.
 
     Args:
-        state_dir: Directory for `contexts.json` and `findings.json`, which the next agent reads.
+        files: What agents leave to the next: `contexts.json` and `findings.json`.
         thresholds: Thresholds of the findings.
         usage: Tenant id -> token time of a tenant that is being served.
         surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond what it was charged.
+        end_process: Ends a process of a tenant.
     """
 
     def __init__(
         self,
-        state_dir: Path,
+        files: KeptFiles,
         thresholds: FindingThresholds,
         usage: Callable[[str], TimeUsage],
         surcharge: Callable[[str, int], None],
+        end_process: EndProcess = end_here,
     ) -> None:
         self.utilization = UtilizationMeter()
         """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
@@ -84,10 +86,11 @@ class Observer:
         """Processes that were killed, by the finding that they were put down to."""
         self._usage = usage
         self._surcharge = surcharge
+        self._end_process = end_process
         self._surcharges: dict[Key, SurchargeMeter] = {}
-        self._contexts = ContextOverhead(state_dir / "contexts.json")
+        self._contexts = ContextOverhead(files)
         self._thresholds = thresholds
-        self._findings_file = state_dir / "findings.json"
+        self._files = files
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._models: dict[str, tuple[str, str]] = {}
         """Model and driver version by GPU UUID, as last read."""
@@ -205,11 +208,11 @@ class Observer:
             log.warning("cannot keep findings for the next agent", error=str(error))
 
     def _save_findings(self, kept: _KeptFindings) -> None:
-        files.replace(self._findings_file, kept.model_dump_json().encode())
+        self._files.replace(_FINDINGS_FILE, kept.model_dump_json().encode())
 
     def _load_findings(self) -> None:
         try:
-            self._findings = _KeptFindings.model_validate_json(self._findings_file.read_bytes()).findings
+            self._findings = _KeptFindings.model_validate_json(self._files.read(_FINDINGS_FILE)).findings
         except (OSError, ValidationError):
             self._findings = {}
 
@@ -268,7 +271,7 @@ class Observer:
 
         ended = False
         for pid, reason in offenders(entry.rules, entry.seen, beyond_credits).items():
-            if kill(pid, is_the_tenants):
+            if self._end_process(entry.row.id, pid, is_the_tenants):
                 ended = True
                 self.killed[reason] += 1
                 log.warning("process is killed", tenant=entry.row.id, pod=pod_of(entry.row), pid=pid, finding=reason)

@@ -25,7 +25,6 @@ from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
-from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
 
 from .entry import Entry, limits_text, not_servable, pod_of
@@ -33,6 +32,7 @@ from .leftovers import Leftovers
 from .metering import TenantMetering
 from .observer import Observer, OwnerOf, Replaced, Residue, nothing_replaced
 from .served import ServedTenant
+from .surroundings import Surroundings, on_this_node
 from .view import TenantView
 
 log = structlog.get_logger(__name__)
@@ -59,26 +59,30 @@ class TenantRegistry:
     Args:
         settings: Settings of the agent.
         changed: Called when `status` may have changed.
-        kept: What outlives this agent if it is killed.
+        around: What the node is asked through; by default this process asks it itself.
     """
 
     def __init__(
-        self, settings: AgentSettings, *, changed: Callable[[], None], kept: KeptDescriptors = NOTHING_KEPT
+        self, settings: AgentSettings, *, changed: Callable[[], None], around: Surroundings | None = None
     ) -> None:
+        around = around or on_this_node(settings)
         self._settings = settings
         self._changed = changed
-        self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept)
+        self._peers = around.peers
+        self._state = around.directories
         self._tokens = Tokens(settings.timeshare())
         self._budget = FrameBudget(settings.frames_per_s)
         self._entries: dict[str, Entry] = {}
         self._leftovers = Leftovers(self._state)
         self._applying = asyncio.Lock()
         self._known = False
-        self._observer = Observer(settings.state_dir, settings.thresholds(), self._tokens.usage, self._tokens.surcharge)
+        self._observer = Observer(
+            around.files, settings.thresholds(), self._tokens.usage, self._tokens.surcharge, around.end_process
+        )
         self._checkpointing: asyncio.TimerHandle | None = None
         self._checkpoints_due: list[str] = []
         """Tenants whose accounts are still to be written in the present round."""
-        self._metering = TenantMetering(settings.state_dir, self._tokens)
+        self._metering = TenantMetering(around.files, self._tokens)
         self._refusals: Counter[ClientRefusal] = Counter()
         """Refused clients of tenants that are gone."""
 
@@ -339,6 +343,7 @@ class TenantRegistry:
                 budget=self._budget,
                 handover=handover,
                 left=left,
+                peers=self._peers,
             )
         except OSError:
             handover.close()
@@ -402,7 +407,7 @@ class TenantRegistry:
         entry = self._entries.pop(tenant_id)
         self._metering.end(entry)
         self._close(entry)
-        if self._state.serves(tenant_id):
+        if StateDir.serves(tenant_id):
             self._leftovers.add([tenant_id])
         log.info("tenant is gone from the ledger", tenant=tenant_id, pod=pod_of(entry.row))
 

@@ -28,9 +28,9 @@ from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.sockets.inbox import Inbox, Sender
-from sharepod.agent.sockets.peers import EXHAUSTED, PeerProcesses, peer_of, peer_pid
+from sharepod.agent.sockets.peers import NodePeers, Peer, PeerProcesses, Peers
 from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
-from sharepod.agent.state.handover import Handover, Inheritance, Survivor, start_time
+from sharepod.agent.state.handover import Handover, Inheritance, Survivor
 from sharepod.api.gpunode import Latency, MemoryIsolation, Tenant
 from sharepod.listener import Listener
 from sharepod.protocol import ProtocolError, RefusedReason
@@ -54,6 +54,7 @@ class ServedTenant:
         budget: The node's budget of frames.
         handover: File in which the tenant's state is kept for the next agent; taken over.
         left: State that an earlier agent left.
+        peers: What tells the processes behind connections.
 
     Raises `OSError` if the processes that an earlier agent left cannot be watched.
     """
@@ -69,8 +70,12 @@ class ServedTenant:
         budget: FrameBudget,
         handover: Handover,
         left: Inheritance,
+        peers: Peers | None = None,
     ) -> None:
         self.row = row
+        self._peers: Peers = peers or NodePeers()
+        self._unidentified = 0
+        """Connections whose process is being asked for."""
         self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
         """True once any hook of the tenant has connected, be it to an earlier agent."""
@@ -275,19 +280,12 @@ class ServedTenant:
 
     def _watch(self, survivor: Survivor) -> None:
         """Watch a process that was a client of an earlier agent; free what it held if it has exited."""
-        try:
-            pidfd = os.pidfd_open(survivor.pid)
-        except OSError as error:
-            if error.errno in EXHAUSTED:
-                raise
+        pidfd = self._peers.watch(survivor)
+        if pidfd is None:
             self.memory.exited(survivor.pid)
             return
-        if start_time(survivor.pid) == survivor.start:
-            self.processes.add(survivor.pid, pidfd)
-            self._hooked.add(survivor.pid)
-        else:
-            os.close(pidfd)
-            self.memory.exited(survivor.pid)
+        self.processes.add(survivor.pid, pidfd)
+        self._hooked.add(survivor.pid)
 
     def _set_rates(self, resumed: AccountSnapshot | None = None) -> None:
         self._tokens.set_tenant(
@@ -326,28 +324,57 @@ class ServedTenant:
 
     def _admit(self, sock: socket.socket) -> None:
         """Take a connection in, or turn it away. Raises `OSError` if its process cannot be watched."""
-        full = self._settings.connections_max
-        connected_before = peer_pid(sock) in self.processes  # a process that lost its connection keeps its place
-        if len(self._connections) >= full or (len(self.processes) >= full and not connected_before):
-            self._turn_away(sock)
+        pid = self._peers.pid(sock)
+        if len(self._connections) + self._unidentified >= self._settings.connections_max or self._has_no_place(pid):
+            self._turn_away(sock, pid or 0)
             return
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most != resource.RLIM_INFINITY and sock.fileno() >= most - _DESCRIPTORS_KEPT:
             raise OSError(errno.EMFILE, "no descriptors left for clients; raise the agent's limit of open files")
-        pid, pidfd = peer_of(sock)
-        if pidfd is not None:
-            self.processes.add(pid, pidfd)
-        client = HookConnection(sock, pid, self, self._inbox, self._connection_closed)
+        peer = self._peers.identify(sock, self._identified)
+        if peer is None:
+            self._unidentified += 1
+        else:
+            self._take_in(sock, peer)
+
+    def _has_no_place(self, pid: int | None) -> bool:
+        """Return whether a process comes on top of as many as there may be; one that lost its connection keeps its
+        place."""
+        return pid is not None and len(self.processes) >= self._settings.connections_max and pid not in self.processes
+
+    def _identified(self, sock: socket.socket, peer: Peer | None) -> None:
+        """Take in a connection whose process had to be asked for."""
+        self._unidentified -= 1
+        if peer is None:
+            sock.close()
+        elif self._listener is None or self._has_no_place(peer.pid):
+            if peer.pidfd is not None:
+                os.close(peer.pidfd)
+            if self._listener is None:
+                sock.close()
+            else:
+                self._turn_away(sock, peer.pid)
+        else:
+            try:
+                self._take_in(sock, peer)
+            except OSError as error:
+                log.error("cannot take a connection in", tenant=self.row.id, pid=peer.pid, error=error.strerror)
+                sock.close()
+
+    def _take_in(self, sock: socket.socket, peer: Peer) -> None:
+        if peer.pidfd is not None:
+            self.processes.add(peer.pid, peer.pidfd)
+        client = HookConnection(sock, peer.pid, self, self._inbox, self._connection_closed)
         self._connections.add(client)
 
-    def _turn_away(self, sock: socket.socket) -> None:
+    def _turn_away(self, sock: socket.socket, pid: int) -> None:
         """Refuse a connection with a reason: the hook then launches nothing and tries again. Without a reason the hook
         would take the agent for absent and launch by its own clock, beside the tenant's other processes."""
         text = (
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
         )
-        self.record_refusal(ClientRefusal.FULL, pid=peer_pid(sock), error=text)
+        self.record_refusal(ClientRefusal.FULL, pid=pid, error=text)
         with contextlib.suppress(OSError):  # the process may have exited
             sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.agent.devices.context_overhead import PROCESSES_MAX, ContextOverhead
 from sharepod.agent.devices.inventory import Process
+from sharepod.agent.state.files import FolderFiles
 from unit.agent.client import GPU0, GPU1, Client, reading, row, settings_in, tenants_with
 
 MI = 1 << 20
@@ -21,7 +22,7 @@ def learn(costs: ContextOverhead, *sizes: int, pid: int = 1) -> None:
 
 
 def test_nothing_is_known_before_a_process_was_seen_for_a_while(tmp_path: Path) -> None:
-    costs = ContextOverhead(tmp_path / "contexts.json")
+    costs = ContextOverhead(FolderFiles(tmp_path))
     learn(costs, 400 * MI, 400 * MI)
     assert costs.kib("H100", "580") == 0
     learn(costs, 900 * MI)
@@ -31,7 +32,7 @@ def test_nothing_is_known_before_a_process_was_seen_for_a_while(tmp_path: Path) 
 
 
 def test_one_strange_process_proves_nothing(tmp_path: Path) -> None:
-    costs = ContextOverhead(tmp_path / "contexts.json")
+    costs = ContextOverhead(FolderFiles(tmp_path))
     for pid, size in enumerate((300, 3000, 310, 305, 290)):
         learn(costs, *[size * MI] * 3, pid=pid)
     assert costs.kib("H100", "580") == 305 << 10
@@ -39,7 +40,7 @@ def test_one_strange_process_proves_nothing(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(-(1 << 40), 1 << 50), max_size=200))
 def test_whatever_readings_say_what_is_learnt_is_a_contexts_size(sizes: list[int]) -> None:
-    costs = ContextOverhead(Path("/nonexistent/contexts.json"))
+    costs = ContextOverhead(FolderFiles(Path("/nonexistent")))
     for pid, size in enumerate(sizes):
         learn(costs, *[size] * 3, pid=pid)
     assert 0 <= costs.kib("H100", "580") <= 4 << 20
@@ -48,12 +49,12 @@ def test_whatever_readings_say_what_is_learnt_is_a_contexts_size(sizes: list[int
 
 def test_what_was_learnt_outlives_the_agent_and_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     path = tmp_path / "contexts.json"
-    costs = ContextOverhead(path)
+    costs = ContextOverhead(FolderFiles(path.parent))
     learn(costs, *[400 * MI] * 3)
     assert costs.changed
     costs.save()
     assert not costs.changed
-    again = ContextOverhead(path)
+    again = ContextOverhead(FolderFiles(path.parent))
     again.load()
     assert again.kib("H100", "580") == 400 << 10
     path.write_text("{")

@@ -1,0 +1,83 @@
+"""Surroundings of the tenants: what their registry asks of the node it is on.
+
+A process that has the node's rights asks the node itself (`on_this_node`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sharepod.agent.settings import AgentSettings
+from sharepod.agent.sockets.peers import NodePeers, Peers
+from sharepod.agent.state.directory import StateDir
+from sharepod.agent.state.files import FolderFiles, KeptFiles
+from sharepod.agent.state.handover import Handover, Inheritance
+from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
+
+from .process_end import EndProcess, end_here
+
+
+class TenantDirectories(Protocol):
+    """Tenants' directories, see `StateDir`. Its methods do I/O, but for `path`, `unheard` and `unheard_all_but`: call
+    them from a thread, one at a time."""
+
+    def prepare(self) -> str:
+        """Create the directories, install the hook; return its SHA-256. Raise `StateDirError`."""
+
+    def create(self, tenant_id: str, limits: str | None) -> Path:
+        """Create or complete a tenant's directory; return its path."""
+
+    def usable(self, tenant_id: str, *, limited: bool) -> bool:
+        """Return whether a tenant's directory was complete once."""
+
+    def listen(self, tenant_id: str) -> socket.socket:
+        """Return a listening socket in a tenant's directory."""
+
+    def inherit(self, tenant_id: str) -> socket.socket | None:
+        """Return the listening socket that an agent that was killed has left, if any."""
+
+    def unheard(self, tenant_id: str) -> None:
+        """Keep a tenant's socket no longer."""
+
+    def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
+        """Keep nothing that an agent that was killed has left of other tenants."""
+
+    def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
+        """Open a tenant's handover file."""
+
+    def shut(self, tenant_id: str) -> None:
+        """Remove socket and limits."""
+
+    def remove(self, tenant_id: str) -> None:
+        """Remove a tenant's directory."""
+
+    def existing(self) -> tuple[str, ...]:
+        """Return the ids of the tenants that have a directory."""
+
+    def path(self, tenant_id: str) -> Path:
+        """Return the path of a tenant's directory."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the registry asks of its node."""
+
+    directories: TenantDirectories
+    files: KeptFiles
+    """What agents leave to the next."""
+    peers: Peers
+    end_process: EndProcess
+
+
+def on_this_node(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> Surroundings:
+    """Return the node as a process with its rights sees it."""
+    return Surroundings(
+        directories=StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept),
+        files=FolderFiles(settings.state_dir),
+        peers=NodePeers(),
+        end_process=end_here,
+    )
