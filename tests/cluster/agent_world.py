@@ -100,6 +100,7 @@ class OneNode:
         """In a mount namespace of its own, which takes its mounts with it."""
         self.starts += 1
         private = ["unshare", "--mount", "--propagation", "private", "--"] if os.geteuid() == 0 else []
+        apart = ["--apart"] if os.geteuid() == 0 else []  # as in the DaemonSet
         settings = {
             "NODE_NAME": self.name,
             "STATE_DIR": self.root / "state",
@@ -114,7 +115,7 @@ class OneNode:
         environment = {f"SHAREPOD_AGENT_{key}": str(value) for key, value in settings.items()}
         return self.cluster.services.start(
             name or f"agent-{self.name}-{self.starts}",
-            [*private, sys.executable, "-m", "sharepod.agent.main"],
+            [*private, sys.executable, "-m", "sharepod.agent.main", *apart],
             env={**os.environ, **environment},
         )
 

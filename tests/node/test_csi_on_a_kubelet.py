@@ -92,7 +92,7 @@ class Bench:
             "HTTP_PORT": "0",
         }
         environment = {f"SHAREPOD_AGENT_{key}": str(value) for key, value in settings.items()}
-        command = [sys.executable, "-m", "sharepod.agent.main"]
+        command = [sys.executable, "-m", "sharepod.agent.main", "--apart"]
         self.agent = self.node.start(f"agent-{self._starts}", command, env={**os.environ, **environment})
         return self.agent
 

@@ -191,7 +191,7 @@ class Agent:
         """Return what is known now. No I/O."""
         return AgentFacts(
             gpus=self.gpus(),
-            gpus_known=self._read_at is not None,
+            gpus_known=self.gpus_known,
             tenants=tuple(map(self._with_totals, self.tenants.status())),
             simulated=self.inventory.simulated,
             agent_version=agent_version(),
@@ -227,6 +227,16 @@ class Agent:
                 log.exception("cannot use a reading of the inventory, going on with the next")
             self._compare()
             await self._pause()
+
+    @property
+    def gpus_known(self) -> bool:
+        """False until the GPUs have been read."""
+        return self._read_at is not None
+
+    def status_of(self, tenant_id: str) -> TenantStatus | None:
+        """Return a tenant's entry in the status of the GPUNode; None if its row is not in force any more."""
+        view = self.tenants.view(tenant_id)
+        return None if view is None else self._with_totals(view.status())
 
     def _with_totals(self, status: TenantStatus) -> TenantStatus:
         if status.id not in self._totals:

@@ -25,10 +25,10 @@ from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescripto
 
 log = structlog.get_logger(__name__)
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_MOST_KILLED = 5
-_WITHIN_S = 60.0
-"""`_MOST_KILLED` children that were killed within so many seconds end the keeper."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MOST_KILLED = 5
+WITHIN_S = 60.0
+"""`MOST_KILLED` children that were killed within so many seconds end the keeper."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -40,7 +40,7 @@ def keep(agent: Callable[[KeptDescriptors], int]) -> int:
     """
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared with the child
-    killed: deque[float] = deque(maxlen=_MOST_KILLED)
+    killed: deque[float] = deque(maxlen=MOST_KILLED)
     shelf = DescriptorShelf()
     while True:
         status, told_to_end = _one(agent, shelf)
@@ -50,7 +50,7 @@ def keep(agent: Callable[[KeptDescriptors], int]) -> int:
             return 0
         number = os.WTERMSIG(status)
         killed.append(time.monotonic())
-        if len(killed) == _MOST_KILLED and killed[-1] - killed[0] < _WITHIN_S:
+        if len(killed) == MOST_KILLED and killed[-1] - killed[0] < WITHIN_S:
             log.error("agent was killed again and again", signal=signal.Signals(number).name, times=len(killed))
             return 128 + number
         log.error("agent was killed: starting it again", signal=signal.Signals(number).name)
@@ -58,7 +58,7 @@ def keep(agent: Callable[[KeptDescriptors], int]) -> int:
 
 def _one(agent: Callable[[KeptDescriptors], int], shelf: DescriptorShelf) -> tuple[int, bool]:
     """Run one child to its end; return its wait status, and whether it was told to end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # none gets lost before there is a child to get it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # none gets lost before there is a child to get it
     parent = os.getpid()
     kept = shelf.connect()
     child = os.fork()
@@ -83,7 +83,7 @@ def _one(agent: Callable[[KeptDescriptors], int], shelf: DescriptorShelf) -> tup
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    handlers = {number: signal.signal(number, forward) for number in _FORWARDED}
+    handlers = {number: signal.signal(number, forward) for number in FORWARDED}
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _hold_until_end(child, shelf)

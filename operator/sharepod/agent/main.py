@@ -15,6 +15,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import keeper, standalone
 from .agent import Agent, agent_version
+from .apart import pair, teller
+from .apart.distant_agent import AnyAgent, DistantAgent
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
 from .standalone import TenantsFileError
 
@@ -64,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep", action="store_true", help="run the agent in a child process, and again at once if that is killed"
     )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="as --keep, in two processes: what tenants send is parsed by one that has no rights on the node; as root",
+    )
     parser.add_argument("--version", action="version", version=agent_version())
     arguments = parser.parse_args(argv)
     if arguments.config:
@@ -83,7 +91,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 0
 
+    if arguments.apart:
+        return _keep_apart(settings)
     return keeper.keep(agent) if arguments.keep else agent()
+
+
+def _keep_apart(settings: AgentSettings) -> int:
+    """Run the agent in two processes; return the exit status."""
+    try:
+        http = endpoints.Sockets.of(settings)
+    except OSError as error:
+        log.error("agent cannot run", error=str(error))
+        return 1
+
+    def steward(control: socket.socket, kept: KeptDescriptors) -> int:
+        http.metrics.close()
+        http.health.close()
+        return asyncio.run(run(settings, kept, control))
+
+    try:
+        return pair.keep_pair(
+            steward,
+            lambda control: teller.run(settings, control, http),
+            lambda: [http.metrics.fileno(), http.health.fileno()],
+            settings.niceness,
+        )
+    except OSError as error:
+        log.error("agent cannot run", error=str(error))
+        return 1
 
 
 def inventory_of(settings: AgentSettings) -> Inventory:
@@ -95,8 +130,11 @@ def inventory_of(settings: AgentSettings) -> Inventory:
     )
 
 
-async def run(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> int:
-    """Run one agent from its start to a signal; return the exit status."""
+async def run(
+    settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT, control: socket.socket | None = None
+) -> int:
+    """Run one agent from its start to a signal; return the exit status. `control`: brings the way to the teller, where
+    tenants are served by one."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,18 +145,17 @@ async def run(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> 
     except OSError as error:
         log.warning("cannot set the agent's priority", niceness=settings.niceness, error=error.strerror)
     _raise_descriptor_limit()
-    agent = Agent(settings, inventory_of(settings), on_this_node(settings, kept))
+    guard, asks = _metrics_guard(settings)
+    agent = _agent(settings, kept, control, asks, stop)
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     http = None
-    guard, asks = _metrics_guard(settings)
     stopping = False
     try:
         with Succession(settings.state_dir) as succession:
             agent.stands_by = lambda: succession.stands_by
             agent.successor_waits = succession.awaited
-            http = await endpoints.serve(agent, guard)
-            ports = {"port": http.metrics_port, "health_port": http.health_port}
-            log.info("serving metrics and health", address=settings.http_bind, **ports)
+            if isinstance(agent, Agent):
+                http = await endpoints.serve(agent, guard)
             gc.collect()
             gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -150,6 +187,24 @@ async def run(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> 
         log.info("agent ends")
 
 
+def _agent(
+    settings: AgentSettings,
+    kept: KeptDescriptors,
+    control: socket.socket | None,
+    asks: ApiReviews | None,
+    stop: asyncio.Event,
+) -> AnyAgent:
+    """Return the agent; one whose tenants a teller serves where `control` brings the way to it."""
+    inventory = inventory_of(settings)
+    if control is None:
+        return Agent(settings, inventory, on_this_node(settings, kept))
+    agent = DistantAgent(settings, inventory, kept)
+    agent.stewardship.review = asks.reviews.create if asks is not None else None
+    control.setblocking(False)
+    asyncio.get_running_loop().add_reader(control.fileno(), teller.take_link, control, agent.line, stop.set)
+    return agent
+
+
 def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews | None]:
     """Return who decides on readers of the metrics, and what asks the API server for it."""
     if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
@@ -161,7 +216,7 @@ def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews | 
     return MetricsGuard(asks.reviews), asks
 
 
-async def _drive(agent: Agent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
+async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
     """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
     if not succession.free():
         kept.drop_all_but(())  # the agent that serves has its own
@@ -181,7 +236,7 @@ async def _drive(agent: Agent, succession: Succession, again: asyncio.Event, kep
     await cluster_run.run(agent)
 
 
-async def _keep_checking(agent: Agent) -> None:
+async def _keep_checking(agent: AnyAgent) -> None:
     """Find out again and again whether the agent that stands by could serve, as `/healthz` says: where it could not,
     the agent that serves is not to be ended."""
     while True:

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import MAX_TENANTS, Model
 
-from .agent import Agent
+from .apart.distant_agent import AnyAgent
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ def load(path: Path) -> tuple[Tenant, ...]:
     return file.tenants
 
 
-async def run(agent: Agent, again: asyncio.Event) -> None:
+async def run(agent: AnyAgent, again: asyncio.Event) -> None:
     """Apply the tenants file of the settings, and again whenever it changes, until cancelled.
 
     Args:
@@ -83,7 +83,7 @@ async def run(agent: Agent, again: asyncio.Event) -> None:
             log.error("keeping the tenants as they were", error=str(error))
 
 
-async def _apply(agent: Agent, rows: Sequence[Tenant]) -> bool:
+async def _apply(agent: AnyAgent, rows: Sequence[Tenant]) -> bool:
     """Apply the rows; return whether the state directory took all that had to be written."""
     try:
         await agent.tenants.apply(rows)

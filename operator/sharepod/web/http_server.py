@@ -164,8 +164,11 @@ async def serve(
     *,
     probes: bool = False,
     kept: KeptConnections | None = None,
+    sock: socket.socket | None = None,
 ) -> HttpServer:
     """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
+
+    `sock`: socket that listens there already, which is taken over.
 
     `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest. `kept`: clients
     keep their connections; None: each has one request.
@@ -182,13 +185,19 @@ async def serve(
     )
     await runner.setup()
     try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-        sock.setblocking(False)
+        sock = sock or listening(address, port)
         return HttpServer(runner, sock, answered, probes=probes, kept=kept)
     except OSError:
         await runner.cleanup()
         raise
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on `address` and `port` (0: any free one). Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    sock.setblocking(False)
+    return sock
 
 
 async def _close_after_answer(_request: web.Request, response: web.StreamResponse) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import structlog
 
-from sharepod.agent.agent import Agent, agent_version
+from sharepod.agent.agent import agent_version
+from sharepod.agent.apart.distant_agent import AnyAgent
 from sharepod.agent.kubelet.attachments import Attachments
 from sharepod.agent.kubelet.csi.driver import Driver
 from sharepod.agent.kubelet.csi.volumes import Volumes
@@ -53,7 +54,7 @@ from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
 log = structlog.get_logger(__name__)
 
 
-async def run(agent: Agent) -> None:
+async def run(agent: AnyAgent) -> None:
     """Run the started `agent` for this node, until cancelled.
 
     Raises:
@@ -171,7 +172,7 @@ def taken_in(gpunode: Json | None) -> frozenset[str]:
     return frozenset(str(annotations.get(TAKEN_IN_ANNOTATION) or "").split(","))
 
 
-async def _first_word(agent: Agent) -> PluginPods:
+async def _first_word(agent: AnyAgent) -> PluginPods:
     """Ask the kubelet which pod has which GPU, before any tenant is served: GPUs of the device plugin may be closed."""
     plugin_pods = PluginPods(agent.settings.kubelet_root)
     await plugin_pods.ask()
@@ -179,12 +180,12 @@ async def _first_word(agent: Agent) -> PluginPods:
     return plugin_pods
 
 
-def _interval_s(agent: Agent) -> float:
+def _interval_s(agent: AnyAgent) -> float:
     """Return the seconds between two questions which pod has which GPU."""
     return HELD_INTERVAL_S if agent.held_gpus.pool is Pool.DEVICE_PLUGIN else INTERVAL_S
 
 
-def process_watches(agent: Agent, attachments: Attachments, tenants_dir: Path) -> tuple[PodResidue, HookIntegrity]:
+def process_watches(agent: AnyAgent, attachments: Attachments, tenants_dir: Path) -> tuple[PodResidue, HookIntegrity]:
     """Return what knows the tenants' processes by /proc, and let the agent ask it. Raise `OSError`."""
     tenant_mounts = TenantMounts.of(tenants_dir)
     pod_residue, hook_integrity = PodResidue(attachments, tenant_mounts), HookIntegrity(tenants_dir, tenant_mounts)
@@ -194,7 +195,7 @@ def process_watches(agent: Agent, attachments: Attachments, tenants_dir: Path) -
     return pod_residue, hook_integrity
 
 
-def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
+def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
     """Return whether a pod that is placed here now would run, and why not."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:
@@ -210,7 +211,7 @@ def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -
     return Readiness(ReadyReason.SERVING)
 
 
-def cdi_watch(agent: Agent) -> CdiWatch:
+def cdi_watch(agent: AnyAgent) -> CdiWatch:
     """Return the watch of this node's CDI devices. Simulated GPUs have no toolkit that could generate theirs."""
     folders, generate = agent.settings.cdi_dirs, agent.settings.cdi_generate and not agent.inventory.simulated
     generator = CdiGenerator(folders[-1]) if generate else None

@@ -67,14 +67,16 @@ Identified = Callable[[socket.socket, Peer | None], None]
 
 
 class Peers(Protocol):
-    """What tells the processes behind connections."""
+    """Knowledge of the processes behind connections."""
 
     def pid(self, sock: socket.socket) -> int | None:
         """Return the pid of the process that connected; None where `identify` alone can tell."""
 
-    def identify(self, sock: socket.socket, later: Identified) -> Peer | None:
-        """Return the process that connected; None: `later` will be called with it. Raises `OSError` if no descriptor is
-        left."""
+    def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
+        """Return the process that connected to a tenant's socket; None: `later` will be called with it.
+
+        Raises `OSError` if no descriptor is left.
+        """
 
     def watch(self, survivor: Survivor) -> int | None:
         """Return a pidfd of a process that an earlier agent knew; None if it has ended. Raises `OSError` if no
@@ -88,7 +90,7 @@ class NodePeers:
         """Return the pid of the process that connected."""
         return peer_pid(sock)
 
-    def identify(self, sock: socket.socket, later: Identified) -> Peer | None:
+    def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
         """Return the process that connected."""
         return Peer(*peer_of(sock))
 

@@ -74,6 +74,8 @@ class StateDir:
         self._fail_open = fail_open
         self._installed: Path | None = None
         self._kept = kept
+        self._heard: dict[str, tuple[int, str]] = {}
+        """Descriptor and file of the socket that is listened on, by tenant."""
 
     @staticmethod
     def serves(tenant_id: str) -> bool:
@@ -174,7 +176,9 @@ class StateDir:
                 listener.bind(str(fresh))
                 fresh.chmod(0o666)
                 listener.listen(_BACKLOG)
-            self._kept.keep(_socket_name(tenant_id), listener.fileno(), _identity(self._socket(tenant_id)))
+            identity = _identity(self._socket(tenant_id))
+            self._kept.keep(_socket_name(tenant_id), listener.fileno(), identity)
+            self._heard[tenant_id] = (listener.fileno(), identity)
         except OSError:
             listener.close()
             raise
@@ -199,10 +203,12 @@ class StateDir:
             listener.close()
             return None
         listener.setblocking(False)
+        self._heard[tenant_id] = (listener.fileno(), kept.mark)
         return listener
 
     def unheard(self, tenant_id: str) -> None:
         """Keep the tenant's socket no longer: nobody listens to it any more."""
+        self._heard.pop(tenant_id, None)
         self._kept.drop(_socket_name(tenant_id))
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
@@ -212,6 +218,18 @@ class StateDir:
     def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
         """Open the tenant's handover file, see `Handover.open`."""
         return Handover.open(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
+
+    def make_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[int, int, Inheritance]:
+        """Make the tenant's handover file, see `Handover.made`."""
+        return Handover.made(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
+
+    def heard(self, tenant_id: str, listener: socket.socket) -> bool:
+        """Return whether whoever connects in the tenant's directory reaches this socket of `listen`."""
+        try:
+            there = _identity(self._socket(tenant_id))
+        except OSError:
+            return False
+        return self._heard.get(tenant_id) == (listener.fileno(), there)
 
     def shut(self, tenant_id: str) -> None:
         """Remove socket and limits, so that no new process of the tenant starts. The directory and its mounts stay."""

@@ -118,6 +118,11 @@ class DescriptorShelf:
         self._childs.close()  # so that the end of the child is the end of its messages
         return self._ours
 
+    def messages(self) -> socket.socket:
+        """Return the socket that each message makes readable."""
+        assert self._ours is not None
+        return self._ours
+
     def take_in(self) -> bool:
         """Follow all messages that have arrived. Return False once there will be no more."""
         assert self._ours is not None

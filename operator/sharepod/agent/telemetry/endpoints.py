@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sharepod.agent.agent import Agent
-from sharepod.web.http_server import HttpServer
+from sharepod.agent.settings import AgentSettings
+from sharepod.web.http_server import HttpServer, listening
 from sharepod.web.http_server import serve as serve_http
 from sharepod.web.metrics_access import MetricsGuard
 
 from .collector import AgentCollector
+
+log = structlog.get_logger(__name__)
 
 CACHED_S = 1.0
 """Seconds for which one scrape is given to all that ask: far below any scrape interval."""
@@ -41,8 +47,24 @@ class Endpoints:
             await server.close()
 
 
-async def serve(agent: Agent, guard: MetricsGuard) -> Endpoints:
-    """Serve on the addresses of the settings. Raises `OSError` if one is taken."""
+@dataclass(frozen=True)
+class Sockets:
+    """Sockets that listen already: for metrics and for probes."""
+
+    metrics: socket.socket
+    health: socket.socket
+
+    @classmethod
+    def of(cls, settings: AgentSettings) -> Sockets:
+        """Listen on the addresses of the settings. Raises `OSError` if one is taken."""
+        return cls(
+            listening(settings.http_bind, settings.http_port),
+            listening(settings.http_bind, settings.listens_for_probes()),
+        )
+
+
+async def serve(agent: Agent, guard: MetricsGuard, sockets: Sockets | None = None) -> Endpoints:
+    """Serve on the addresses of the settings, or on these sockets. Raises `OSError` if an address is taken."""
     collector, computing = AgentCollector(agent), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf
 
@@ -68,11 +90,16 @@ async def serve(agent: Agent, guard: MetricsGuard) -> Endpoints:
         return web.Response(text="ok\n")
 
     settings, figures, probes = agent.settings, web.Application(), web.Application()
+    metrics_sock, health_sock = (sockets.metrics, sockets.health) if sockets is not None else (None, None)
     figures.add_routes([web.get("/metrics", metrics)])
     probes.add_routes([web.get("/healthz", healthz)])
-    health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), probes=True)
+    health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), probes=True, sock=health_sock)
     try:
-        return Endpoints(await serve_http(figures, settings.http_bind, settings.http_port), health)
+        metrics_server = await serve_http(figures, settings.http_bind, settings.http_port, sock=metrics_sock)
+        served = Endpoints(metrics_server, health)
+        ports = {"port": served.metrics_port, "health_port": served.health_port}
+        log.info("serving metrics and health", address=settings.http_bind, **ports)
+        return served
     except OSError:
         await health.close()
         raise

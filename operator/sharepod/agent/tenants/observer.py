@@ -30,7 +30,7 @@ from .entry import Entry, pod_of
 from .process_end import EndProcess, end_here
 from .served import ServedTenant
 
-_FINDINGS_FILE = "findings.json"
+FINDINGS_FILE = "findings.json"
 _AT_ONCE = 8
 """Tenants that one step takes a reading for, some 0.1 ms each (measured, benchmarks/handoff.py)."""
 
@@ -208,11 +208,11 @@ class Observer:
             log.warning("cannot keep findings for the next agent", error=str(error))
 
     def _save_findings(self, kept: _KeptFindings) -> None:
-        self._files.replace(_FINDINGS_FILE, kept.model_dump_json().encode())
+        self._files.replace(FINDINGS_FILE, kept.model_dump_json().encode())
 
     def _load_findings(self) -> None:
         try:
-            self._findings = _KeptFindings.model_validate_json(self._files.read(_FINDINGS_FILE)).findings
+            self._findings = _KeptFindings.model_validate_json(self._files.read(FINDINGS_FILE)).findings
         except (OSError, ValidationError):
             self._findings = {}
 

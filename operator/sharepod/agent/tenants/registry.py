@@ -187,6 +187,20 @@ class TenantRegistry:
             if entry.row.state is TenantState.RELEASING and not entry.drained
         )
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Tenants of which nothing should be left: they are being released, or are gone from the ledger."""
+        return self.releasing | self._leftovers.ids
+
+    def processes_seen(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return for each tenant that is served its processes on its GPUs by the last reading, and those that have
+        connected as a hook does. Tenants without the former are left out."""
+        return {
+            entry.row.id: (tuple(entry.seen.pids), tuple(entry.serving.hooked))
+            for entry in self._entries.values()
+            if entry.serving is not None and entry.seen.pids
+        }
+
     def status(self) -> tuple[TenantStatus, ...]:
         """Return one entry per row in force, in the ledger's order."""
         return tuple(view.status() for view in self.views())

@@ -331,7 +331,7 @@ class ServedTenant:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most != resource.RLIM_INFINITY and sock.fileno() >= most - _DESCRIPTORS_KEPT:
             raise OSError(errno.EMFILE, "no descriptors left for clients; raise the agent's limit of open files")
-        peer = self._peers.identify(sock, self._identified)
+        peer = self._peers.identify(self.row.id, sock, self._identified)
         if peer is None:
             self._unidentified += 1
         else:

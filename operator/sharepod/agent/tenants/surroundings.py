@@ -64,11 +64,11 @@ class TenantDirectories(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the registry asks of its node."""
+    """Ways by which the registry asks its node."""
 
     directories: TenantDirectories
     files: KeptFiles
-    """What agents leave to the next."""
+    """Files that an agent leaves to the next."""
     peers: Peers
     end_process: EndProcess
 

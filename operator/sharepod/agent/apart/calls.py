@@ -1,0 +1,220 @@
+"""Calls between the agent's two processes: their names, arguments and results.
+
+The *steward* has the node's rights; the *teller* has none, and serves tenants. A name says who is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from sharepod.agent.devices.held_gpus import PluginPod
+from sharepod.agent.devices.inventory import InventoryError, Reading
+from sharepod.agent.state.directory import StateDirError
+from sharepod.agent.tenants.registry import UntakenRowsError
+from sharepod.api.gpunode import Gpu, PluginHolder, Pool, Tenant, TenantStatus
+
+from .link import DESCRIPTORS_MAX, Call, Failure
+
+ERRORS: Mapping[str, type[Exception]] = {
+    kind.__name__: kind for kind in (InventoryError, StateDirError, UntakenRowsError)
+}
+"""Errors that travel as what they are."""
+
+_Id = Annotated[str, Field(max_length=128)]
+_Ids = Annotated[tuple[_Id, ...], Field(max_length=2048)]
+_Pid = Annotated[int, Field(ge=1, le=1 << 22)]
+_Pids = Annotated[tuple[_Pid, ...], Field(max_length=65_536)]
+
+
+@dataclass(frozen=True)
+class DirectoryWanted:
+    """Tenant's directory that is to be complete."""
+
+    tenant: _Id
+    limits: str | None
+
+
+@dataclass(frozen=True)
+class UsableAsked:
+    """Question whether a tenant's directory was complete once."""
+
+    tenant: _Id
+    limited: bool
+
+
+@dataclass(frozen=True)
+class HandoverWanted:
+    """Tenant's handover file that is to be opened."""
+
+    tenant: _Id
+    gpus: Annotated[tuple[str, ...], Field(max_length=64)]
+    slots: Annotated[int, Field(ge=1, le=1 << 17)]
+
+
+@dataclass(frozen=True)
+class HandoverMade:
+    """Handover file, with what an earlier agent left in it."""
+
+    slots: int
+    survivors: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """Pid, start time and bytes by GPU of each process that still runs."""
+    untracked: tuple[int, ...]
+    account: tuple[int, ...] | None
+    greeted: bool
+
+
+@dataclass(frozen=True)
+class WatchWanted:
+    """Processes of a tenant, as the handover file names them, that are to be watched."""
+
+    tenant: _Id
+    pids: Annotated[tuple[_Pid, ...], Field(max_length=DESCRIPTORS_MAX)]
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """Content for one of the files that an agent leaves to the next."""
+
+    name: _Id
+    content: Annotated[str, Field(max_length=4 << 20)]
+    durable: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Process behind a connection."""
+
+    pid: int
+    start: int | None
+    watched: bool
+    """True if its pidfd comes with the answer."""
+
+
+@dataclass(frozen=True)
+class ReadingWanted:
+    """Question what is on the GPUs now."""
+
+    leaving: _Ids
+    """Tenants of which nothing should be left."""
+    looked_at: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
+    """By tenant, its processes on its GPUs, and those of its processes that have connected as a hook does."""
+
+
+@dataclass(frozen=True)
+class SeenOnNode:
+    """Reading of the GPUs, with what /proc says of it."""
+
+    reading: Reading
+    residue: dict[str, str | None]
+    """Remains of each tenant that was asked for."""
+    owners: dict[int, str]
+    """Tenants in whose pods the processes on the GPUs run, by pid."""
+    replaced: dict[str, dict[int, str]]
+    """By tenant, the processes in which the hook was replaced, with what was seen."""
+
+
+@dataclass(frozen=True)
+class EndWanted:
+    """Process of a tenant that is to be ended."""
+
+    tenant: _Id
+    pid: _Pid
+
+
+@dataclass(frozen=True)
+class ReviewWanted:
+    """Review that is asked of the API server."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Facts that the teller knows, for the GPUNode's status."""
+
+    gpus: tuple[Gpu, ...]
+    gpus_known: bool
+    tenants: tuple[TenantStatus, ...]
+    unhealthy: str | None
+    consumption: list[dict[str, Any]]
+    consumed_at: str | None
+    moved: bool
+    """True if more than usage has changed."""
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Rows in force."""
+
+    directories: tuple[str, ...]
+    """Tenants whose directories may be published."""
+    unservable: dict[str, str]
+    told: Told
+    """Facts with these rows in force."""
+    failure: Failure | None
+    """Reason why the state directory did not take all of it."""
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Pods with GPUs of NVIDIA's device plugin."""
+
+    given: dict[str, PluginPod] | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class LedgerHeader:
+    """Pool and holders of the ledger."""
+
+    pool: Pool
+    holders: tuple[PluginHolder, ...]
+
+
+@dataclass(frozen=True)
+class ServingState:
+    """State of the agent beside another one: whether it stands by, and why it could not serve."""
+
+    stands_by: bool
+    unfit: str | None
+
+
+_NOTHING: TypeAdapter[None] = TypeAdapter(type(None))
+_FLAG = TypeAdapter(bool)
+_ID: TypeAdapter[str] = TypeAdapter(_Id)
+_IDS: TypeAdapter[tuple[str, ...]] = TypeAdapter(_Ids)
+_TEXT = TypeAdapter(str)
+
+STEWARD_PREPARE = Call("prepare", _NOTHING, _TEXT)
+STEWARD_CREATE = Call("create", TypeAdapter(DirectoryWanted), _NOTHING)
+STEWARD_USABLE = Call("usable", TypeAdapter(UsableAsked), _FLAG)
+STEWARD_LISTEN = Call("listen", _ID, _NOTHING)
+STEWARD_INHERIT = Call("inherit", _ID, _FLAG)
+STEWARD_UNHEARD = Call("unheard", _ID, _NOTHING)
+STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING)
+STEWARD_OPEN_HANDOVER = Call("open handover", TypeAdapter(HandoverWanted), TypeAdapter(HandoverMade))
+STEWARD_WATCH = Call("watch", TypeAdapter(WatchWanted), TypeAdapter(tuple[bool, ...]))
+STEWARD_SHUT = Call("shut", _ID, _NOTHING)
+STEWARD_REMOVE = Call("remove", _ID, _NOTHING)
+STEWARD_EXISTING = Call("existing", _NOTHING, TypeAdapter(tuple[str, ...]))
+STEWARD_READ_FILE = Call("read file", _ID, _TEXT)
+STEWARD_REPLACE_FILE = Call("replace file", TypeAdapter(FileContent), _NOTHING)
+STEWARD_IDENTIFY = Call("identify", _ID, TypeAdapter(Identity))
+STEWARD_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode))
+STEWARD_END = Call("end", TypeAdapter(EndWanted), _NOTHING)
+STEWARD_REVIEW = Call("review", TypeAdapter(ReviewWanted), TypeAdapter(dict[str, Any]))
+STEWARD_TOLD = Call("told", TypeAdapter(Told), _NOTHING)
+
+TELLER_START = Call("start", _NOTHING, _NOTHING)
+TELLER_TAKE_STOCK = Call("take stock", _FLAG, _NOTHING)
+TELLER_APPLY: Call[tuple[Tenant, ...], InForce] = Call("apply", TypeAdapter(tuple[Tenant, ...]), TypeAdapter(InForce))
+TELLER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING)
+TELLER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING)
+TELLER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING)
+TELLER_STAND = Call("stand", TypeAdapter(ServingState), _NOTHING)
+TELLER_CLOSE = Call("close", _NOTHING, _NOTHING)

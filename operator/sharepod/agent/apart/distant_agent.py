@@ -1,0 +1,295 @@
+"""The agent as the steward sees it: the teller does what a driver calls, and has told what a driver reads.
+
+Guarantees:
+- A teller that is started anew is told all that the one before it knew, the rows in force last.
+- A steward that is started anew finds a teller that serves, and changes nothing of it but by a newer ledger.
+- A tenant counts as drained only if this process finds nothing of it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from sharepod.agent.agent import Agent, AgentFacts, agent_version
+from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
+from sharepod.agent.devices.inventory import Inventory, InventoryError
+from sharepod.agent.settings import AgentSettings
+from sharepod.agent.state.kept_descriptors import KeptDescriptors
+from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue
+from sharepod.agent.tenants.registry import UntakenRowsError
+from sharepod.api.gpunode import Gpu, PluginHolder, Pool, Tenant
+
+from . import calls
+from .link import Line, LinkLostError, NoAnswerError
+from .stewardship import Stewardship
+
+log = structlog.get_logger(__name__)
+
+_AWAY_S = 10.0
+"""Seconds that a call waits for a teller that is away."""
+_APPLY_S = 120.0
+"""Seconds that a whole ledger may take: each new row costs some files."""
+_ATTEMPTS = 6
+"""Lives of the teller; the fifth that is killed within a minute ends the agent."""
+_CLOSE_S = 5.0
+_STALE_S = 10.0
+"""Seconds after which what the teller has told is stale: it tells each second."""
+
+
+class DistantTenants:
+    """Tenants of the teller, as a driver uses them."""
+
+    def __init__(self, agent: DistantAgent) -> None:
+        self._agent = agent
+        self.ready: frozenset[str] = frozenset()
+        self.problems: Mapping[str, str] = {}
+
+    async def apply(self, rows: Sequence[Tenant]) -> None:
+        """Make these rows, and no others, the tenants of this node. See `TenantRegistry.apply`."""
+        await self._agent.put_in_force(tuple(rows))
+
+    def directory(self, tenant_id: str) -> Path | None:
+        """Return the directory to publish to a tenant's pod, if there is one."""
+        state = self._agent.stewardship.state
+        return state.path(tenant_id) if tenant_id in self.ready and tenant_id in self._agent.stewardship.rows else None
+
+    def unservable(self, tenant_id: str) -> str | None:
+        """Return why a row cannot be served, or None."""
+        return self.problems.get(tenant_id)
+
+
+class DistantAgent:
+    """Agent whose tenants another process serves. See `Agent` for what a driver does with it."""
+
+    def __init__(self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors) -> None:
+        self.settings = settings
+        self.inventory = inventory
+        self.changed = asyncio.Event()
+        self.stands_by: Callable[[], bool] = lambda: False
+        self.successor_waits: Callable[[], bool] = lambda: False
+        self.unfit: str | None = "it has not been checked yet whether this agent could serve"
+        self.taken_in: Callable[[], Collection[str]] = lambda: ()
+        self.stewardship = Stewardship(settings, inventory, kept, self._take_told)
+        self.line = Line(self.stewardship.service(), self._revive_soon)
+        self.tenants = DistantTenants(self)
+        self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
+        self._order = asyncio.Lock()
+        self._started = self._stocked = False
+        self._rows: tuple[Tenant, ...] | None = None
+        self._pods: calls.Pods | None = None
+        self._reviving: asyncio.Task[None] | None = None
+        self._told: calls.Told | None = None
+        self._told_at = 0.0
+
+    # ---- what readings need, set by the driver
+
+    @property
+    def residue(self) -> Residue:
+        """Remains of a tenant outside the agent."""
+        return self.stewardship.residue
+
+    @residue.setter
+    def residue(self, residue: Residue) -> None:
+        self.stewardship.residue = residue
+
+    @property
+    def owner_of(self) -> OwnerOf:
+        """Tenant in whose pod a process runs."""
+        return self.stewardship.owner_of
+
+    @owner_of.setter
+    def owner_of(self, owner_of: OwnerOf) -> None:
+        self.stewardship.owner_of = owner_of
+
+    @property
+    def replaced(self) -> Replaced:
+        """Processes of a tenant in which the hook was replaced."""
+        return self.stewardship.replaced
+
+    @replaced.setter
+    def replaced(self, replaced: Replaced) -> None:
+        self.stewardship.replaced = replaced
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Prepare the state directory. Raises `StateDirError`."""
+        await self.stewardship.prepare()
+        self._started = True
+        await self._insist(self._revive)
+
+    async def check(self) -> None:
+        """Find out whether this agent could serve: its hook and the driver can be read."""
+        try:
+            await asyncio.to_thread(self.settings.hook_file.read_bytes)
+            await self.inventory.read()
+        except (OSError, InventoryError) as error:
+            self.unfit = str(error)
+            log.error("this agent could not serve", error=self.unfit)
+        else:
+            self.unfit = None
+        self._tell_standing()
+
+    async def take_stock(self, *, needed: bool = True) -> None:
+        """Have the inventory read and followed. See `Agent.take_stock`."""
+
+        async def take() -> None:
+            await self.line.call(calls.TELLER_TAKE_STOCK, needed, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+
+        await self._insist(take)
+        self._stocked = True
+
+    async def close(self) -> None:
+        """Have every socket closed. Tenants' directories stay."""
+        if self._reviving is not None:
+            self._reviving.cancel()
+            await asyncio.gather(self._reviving, return_exceptions=True)
+        if self._started and self.line.up:
+            try:
+                await self.line.call(calls.TELLER_CLOSE, None, timeout_s=_CLOSE_S)
+            except OSError as error:
+                log.warning("the process that serves tenants does not end by itself", error=error.strerror)
+        self.line.close()
+        self.stewardship.close()
+
+    async def put_in_force(self, rows: tuple[Tenant, ...]) -> None:
+        """Make these rows the teller's. Raises `UntakenRowsError`, `OSError`."""
+
+        async def apply() -> None:
+            self._rows = rows
+            await self._apply(rows)
+
+        await self._insist(apply)
+
+    def know_plugin_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
+        """Take the pods that have a GPU of their own now."""
+        self.held_gpus.know_pods(given, problem)
+        self._pods = calls.Pods(dict(given) if given is not None else None, problem)
+        self.line.tell(calls.TELLER_KNOW_PODS, self._pods)
+        self.changed.set()
+
+    # ---- what the teller has told
+
+    @property
+    def consumption(self) -> tuple[list[dict[str, object]], str | None]:
+        """Series of what namespaces have had of the GPUs, and when it was so."""
+        return (self._told.consumption, self._told.consumed_at) if self._told is not None else ([], None)
+
+    def facts(self) -> AgentFacts:
+        """Return what is known now."""
+        told = self._told
+        tenants = () if told is None else told.tenants
+        return AgentFacts(
+            gpus=self.gpus(),
+            gpus_known=told is not None and told.gpus_known,
+            tenants=tuple(
+                row.model_copy(update={"drained": False})
+                if row.drained and self.stewardship.residue(row.id) is not None
+                else row
+                for row in tenants
+            ),
+            simulated=self.inventory.simulated,
+            agent_version=agent_version(),
+        )
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the inventory's GPUs."""
+        return self._told.gpus if self._told is not None else ()
+
+    def unhealthy(self) -> str | None:
+        """Return why the agent does not do its work; None if it does."""
+        if self._told is None or asyncio.get_running_loop().time() - self._told_at > _STALE_S:
+            return "the process that serves tenants does not answer"
+        return self._told.unhealthy
+
+    # ---- inside
+
+    def _take_told(self, told: calls.Told) -> None:
+        first = self._told is None
+        self._told, self._told_at = told, asyncio.get_running_loop().time()
+        if told.moved or first:
+            self.changed.set()
+        self.line.tell(calls.TELLER_TAKEN_IN, tuple(self.taken_in()))
+
+    def _tell_standing(self) -> None:
+        self.line.tell(calls.TELLER_STAND, calls.ServingState(self.stands_by(), self.unfit))
+
+    def _revive_soon(self) -> None:
+        """Tell a teller that has just been started what the one before it knew."""
+        self._tell_standing()
+        if self._started:
+            if self._reviving is not None:
+                self._reviving.cancel()
+            self._reviving = asyncio.get_running_loop().create_task(self._revived(), name="revive")
+
+    async def _revived(self) -> None:
+        try:
+            async with self._order:
+                await self._revive()
+        except OSError as error:  # the next link, or the next ledger, tries again
+            log.error("cannot tell the process that serves tenants all of it", error=str(error))
+
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what tells the teller something, again with the next one where it was killed meanwhile."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            async with self._order:
+                try:
+                    await work()
+                except NoAnswerError:
+                    raise
+                except LinkLostError:
+                    if attempt == _ATTEMPTS:
+                        raise
+                else:
+                    return
+
+    async def _revive(self) -> None:
+        await self.line.call(calls.TELLER_START, None, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+        self._tell_standing()
+        if self._pods is not None:
+            self.line.tell(calls.TELLER_KNOW_PODS, self._pods)
+        self.held_gpus.tell_again()
+        if self._stocked:
+            await self.line.call(calls.TELLER_TAKE_STOCK, False, timeout_s=_APPLY_S)
+        if self._rows is not None:
+            await self._apply(self._rows)
+
+    async def _apply(self, rows: tuple[Tenant, ...]) -> None:
+        stewardship = self.stewardship
+        wanted = {row.id: row for row in rows}
+        self.tenants.ready &= {row.id for row in rows}
+        stewardship.rows, stewardship.known = wanted, True
+        in_force, _none = await self.line.call(calls.TELLER_APPLY, rows, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+        self.tenants.ready, self.tenants.problems = frozenset(in_force.directories), in_force.unservable
+        self._take_told(in_force.told)
+        if in_force.failure is not None:
+            failure = in_force.failure
+            raise UntakenRowsError(failure.errno, failure.text, failure.filename)
+
+
+class _HeldGpusElsewhere(HeldGpus):
+    """GPUs that are open to tenants: known here, closed and opened by the teller."""
+
+    def __init__(self, namespace: str, line: Line) -> None:
+        super().__init__(namespace, lambda gpus: None)
+        self._line = line
+        self._ledger: calls.LedgerHeader | None = None
+
+    def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
+        """Take pool and holders of a ledger, before its rows are put in force."""
+        super().know_ledger(pool, holders)
+        self._ledger = calls.LedgerHeader(pool, tuple(holders))
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """Tell the teller pool and holders."""
+        if self._ledger is not None:
+            self._line.tell(calls.TELLER_KNOW_LEDGER, self._ledger)
+
+
+AnyAgent = Agent | DistantAgent
+"""Agent as its driver uses it."""

@@ -1,0 +1,390 @@
+"""Calls between the agent's two processes, with descriptors, over one socket that only these two have.
+
+A frame is a header (bytes of the body, kind, descriptors, number of the call) and a body in JSON. Both processes are
+forked from one program, so they always speak the same version.
+
+Guarantees:
+- Each call is answered, fails, or ends with the link or its time. Frames are acted on in the order in which they came.
+- What comes is checked before it is used. A frame that is none, or is too long, ends the link.
+- At most `_ANSWERING_MAX` calls of the other process are worked on; more of them wait in the socket.
+- A descriptor that nobody takes over is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+log = structlog.get_logger(__name__)
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+DESCRIPTORS_MAX = 64
+"""Descriptors of one frame; the kernel takes 253."""
+_BODY_MAX = 8 << 20
+"""Bytes of a body: a ledger of 256 rows has some 200 KB."""
+_ANSWERING_MAX = 128
+_READ = 1 << 16
+"""Bytes read in one turn of the loop, some 0.1 ms of parsing."""
+_HEADER = struct.Struct("=IBBQ")
+_CALL, _TELL, _ANSWER, _FAILED = range(4)
+
+
+class LinkLostError(OSError):
+    """Other process that is away, or does not answer."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOTCONN, text)
+
+
+class NoAnswerError(LinkLostError):
+    """Other process that is there and does not answer in time."""
+
+
+@dataclass(frozen=True)
+class Call(Generic[Argument, Result]):
+    """Kind of call."""
+
+    name: str
+    argument: TypeAdapter[Argument]
+    result: TypeAdapter[Result]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Error that a call has met, as it travels."""
+
+    kind: str
+    text: str
+    errno: int | None = None
+    filename: str | None = None
+
+
+_FAILURE = TypeAdapter(Failure)
+Answerer = Callable[[Any, list[int]], Awaitable[tuple[Any, Sequence[int]]]]
+"""Takes a call's argument and its descriptors, which it owns; returns the result and descriptors to pass on, which are
+closed then."""
+Taker = Callable[[Any], None]
+"""Takes what the other process tells, at once."""
+
+
+@dataclass(frozen=True)
+class PartService:
+    """Service of one process for the other: calls by name, each with what answers it or takes it."""
+
+    answers: Mapping[str, tuple[Call[Any, Any], Answerer]]
+    takes: Mapping[str, tuple[Call[Any, Any], Taker]]
+    errors: Mapping[str, type[Exception]]
+    """Errors that travel as what they are, by name; `OSError` does so too, and any other is an `OSError`."""
+
+
+class PartLink:
+    """One socket to the other process, until it is lost. Takes over `sock`.
+
+    Args:
+        sock: Connected stream socket.
+        service: What this process does for the other.
+        lost: Called once, when the other process has gone.
+    """
+
+    def __init__(self, sock: socket.socket, service: PartService, lost: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._service = service
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[tuple[bytes, list[int]]]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._read = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._to_send: deque[tuple[memoryview, list[int]]] = deque()
+        self._open, self._reading, self._writing = True, True, False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    async def call(
+        self, call: Call[Argument, Result], argument: Argument, descriptors: Sequence[int], timeout_s: float
+    ) -> tuple[Result, list[int]]:
+        """Return the other process's result, and descriptors, which the caller owns. Raises `LinkLostError`, or what
+        the other one raised."""
+        number = next(self._numbers)
+        answer: asyncio.Future[tuple[bytes, list[int]]] = self._loop.create_future()
+        self._pending[number] = answer
+        try:
+            copies = [os.dup(descriptor) for descriptor in descriptors]
+            self._send(_CALL, number, _named(call.name, call.argument.dump_json(argument, by_alias=True)), copies)
+            async with asyncio.timeout(timeout_s):
+                body, received = await answer
+        except TimeoutError:
+            raise NoAnswerError(f"no answer to {call.name} within {timeout_s:g} s") from None
+        finally:
+            self._pending.pop(number, None)
+        try:
+            return call.result.validate_json(body), received
+        except ValidationError as error:
+            _close_all(received)
+            raise LinkLostError(f"the answer to {call.name} is none: {error.error_count()} errors") from None
+
+    def tell(self, call: Call[Argument, None], argument: Argument) -> None:
+        """Tell the other process something, without an answer."""
+        self._send(_TELL, 0, _named(call.name, call.argument.dump_json(argument, by_alias=True)), [])
+
+    def close(self) -> None:
+        """Close the socket. Calls that are under way fail."""
+        if not self._open:
+            return
+        self._open = False
+        if self._reading:
+            self._loop.remove_reader(self._sock.fileno())
+        if self._writing:
+            self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        _close_all(self._descriptors)
+        for _bytes, descriptors in self._to_send:
+            _close_all(descriptors)
+        self._to_send.clear()
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(LinkLostError("the other process has gone"))
+        self._lost()
+
+    # ---- sending
+
+    def _send(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
+        """Send a frame. Closes the descriptors."""
+        if not self._open:
+            _close_all(descriptors)
+            if kind == _CALL:
+                raise LinkLostError("the other process has gone")
+            return
+        frame = _HEADER.pack(len(body), kind, len(descriptors), number) + body
+        self._to_send.append((memoryview(frame), descriptors))
+        if not self._writing:
+            self._write()
+
+    def _write(self) -> None:
+        while self._to_send:
+            data, descriptors = self._to_send[0]
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                sent = self._sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if not self._writing:
+                    self._writing = True
+                    self._loop.add_writer(self._sock.fileno(), self._write)
+                return
+            except OSError:
+                self.close()
+                return
+            _close_all(descriptors)
+            if sent == len(data):
+                self._to_send.popleft()
+            else:
+                self._to_send[0] = (data[sent:], [])
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    # ---- receiving
+
+    def _readable(self) -> None:
+        try:
+            data, ancillary, flags, _address = self._sock.recvmsg(
+                _READ, socket.CMSG_SPACE(4 * DESCRIPTORS_MAX), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, ancillary, flags = b"", [], 0
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                received = array.array("i")
+                received.frombytes(content[: len(content) // 4 * 4])
+                self._descriptors.extend(received)
+        if not data or flags & socket.MSG_CTRUNC:
+            self.close()
+            return
+        self._read += data
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        while self._open and len(self._read) >= _HEADER.size:
+            length, kind, count, number = _HEADER.unpack_from(self._read)
+            if length > _BODY_MAX or kind > _FAILED or count > DESCRIPTORS_MAX:
+                self._break_off("a frame that is none")
+                return
+            end = _HEADER.size + length
+            if len(self._read) < end:
+                return
+            if len(self._descriptors) < count:
+                self._break_off("a frame without its descriptors")
+                return
+            if kind == _CALL and len(self._answering) >= _ANSWERING_MAX:
+                self._pause()
+                return
+            body = bytes(self._read[_HEADER.size : end])
+            del self._read[:end]
+            self._take(kind, number, body, [self._descriptors.popleft() for _ in range(count)])
+
+    def _take(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
+        if kind in (_ANSWER, _FAILED):
+            answer = self._pending.get(number)
+            if answer is None or answer.done():
+                _close_all(descriptors)
+            elif kind == _ANSWER:
+                answer.set_result((body, descriptors))
+            else:
+                _close_all(descriptors)
+                answer.set_exception(self._error(body))
+            return
+        name, _newline, content = body.partition(b"\n")
+        table: Mapping[str, tuple[Call[Any, Any], Any]] = (
+            self._service.takes if kind == _TELL else self._service.answers
+        )
+        known = table.get(name.decode(errors="replace"))
+        try:
+            argument = known[0].argument.validate_json(content) if known is not None else None
+        except ValidationError:
+            known = None
+        if known is None:
+            _close_all(descriptors)
+            self._break_off(f"a call that is none: {name[:40]!r}")
+        elif kind == _TELL:
+            _close_all(descriptors)
+            known[1](argument)
+        else:
+            task = self._loop.create_task(self._answer(number, *known, argument, descriptors), name=known[0].name)
+            self._answering.add(task)
+            task.add_done_callback(self._answered)
+
+    async def _answer(
+        self, number: int, call: Call[Any, Any], answerer: Answerer, argument: Any, descriptors: list[int]
+    ) -> None:
+        try:
+            result, passed_on = await answerer(argument, descriptors)
+        except Exception as error:
+            if not isinstance(error, (OSError, *self._service.errors.values())):
+                log.exception("a call of the other process has failed", call=call.name)
+            self._send(_FAILED, number, _FAILURE.dump_json(_failure(error)), [])
+        else:
+            self._send(_ANSWER, number, call.result.dump_json(result, by_alias=True), list(passed_on))
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        if self._open and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+            self._take_frames()
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    def _break_off(self, why: str) -> None:
+        log.error("the other process sends what it may not; its link is closed", why=why)
+        self.close()
+
+    def _error(self, body: bytes) -> Exception:
+        try:
+            failure = _FAILURE.validate_json(body)
+        except ValidationError:
+            return LinkLostError("an error that is none")
+        kind = self._service.errors.get(failure.kind, OSError)
+        if issubclass(kind, OSError):
+            return kind(failure.errno or errno.EIO, failure.text, failure.filename)
+        return kind(failure.text)
+
+
+class Line:
+    """Way to the other process over its lives: each of them brings a link.
+
+    Args:
+        service: What this process does for the other.
+        arrived: Called with each new link.
+    """
+
+    def __init__(self, service: PartService, arrived: Callable[[], None] = lambda: None) -> None:
+        self._service = service
+        self._arrived = arrived
+        self._link: PartLink | None = None
+        self._up = asyncio.Event()
+
+    @property
+    def up(self) -> bool:
+        """True while the other process is there."""
+        return self._link is not None
+
+    def connect(self, sock: socket.socket) -> None:
+        """Go on with a new life of the other process. Takes over the socket."""
+        self.close()
+        self._link = PartLink(sock, self._service, self._down)
+        self._up.set()
+        self._arrived()
+
+    async def call(
+        self,
+        call: Call[Argument, Result],
+        argument: Argument,
+        descriptors: Sequence[int] = (),
+        *,
+        timeout_s: float = 30.0,
+        wait_s: float = 0.0,
+    ) -> tuple[Result, list[int]]:
+        """Call the other process, see `PartLink.call`; wait up to `wait_s` seconds for it to be there."""
+        if self._link is None and wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._up.wait(), wait_s)
+        if self._link is None:
+            raise LinkLostError("the other process is away")
+        return await self._link.call(call, argument, descriptors, timeout_s)
+
+    def tell(self, call: Call[Argument, None], argument: Argument) -> None:
+        """Tell the other process something, if it is there."""
+        if self._link is not None:
+            self._link.tell(call, argument)
+
+    async def wait(self) -> None:
+        """Wait until the other process is there."""
+        await self._up.wait()
+
+    def close(self) -> None:
+        """End the link."""
+        if self._link is not None:
+            self._link.close()
+
+    def _down(self) -> None:
+        self._link = None
+        self._up.clear()
+
+
+def _named(name: str, content: bytes) -> bytes:
+    return name.encode() + b"\n" + content
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, OSError):
+        filename = error.filename if isinstance(error.filename, str) else None
+        return Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)
+    return Failure(type(error).__name__, str(error))
+
+
+def _close_all(descriptors: Sequence[int] | deque[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if isinstance(descriptors, list | deque):
+        descriptors.clear()

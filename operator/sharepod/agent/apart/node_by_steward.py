@@ -1,0 +1,243 @@
+"""Teller's side of what only the steward may do: the node, as the tenants' registry asks for it.
+
+Guarantees:
+- Nothing here waits on the event loop: what does I/O is called from a thread, and waits for the steward there.
+- While the steward is away, connections wait until it is back; all else fails with `OSError`, and is tried again by its
+  caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from sharepod.agent.devices.inventory import InventoryError, Reading
+from sharepod.agent.sockets.peers import Identified, Peer
+from sharepod.agent.state.directory import StateDir
+from sharepod.agent.state.handover import Handover, Inheritance, Survivor
+from sharepod.timeshare import AccountSnapshot
+
+from . import calls
+from .link import DESCRIPTORS_MAX, Call, Line, LinkLostError
+
+log = structlog.get_logger(__name__)
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+_TIMEOUT_S = 30.0
+"""Seconds that the steward may take for what the disk does."""
+_AWAY_S = 5.0
+"""Seconds that a thread waits for a steward that is away: it is started anew within milliseconds."""
+_AGAIN_S = 0.02
+"""Seconds until a steward that knows no ledger yet is asked again."""
+_STARTS_MAX = 65_536
+"""Start times of processes that are remembered."""
+
+
+class StewardsDirectories:
+    """Tenants' directories and kept files, written by the steward. Called from threads."""
+
+    def __init__(self, line: Line, tenants_dir: Path, starts: dict[int, int]) -> None:
+        self._line = line
+        self._tenants_dir = tenants_dir
+        self._starts = starts
+        self._loop = asyncio.get_running_loop()
+        self.pidfds: dict[tuple[int, int], int] = {}
+        """Descriptors of processes of an earlier agent that still run, by pid and start time, until they are taken."""
+
+    def _ask(
+        self, call: Call[_Argument, _Result], argument: _Argument, descriptors: Sequence[int] = ()
+    ) -> tuple[_Result, list[int]]:
+        asking = self._line.call(call, argument, descriptors, timeout_s=_TIMEOUT_S, wait_s=_AWAY_S)
+        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+
+    def prepare(self) -> str:
+        """Return the SHA-256 of the hook that the steward has installed."""
+        return self._ask(calls.STEWARD_PREPARE, None)[0]
+
+    def create(self, tenant_id: str, limits: str | None) -> Path:
+        """Have a tenant's directory completed."""
+        self._ask(calls.STEWARD_CREATE, calls.DirectoryWanted(tenant_id, limits))
+        return self.path(tenant_id)
+
+    def usable(self, tenant_id: str, *, limited: bool) -> bool:
+        """Return whether a tenant's directory was complete once."""
+        return self._ask(calls.STEWARD_USABLE, calls.UsableAsked(tenant_id, limited))[0]
+
+    def listen(self, tenant_id: str) -> socket.socket:
+        """Return the tenant's listening socket."""
+        _none, (descriptor,) = self._ask(calls.STEWARD_LISTEN, tenant_id)
+        return _listening(descriptor)
+
+    def inherit(self, tenant_id: str) -> socket.socket | None:
+        """Return the listening socket that an agent that was killed has left, if any."""
+        found, descriptors = self._ask(calls.STEWARD_INHERIT, tenant_id)
+        return _listening(descriptors[0]) if found else None
+
+    def unheard(self, tenant_id: str) -> None:
+        """Keep a tenant's socket no longer."""
+        self._line.tell(calls.STEWARD_UNHEARD, tenant_id)
+
+    def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
+        """Keep nothing that an agent that was killed has left of other tenants."""
+        self._line.tell(calls.STEWARD_UNHEARD_ALL_BUT, tuple(tenant_ids))
+
+    def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
+        """Open a tenant's handover file."""
+        made, (descriptor,) = self._ask(
+            calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted(tenant_id, tuple(gpus), slots)
+        )
+        survivors = tuple(Survivor(pid, start, sizes) for pid, start, sizes in made.survivors)
+        for survivor in survivors:
+            self._starts[survivor.pid] = survivor.start
+        left = Inheritance(
+            survivors, made.untracked, AccountSnapshot(*made.account) if made.account else None, made.greeted
+        )
+        handover = Handover.adopt(descriptor, gpus, made.slots, left, self._starts.get)
+        try:
+            self._watch(tenant_id, survivors)
+        except OSError:
+            handover.close()
+            raise
+        return handover, left
+
+    def shut(self, tenant_id: str) -> None:
+        """Have socket and limits removed."""
+        self._ask(calls.STEWARD_SHUT, tenant_id)
+
+    def remove(self, tenant_id: str) -> None:
+        """Have a tenant's directory removed."""
+        self._ask(calls.STEWARD_REMOVE, tenant_id)
+
+    def existing(self) -> tuple[str, ...]:
+        """Return the ids of the tenants that have a directory."""
+        return self._ask(calls.STEWARD_EXISTING, None)[0]
+
+    def path(self, tenant_id: str) -> Path:
+        """Return the path of a tenant's directory."""
+        assert StateDir.serves(tenant_id), f"{tenant_id!r} is not a name"
+        return self._tenants_dir / tenant_id
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a kept file."""
+        return self._ask(calls.STEWARD_READ_FILE, name)[0].encode()
+
+    def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
+        """Replace a kept file."""
+        self._ask(calls.STEWARD_REPLACE_FILE, calls.FileContent(name, content.decode(), durable))
+
+    def _watch(self, tenant_id: str, survivors: Sequence[Survivor]) -> None:
+        for begin in range(0, len(survivors), DESCRIPTORS_MAX):
+            some = survivors[begin : begin + DESCRIPTORS_MAX]
+            there, descriptors = self._ask(
+                calls.STEWARD_WATCH, calls.WatchWanted(tenant_id, tuple(survivor.pid for survivor in some))
+            )
+            for survivor in (survivor for survivor, runs in zip(some, there, strict=True) if runs):
+                self.pidfds[survivor.pid, survivor.start] = descriptors.pop(0)
+
+
+class StewardsPeers:
+    """Processes behind connections, as the steward tells them: this process sees no other."""
+
+    def __init__(self, line: Line, directories: StewardsDirectories, starts: dict[int, int]) -> None:
+        self._line = line
+        self._directories = directories
+        self._starts = starts
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def pid(self, sock: socket.socket) -> int | None:
+        """Return None: only the steward can tell."""
+        return None
+
+    def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
+        """Ask who has connected; `later` is called with it."""
+        task = asyncio.get_running_loop().create_task(self._identify(tenant_id, sock, later), name="identify")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return None
+
+    def watch(self, survivor: Survivor) -> int | None:
+        """Return the pidfd that came with the handover file."""
+        return self._directories.pidfds.pop((survivor.pid, survivor.start), None)
+
+    async def _identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> None:
+        while True:
+            await self._line.wait()
+            try:
+                found, descriptors = await self._line.call(calls.STEWARD_IDENTIFY, tenant_id, [sock.fileno()])
+            except LinkLostError:
+                await asyncio.sleep(0)
+                continue
+            except BlockingIOError:  # it has just been started
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            except OSError as error:
+                log.warning("cannot find out who has connected", tenant=tenant_id, error=error.strerror)
+                later(sock, None)
+                return
+            if found.start is not None:
+                if len(self._starts) >= _STARTS_MAX:
+                    self._starts.pop(next(iter(self._starts)))
+                self._starts[found.pid] = found.start
+            later(sock, Peer(found.pid, descriptors[0] if found.watched else None))
+            return
+
+
+class StewardsInventory:
+    """Readings of the GPUs by the steward, each with what /proc says of it."""
+
+    def __init__(
+        self, line: Line, *, simulated: bool, timeout_s: float, wanted: Callable[[], calls.ReadingWanted]
+    ) -> None:
+        self._line = line
+        self._simulated = simulated
+        self._timeout_s = timeout_s
+        self._wanted = wanted
+        self._last: calls.SeenOnNode | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """True if there are no real GPUs behind the readings."""
+        return self._simulated
+
+    async def read(self) -> Reading:
+        """Return the present state. Raise `InventoryError`."""
+        try:
+            last, _none = await self._line.call(
+                calls.STEWARD_READ, self._wanted(), timeout_s=self._timeout_s, wait_s=_AWAY_S
+            )
+        except OSError as error:
+            raise InventoryError(f"the process that reads the GPUs does not answer: {error.strerror}") from None
+        self._last = last
+        return last.reading
+
+    def residue(self, tenant_id: str) -> str | None:
+        """Return what is still there of a tenant, by the last reading."""
+        unknown = "what is left of it has not been looked for yet"
+        return unknown if self._last is None else self._last.residue.get(tenant_id, unknown)
+
+    def owner_of(self, pid: int) -> str | None:
+        """Return the tenant in whose pod a process on the GPUs runs, by the last reading."""
+        return self._last.owners.get(pid) if self._last is not None else None
+
+    def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
+        """Return the processes of a tenant in which the hook was replaced, by the last reading."""
+        found = self._last.replaced.get(tenant_id, {}) if self._last is not None else {}
+        return {pid: text for pid, text in found.items() if pid in pids}
+
+
+async def review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
+    """Have the API server asked about a reader of metrics. Raises `OSError`."""
+    return (await line.call(calls.STEWARD_REVIEW, calls.ReviewWanted(path, body), timeout_s=5.0))[0]
+
+
+def _listening(descriptor: int) -> socket.socket:
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,259 @@
+"""Keeper of two: starts steward and teller, brings each the way to the other, and starts either anew if it was killed.
+
+Nothing is lost by it: the teller has its connections while the steward is away; while the teller is, the steward has
+the tenants' listening sockets, and this process copies of them. A process that ends by itself ends all, with its exit
+status; so does one that is killed again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import structlog
+
+from sharepod.agent.keeper import FORWARDED, MOST_KILLED, WITHIN_S
+from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescriptors
+
+from . import confinement
+
+log = structlog.get_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_ENDING_S = 5.0
+"""Seconds that the teller may take to end once the steward has ended."""
+
+
+@dataclass
+class _Child:
+    name: str
+    pid: int
+    pidfd: int
+    control: socket.socket
+    """Way of this process to the child: brings links to the other one."""
+
+
+def keep_pair(
+    steward: Callable[[socket.socket, KeptDescriptors], int],
+    teller: Callable[[socket.socket], int],
+    left_to_teller: Callable[[], list[int]],
+    niceness: int,
+) -> int:
+    """Run both in child processes, the teller confined, and again after one was killed; return the exit status.
+
+    To be called as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are passed on to the steward. Both
+    children are killed when this process ends.
+
+    Args:
+        steward: Program of the steward: its control socket, what it had kept.
+        teller: Program of the teller: its control socket.
+        left_to_teller: Descriptors that the teller has beside its control socket.
+        niceness: Nice value of the teller.
+    """
+    gc.collect()
+    gc.freeze()  # pages that no collection touches stay shared with the children
+    return _Pair(steward, teller, left_to_teller, niceness).run()
+
+
+class _Pair:
+    def __init__(
+        self,
+        steward: Callable[[socket.socket, KeptDescriptors], int],
+        teller: Callable[[socket.socket], int],
+        left_to_teller: Callable[[], list[int]],
+        niceness: int,
+    ) -> None:
+        self._programs = steward, teller
+        self._left_to_teller = left_to_teller
+        self._niceness = niceness
+        self._shelf = DescriptorShelf()
+        self._killed: deque[float] = deque(maxlen=MOST_KILLED)
+        self._told_to_end = False
+        self._steward: _Child | None = None
+        self._teller: _Child | None = None
+
+    def run(self) -> int:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        self._mask = before
+        handlers = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        try:
+            self._teller = self._start_teller()
+            self._steward = self._start_steward()
+            self._connect()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return self._follow()
+        finally:
+            self._end(self._teller)
+            self._end(self._steward)
+            self._shelf.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self._told_to_end = self._told_to_end or number in (signal.SIGTERM, signal.SIGINT)
+        if self._steward is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._steward.pid, number)
+
+    def _follow(self) -> int:
+        while True:
+            steward, teller = self._steward, self._teller
+            assert steward is not None
+            assert teller is not None
+            ended = self._wait_for_end(steward, teller)
+            if ended is steward:
+                self._shelf.take_in()
+            status = os.waitpid(ended.pid, 0)[1]
+            _forget(ended)
+            if ended is steward:
+                self._steward = None
+            else:
+                self._teller = None
+            if ended is steward and os.WIFEXITED(status):
+                return os.WEXITSTATUS(status)
+            if self._told_to_end and ended is steward:
+                return 0
+            if os.WIFEXITED(status) and not self._told_to_end:
+                log.error("the process that serves tenants has ended by itself", status=os.WEXITSTATUS(status))
+                return 1
+            if os.WIFSIGNALED(status) and not self._told_to_end and self._gives_up(ended, os.WTERMSIG(status)):
+                return 128 + os.WTERMSIG(status)
+            if ended is teller and self._told_to_end:
+                return self._last_of(steward)
+            with _blocked():
+                if ended is steward:
+                    self._steward = self._start_steward()
+                else:
+                    self._teller = self._start_teller()
+                self._connect()
+
+    def _gives_up(self, child: _Child, number: int) -> bool:
+        name = signal.Signals(number).name
+        self._killed.append(time.monotonic())
+        if len(self._killed) == MOST_KILLED and self._killed[-1] - self._killed[0] < WITHIN_S:
+            log.error("agent was killed again and again", part=child.name, signal=name, times=len(self._killed))
+            return True
+        log.error(f"the {child.name} was killed: starting it again", signal=name)
+        return False
+
+    def _last_of(self, steward: _Child) -> int:
+        """Wait for the end of the steward, which was told to end."""
+        status = os.waitpid(steward.pid, 0)[1]
+        _forget(steward)
+        self._steward = None
+        return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+
+    def _wait_for_end(self, *children: _Child) -> _Child:
+        """Follow the steward's messages until one of the children has ended."""
+        messages = self._shelf.messages().fileno()
+        poll = select.poll()
+        for descriptor in (messages, *(child.pidfd for child in children)):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _event in poll.poll()}
+            if messages in ready and not self._shelf.take_in():
+                poll.unregister(messages)  # the steward closed it, and is about to end
+            for child in children:
+                if child.pidfd in ready:
+                    return child
+
+    def _connect(self) -> None:
+        """Bring both children a new link to each other."""
+        assert self._steward is not None
+        assert self._teller is not None
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for child, end in zip((self._steward, self._teller), ends, strict=True):
+            with end:
+                try:
+                    socket.send_fds(child.control, [b"link"], [end.fileno()])
+                except OSError:  # it has just ended, or does not read: its end brings the next link
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child.pid, signal.SIGKILL)
+
+    def _start_steward(self) -> _Child:
+        kept = self._shelf.connect()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+
+            def program() -> int:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+                if os.getppid() != parent:
+                    return 1
+                self._shelf.in_child()
+                ours.close()
+                return self._programs[0](theirs, kept)
+
+            self._in_child(program)
+        self._shelf.in_parent()
+        return _child("steward", pid, ours, theirs)
+
+    def _start_teller(self) -> _Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with confinement.next_child_alone():
+            pid = os.fork()
+            if pid == 0:
+
+                def program() -> int:
+                    confinement.confine({theirs.fileno(), *self._left_to_teller()}, self._niceness)
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+                    return self._programs[1](theirs)
+
+                self._in_child(program)
+        return _child("teller", pid, ours, theirs)
+
+    def _in_child(self, program: Callable[[], int]) -> None:
+        status = 1
+        try:
+            for number in FORWARDED:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            status = program()
+        except BaseException:
+            log.exception("the agent has failed")
+        finally:
+            os._exit(status)
+
+    @staticmethod
+    def _end(child: _Child | None) -> None:
+        """End a child that has not ended by itself within `_ENDING_S`."""
+        if child is None:
+            return
+        poll = select.poll()
+        poll.register(child.pidfd, select.POLLIN)
+        child.control.close()  # the teller ends then
+        if not poll.poll(_ENDING_S * 1000):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+        _forget(child)
+
+
+def _child(name: str, pid: int, ours: socket.socket, theirs: socket.socket) -> _Child:
+    theirs.close()
+    ours.setblocking(False)
+    return _Child(name, pid, os.pidfd_open(pid), ours)
+
+
+def _forget(child: _Child) -> None:
+    os.close(child.pidfd)
+    child.control.close()
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

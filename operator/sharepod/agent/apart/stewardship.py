@@ -1,0 +1,337 @@
+"""Steward's side of the calls: what it does on the node for the teller, and for which tenants.
+
+The teller parses what tenants send, so the steward takes it to be hostile.
+
+Guarantees:
+- Nothing is done for a tenant that the ledger does not name, but to remove what is left of it.
+- What is written into a tenant's directory comes from the ledger and from this process; the teller says when.
+- A process is ended only by policy, and only if it is the tenant's by /proc, or by a connection to the tenant's socket.
+- A listening socket stays the same while the teller is started anew: who connects meanwhile waits in its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import structlog
+
+from sharepod.agent.devices.context_overhead import FILE as CONTEXTS_FILE
+from sharepod.agent.devices.inventory import Inventory
+from sharepod.agent.settings import AgentSettings, UnenforcedPolicy
+from sharepod.agent.sockets.peers import NodePeers, peer_of
+from sharepod.agent.state.consumption_file import FILE as CONSUMPTION_FILE
+from sharepod.agent.state.directory import StateDir
+from sharepod.agent.state.files import FolderFiles
+from sharepod.agent.state.handover import Survivor, start_time
+from sharepod.agent.state.kept_descriptors import KeptDescriptors
+from sharepod.agent.tenants.entry import limits_text
+from sharepod.agent.tenants.observer import FINDINGS_FILE, OwnerOf, Replaced, Residue, nothing_replaced
+from sharepod.agent.tenants.process_end import end_here
+from sharepod.api.gpunode import Mode, Tenant, TenantState
+from sharepod.timeshare import AccountSnapshot
+from sharepod.web.metrics_access import ACCESS_REVIEWS, TOKEN_REVIEWS, Review
+
+from . import calls
+from .link import Answerer, Call, PartService, Taker
+
+log = structlog.get_logger(__name__)
+
+_FILES = frozenset((CONTEXTS_FILE, CONSUMPTION_FILE, FINDINGS_FILE))
+"""Files that the teller may read and replace."""
+_CONNECTED_MAX = 65_536
+"""Processes whose connection is remembered."""
+
+
+class Stewardship:
+    """Services of the steward for the teller.
+
+    Args:
+        settings: Settings of the agent.
+        inventory: Source of readings of the GPUs.
+        kept: What outlives this process if it is killed.
+        told: Called with what the teller knows.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors, told: Callable[[calls.Told], None]
+    ) -> None:
+        self.residue: Residue = lambda tenant_id: None
+        self.owner_of: OwnerOf = lambda pid: None
+        self.replaced: Replaced = nothing_replaced
+        self.review: Review | None = None
+        """How the API server is asked who may read the metrics; None where nobody is asked."""
+        self.rows: Mapping[str, Tenant] = {}
+        """Rows of the ledger by id, those that are being put in force among them."""
+        self.known = False
+        """True once a ledger has been read."""
+        self.state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept)
+        self._settings = settings
+        self._inventory = inventory
+        self._files = FolderFiles(settings.state_dir)
+        self._disk = asyncio.Lock()
+        self._digest = ""
+        self._listeners: dict[str, socket.socket] = {}
+        self._survivors: dict[str, dict[int, int]] = {}
+        """Start time of each process of an earlier agent by pid, by tenant."""
+        self._connected: dict[int, tuple[str, int | None]] = {}
+        """Tenant to whose socket a process has connected, and its start time, by pid."""
+        self._told = told
+
+    async def prepare(self) -> None:
+        """Prepare the state directory and the hook. Raises `StateDirError`."""
+        self._digest = await asyncio.to_thread(self.state.prepare)
+
+    def close(self) -> None:
+        """Close the listening sockets of this process."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+    def service(self) -> PartService:
+        """Return what answers the teller's calls."""
+        answers: list[tuple[Call[Any, Any], Answerer]] = [
+            (calls.STEWARD_PREPARE, self._prepared),
+            (calls.STEWARD_CREATE, self._create),
+            (calls.STEWARD_USABLE, self._usable),
+            (calls.STEWARD_LISTEN, self._listen),
+            (calls.STEWARD_INHERIT, self._inherit),
+            (calls.STEWARD_OPEN_HANDOVER, self._open_handover),
+            (calls.STEWARD_WATCH, self._watch),
+            (calls.STEWARD_SHUT, self._shut),
+            (calls.STEWARD_REMOVE, self._remove),
+            (calls.STEWARD_EXISTING, self._existing),
+            (calls.STEWARD_READ_FILE, self._read_file),
+            (calls.STEWARD_REPLACE_FILE, self._replace_file),
+            (calls.STEWARD_IDENTIFY, self._identify),
+            (calls.STEWARD_READ, self._read),
+            (calls.STEWARD_REVIEW, self._review),
+        ]
+        takes: list[tuple[Call[Any, Any], Taker]] = [
+            (calls.STEWARD_UNHEARD, self._unheard),
+            (calls.STEWARD_UNHEARD_ALL_BUT, self._unheard_all_but),
+            (calls.STEWARD_END, self._end),
+            (calls.STEWARD_TOLD, self._told),
+        ]
+        return PartService(
+            {call.name: (call, answer) for call, answer in answers},
+            {call.name: (call, take) for call, take in takes},
+            calls.ERRORS,
+        )
+
+    # ---- directories and files
+
+    async def _prepared(self, _none: None, descriptors: list[int]) -> tuple[str, Sequence[int]]:
+        _refuse(descriptors)
+        return self._digest, ()
+
+    async def _create(self, wanted: calls.DirectoryWanted, descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        _refuse(descriptors)
+        row = self._row(wanted.tenant)
+        limits = None if row.mode is Mode.EXCLUSIVE else limits_text(row)
+        async with self._disk:
+            await asyncio.to_thread(self.state.create, row.id, limits)
+        return None, ()
+
+    async def _usable(self, asked: calls.UsableAsked, descriptors: list[int]) -> tuple[bool, Sequence[int]]:
+        _refuse(descriptors)
+        row = self._row(asked.tenant)
+        return await asyncio.to_thread(self.state.usable, row.id, limited=asked.limited), ()
+
+    async def _listen(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        _refuse(descriptors)
+        row = self._row(tenant_id)
+        async with self._disk:
+            listener = self._listeners.get(row.id) or await asyncio.to_thread(self.state.inherit, row.id)
+            if listener is None or not await asyncio.to_thread(self.state.heard, row.id, listener):
+                fresh = await asyncio.to_thread(self.state.listen, row.id)
+                if listener is not None:
+                    listener.close()
+                listener = fresh
+            self._listeners[row.id] = listener
+        return None, (os.dup(listener.fileno()),)
+
+    async def _inherit(self, tenant_id: str, descriptors: list[int]) -> tuple[bool, Sequence[int]]:
+        """Answer that there is none: `listen` returns it where it is of use."""
+        _refuse(descriptors)
+        self._row(tenant_id)
+        return False, ()
+
+    def _unheard(self, tenant_id: str) -> None:
+        listener = self._listeners.pop(tenant_id, None)
+        if listener is not None:
+            listener.close()
+        if StateDir.serves(tenant_id):
+            self.state.unheard(tenant_id)
+
+    def _unheard_all_but(self, tenant_ids: Sequence[str]) -> None:
+        self.state.unheard_all_but([each for each in tenant_ids if StateDir.serves(each)])
+
+    async def _open_handover(
+        self, wanted: calls.HandoverWanted, descriptors: list[int]
+    ) -> tuple[calls.HandoverMade, Sequence[int]]:
+        _refuse(descriptors)
+        row = self._row(wanted.tenant)
+        async with self._disk:
+            descriptor, slots, left = await asyncio.to_thread(
+                self.state.make_handover, row.id, row.gpus, min(wanted.slots, self._settings.connections_max)
+            )
+        self._survivors[row.id] = {survivor.pid: survivor.start for survivor in left.survivors}
+        made = calls.HandoverMade(
+            slots,
+            tuple((survivor.pid, survivor.start, survivor.bytes) for survivor in left.survivors),
+            left.untracked,
+            _values(left.account) if left.account is not None else None,
+            left.greeted,
+        )
+        return made, (descriptor,)
+
+    async def _watch(self, wanted: calls.WatchWanted, descriptors: list[int]) -> tuple[tuple[bool, ...], Sequence[int]]:
+        _refuse(descriptors)
+        known, node = self._survivors.get(wanted.tenant, {}), NodePeers()
+        pidfds = [node.watch(Survivor(pid, known[pid], ())) if pid in known else None for pid in wanted.pids]
+        there = tuple(pidfd is not None for pidfd in pidfds)
+        for pid, runs in zip(wanted.pids, there, strict=True):
+            if runs:
+                self._remember(pid, wanted.tenant, known[pid])
+        return there, tuple(pidfd for pidfd in pidfds if pidfd is not None)
+
+    async def _shut(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        _refuse(descriptors)
+        row = self._row(tenant_id)
+        if row.state is not TenantState.RELEASING:
+            raise PermissionError(1, f"tenant {tenant_id} is not being released")
+        async with self._disk:
+            await asyncio.to_thread(self.state.shut, row.id)
+        return None, ()
+
+    async def _remove(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        _refuse(descriptors)
+        if tenant_id in self.rows or not StateDir.serves(tenant_id) or self.residue(tenant_id) is not None:
+            raise PermissionError(1, f"something is left of tenant {tenant_id}")
+        async with self._disk:
+            await asyncio.to_thread(self.state.remove, tenant_id)
+        return None, ()
+
+    async def _existing(self, _none: None, descriptors: list[int]) -> tuple[tuple[str, ...], Sequence[int]]:
+        _refuse(descriptors)
+        return await asyncio.to_thread(self.state.existing), ()
+
+    async def _read_file(self, name: str, descriptors: list[int]) -> tuple[str, Sequence[int]]:
+        _refuse(descriptors)
+        _check_file(name)
+        return (await asyncio.to_thread(self._files.read, name)).decode(), ()
+
+    async def _replace_file(self, wanted: calls.FileContent, descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        _refuse(descriptors)
+        _check_file(wanted.name)
+        async with self._disk:
+            await asyncio.to_thread(self._files.replace, wanted.name, wanted.content.encode(), durable=wanted.durable)
+        return None, ()
+
+    # ---- processes
+
+    async def _identify(self, tenant_id: str, descriptors: list[int]) -> tuple[calls.Identity, Sequence[int]]:
+        with contextlib.ExitStack() as stack:
+            for descriptor in descriptors:
+                stack.callback(os.close, descriptor)
+            if not self.known:
+                raise BlockingIOError(errno.EAGAIN, "no ledger has been read yet")
+            row = self._row(tenant_id)
+            listener = await self._listener_of(row.id)
+            if len(descriptors) != 1 or listener is None:
+                raise PermissionError(1, f"no connection to tenant {tenant_id}")
+            sock = socket.socket(fileno=os.dup(descriptors[0]))
+            stack.callback(sock.close)
+            if sock.getsockname() != listener.getsockname():
+                raise PermissionError(1, f"not a connection to the socket of tenant {tenant_id}")
+            pid, pidfd = peer_of(sock)
+        start = start_time(pid) if pidfd is not None else None
+        if pidfd is not None:
+            self._remember(pid, row.id, start)
+        return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
+
+    async def _listener_of(self, tenant_id: str) -> socket.socket | None:
+        """Return the tenant's listening socket, which a steward that was killed may have left."""
+        if tenant_id not in self._listeners:
+            async with self._disk:
+                listener = await asyncio.to_thread(self.state.inherit, tenant_id)
+                if listener is not None:
+                    self._listeners[tenant_id] = listener
+        return self._listeners.get(tenant_id)
+
+    def _remember(self, pid: int, tenant_id: str, start: int | None) -> None:
+        self._connected.pop(pid, None)
+        if len(self._connected) >= _CONNECTED_MAX:
+            del self._connected[next(iter(self._connected))]
+        self._connected[pid] = (tenant_id, start)
+
+    async def _read(
+        self, wanted: calls.ReadingWanted, descriptors: list[int]
+    ) -> tuple[calls.SeenOnNode, Sequence[int]]:
+        _refuse(descriptors)
+        reading = await self._inventory.read()
+        pids = {process.pid for process in reading.processes}
+        owners = {pid: owner for pid in pids if (owner := self.owner_of(pid)) is not None}
+        residue = {each: self.residue(each) for each in wanted.leaving if StateDir.serves(each)}
+        replaced = {
+            tenant_id: dict(self.replaced(tenant_id, frozenset(seen), frozenset(hooked)))
+            for tenant_id, (seen, hooked) in wanted.looked_at.items()
+            if tenant_id in self.rows
+        }
+        return calls.SeenOnNode(reading, residue, owners, replaced), ()
+
+    def _end(self, wanted: calls.EndWanted) -> None:
+        if self._settings.unenforced_policy is not UnenforcedPolicy.KILL or wanted.tenant not in self.rows:
+            return
+
+        def is_the_tenants(pid: int) -> bool:
+            if self.owner_of(pid) == wanted.tenant:
+                return True
+            tenant_id, start = self._connected.get(pid, ("", None))
+            return tenant_id == wanted.tenant and start is not None and start_time(pid) == start
+
+        if not end_here(wanted.tenant, wanted.pid, is_the_tenants):
+            log.warning(
+                "process is not ended: it is not the tenant's, or has gone", tenant=wanted.tenant, pid=wanted.pid
+            )
+
+    async def _review(
+        self, wanted: calls.ReviewWanted, descriptors: list[int]
+    ) -> tuple[Mapping[str, Any], Sequence[int]]:
+        _refuse(descriptors)
+        if self.review is None or wanted.path not in (TOKEN_REVIEWS, ACCESS_REVIEWS):
+            raise PermissionError(1, "no review of this kind")
+        try:
+            return await self.review(wanted.path, wanted.body), ()
+        except OSError:
+            raise
+        except Exception as error:  # the API server's answer
+            raise OSError(5, str(error)) from None
+
+    def _row(self, tenant_id: str) -> Tenant:
+        row = self.rows.get(tenant_id)
+        if row is None or not StateDir.serves(tenant_id):
+            raise PermissionError(1, f"the ledger has no tenant {tenant_id!r}")
+        return row
+
+
+def _refuse(descriptors: list[int]) -> None:
+    """Close descriptors that came where none belong."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _values(account: AccountSnapshot) -> tuple[int, ...]:
+    return tuple(getattr(account, field.name) for field in fields(account))
+
+
+def _check_file(name: str) -> None:
+    if name not in _FILES:
+        raise PermissionError(1, f"{name!r} is not a file that is kept for the next agent")

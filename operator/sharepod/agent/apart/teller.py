@@ -1,0 +1,245 @@
+"""Teller: the process that parses what tenants send and hands out time and memory, without rights on the node.
+
+Guarantees:
+- What it knows of the node, and does on it, goes through the steward (`node_by_steward`).
+- While the steward is away, tenants that are connected are served as before.
+- It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from sharepod.agent.agent import Agent
+from sharepod.agent.settings import AgentMode, AgentSettings
+from sharepod.agent.telemetry import endpoints
+from sharepod.agent.tenants.registry import UntakenRowsError
+from sharepod.agent.tenants.surroundings import Surroundings
+from sharepod.api.gpunode import Tenant, TenantStatus
+from sharepod.web.metrics_access import MetricsAccess, MetricsGuard, Reviews
+
+from . import calls
+from .link import Answerer, Call, Failure, Line, PartService, Taker
+from .node_by_steward import StewardsDirectories, StewardsInventory, StewardsPeers, review
+
+log = structlog.get_logger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""Seconds after which a thread gives the interpreter to the event loop (Python's default: 5 ms): a hand-off of a GPU
+waits no longer than this."""
+_TELL_S = 1.0
+"""Seconds between two tellings, when nothing but usage changes."""
+_AT_ONCE = 8
+"""Tenants whose status is put together in one turn of the loop, some 0.1 ms."""
+_READ_LATE_S = 5.0
+"""Seconds beyond NVML's own time that a reading by the steward may take."""
+
+
+class Teller:
+    """The agent without rights, on the running loop. `run` it.
+
+    Args:
+        settings: Settings of the agent.
+        control: Socket on which the keeper brings links to the steward, and whose end is the keeper's.
+        http: Listening sockets for metrics and probes.
+    """
+
+    def __init__(self, settings: AgentSettings, control: socket.socket, http: endpoints.Sockets) -> None:
+        self._control = control
+        self._http = http
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._standing = calls.ServingState(False, None)
+        self._taken_in: frozenset[str] = frozenset()
+        self._started = self._stocked = False
+        self._line = Line(self._service())
+        starts: dict[int, int] = {}
+        directories = StewardsDirectories(self._line, settings.state_dir / "tenants", starts)
+        self._inventory = StewardsInventory(
+            self._line,
+            simulated=settings.inventory_file is not None,
+            timeout_s=settings.nvml_timeout_s + _READ_LATE_S,
+            wanted=self._reading_wanted,
+        )
+        around = Surroundings(
+            directories=directories,
+            files=directories,
+            peers=StewardsPeers(self._line, directories, starts),
+            end_process=self._end_process,
+        )
+        self._agent = agent = Agent(settings, self._inventory, around)
+        agent.residue, agent.owner_of = self._inventory.residue, self._inventory.owner_of
+        agent.replaced = self._inventory.replaced
+        agent.stands_by = lambda: self._standing.stands_by
+        agent.taken_in = lambda: self._taken_in
+
+    async def run(self) -> int:
+        """Serve until the steward says that this is the end, or the keeper has gone; return the exit status."""
+        agent = self._agent
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the steward tells when to end
+            self._loop.add_signal_handler(number, lambda: None)
+        self._loop.add_reader(self._control.fileno(), self._take_control)
+        self._control.setblocking(False)
+        http = await endpoints.serve(agent, self._guard(), self._http)
+        gc.collect()
+        gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        telling = self._loop.create_task(self._tell(), name="tell")
+        try:
+            await self._ended.wait()
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+            await http.close()
+        return 0
+
+    # ---- what the steward asks for
+
+    def _service(self) -> PartService:
+        answers: list[tuple[Call[Any, Any], Answerer]] = [
+            (calls.TELLER_START, self._start),
+            (calls.TELLER_TAKE_STOCK, self._take_stock),
+            (calls.TELLER_APPLY, self._apply),
+            (calls.TELLER_CLOSE, self._close),
+        ]
+        takes: list[tuple[Call[Any, Any], Taker]] = [
+            (calls.TELLER_KNOW_LEDGER, lambda told: self._agent.held_gpus.know_ledger(told.pool, told.holders)),
+            (calls.TELLER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem)),
+            (calls.TELLER_TAKEN_IN, self._take_taken_in),
+            (calls.TELLER_STAND, self._stand),
+        ]
+        return PartService(
+            {call.name: (call, answer) for call, answer in answers},
+            {call.name: (call, take) for call, take in takes},
+            calls.ERRORS,
+        )
+
+    async def _start(self, _none: None, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        if not self._started:
+            await self._agent.start()
+            self._started = True
+        return None, ()
+
+    async def _take_stock(self, needed: bool, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        if not self._stocked:
+            await self._agent.take_stock(needed=needed)
+            self._stocked = True
+        return None, ()
+
+    async def _apply(self, rows: tuple[Tenant, ...], _descriptors: list[int]) -> tuple[calls.InForce, Sequence[int]]:
+        failure = None
+        try:
+            await self._agent.tenants.apply(rows)
+        except UntakenRowsError as error:
+            filename = error.filename if isinstance(error.filename, str) else None
+            failure = Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)
+        tenants = self._agent.tenants
+        ready = tuple(row.id for row in rows if tenants.directory(row.id) is not None)
+        unservable = {row.id: reason for row in rows if (reason := tenants.unservable(row.id)) is not None}
+        return calls.InForce(ready, unservable, await self._told(moved=True), failure), ()
+
+    async def _close(self, _none: None, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        await self._agent.close()
+        self._loop.call_soon(self._ended.set)
+        return None, ()
+
+    def _take_taken_in(self, series: tuple[str, ...]) -> None:
+        self._taken_in = frozenset(series)
+
+    def _stand(self, standing: calls.ServingState) -> None:
+        self._standing = standing
+        self._agent.unfit = standing.unfit
+
+    # ---- what it asks of the steward
+
+    def _reading_wanted(self) -> calls.ReadingWanted:
+        tenants = self._agent.tenants
+        return calls.ReadingWanted(tuple(tenants.leaving), tenants.processes_seen())
+
+    def _end_process(self, tenant_id: str, pid: int, _is_the_tenants: object) -> bool:
+        self._line.tell(calls.STEWARD_END, calls.EndWanted(tenant_id, pid))
+        return True
+
+    def _guard(self) -> MetricsGuard:
+        settings = self._agent.settings
+        if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
+            return MetricsGuard(None)
+        return MetricsGuard(Reviews(partial(_review, self._line), (OSError,)))
+
+    # ---- what it tells
+
+    async def _tell(self) -> None:
+        """Tell the steward what is known whenever that has changed, and each second."""
+        agent = self._agent
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TELL_S):
+                    await agent.changed.wait()
+            moved = agent.changed.is_set()
+            agent.changed.clear()
+            try:
+                told = await self._told(moved)
+            except Exception:
+                log.exception("cannot put together what is told")
+                continue
+            if moved and not self._line.up:
+                agent.changed.set()
+                await asyncio.sleep(_TELL_S)
+            else:
+                self._line.tell(calls.STEWARD_TOLD, told)
+
+    async def _told(self, moved: bool) -> calls.Told:
+        agent = self._agent
+        tenants: list[TenantStatus] = []
+        for number, row in enumerate(agent.tenants.rows(), 1):
+            status = agent.status_of(row.id)
+            if status is not None:
+                tenants.append(status)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        series, at = agent.consumption
+        return calls.Told(agent.gpus(), agent.gpus_known, tuple(tenants), agent.unhealthy(), series, at, moved)
+
+    def _take_control(self) -> None:
+        take_link(self._control, self._line, self._ended.set)
+
+
+async def _review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
+    return await review(line, path, body)
+
+
+def take_link(control: socket.socket, line: Line, ended: Any) -> None:
+    """Take a new link that the keeper has brought. `ended`: called where the keeper has gone instead."""
+    try:
+        packet, descriptors, _flags, _address = socket.recv_fds(control, 16, 1)
+    except BlockingIOError:
+        return
+    except OSError:
+        packet, descriptors = b"", []
+    if not packet:
+        asyncio.get_running_loop().remove_reader(control.fileno())
+        ended()
+        return
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+        line.connect(socket.socket(fileno=descriptor))
+
+
+def run(settings: AgentSettings, control: socket.socket, http: endpoints.Sockets) -> int:
+    """Run the teller to its end; return its exit status."""
+
+    async def served() -> int:
+        return await Teller(settings, control, http).run()
+
+    return asyncio.run(served())

@@ -1,0 +1,206 @@
+"""Calls between the agent's processes: answers, errors and descriptors come over, and nonsense ends the link."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from sharepod.agent.apart.link import Call, Line, LinkLostError, PartService
+from sharepod.agent.devices.inventory import InventoryError
+from sharepod.agent.tenants.registry import UntakenRowsError
+from unit.agent.client import until
+
+ECHO: Call[str, str] = Call("echo", TypeAdapter(str), TypeAdapter(str))
+OPEN: Call[str, None] = Call("open", TypeAdapter(str), TypeAdapter(type(None)))
+FAIL: Call[str, None] = Call("fail", TypeAdapter(str), TypeAdapter(type(None)))
+HANG: Call[None, None] = Call("hang", TypeAdapter(type(None)), TypeAdapter(type(None)))
+NOTE: Call[int, None] = Call("note", TypeAdapter(int), TypeAdapter(type(None)))
+_ERRORS = {kind.__name__: kind for kind in (InventoryError, UntakenRowsError)}
+
+
+class Far:
+    """The other process, in this one."""
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+        self.line = Line(
+            PartService(
+                {
+                    "echo": (ECHO, self._echo),
+                    "open": (OPEN, self._open),
+                    "fail": (FAIL, self._fail),
+                    "hang": (HANG, self._hang),
+                },
+                {"note": (NOTE, self.noted.append)},
+                _ERRORS,
+            )
+        )
+
+    async def _echo(self, text: str, descriptors: list[int]) -> tuple[str, Sequence[int]]:
+        return text, descriptors
+
+    async def _open(self, path: str, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        return None, [os.open(path, os.O_RDONLY)]
+
+    async def _fail(self, kind: str, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        raise {
+            "inventory": InventoryError("no driver"),
+            "rows": UntakenRowsError(errno.ENOSPC, "full", "/x"),
+            "other": ValueError("what"),
+        }[kind]
+
+    async def _hang(self, _none: None, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Line, Far]]:
+    ours, theirs = socket.socketpair()
+    near, far = Line(PartService({}, {}, _ERRORS)), Far()
+    near.connect(ours)
+    far.line.connect(theirs)
+    yield near, far
+    near.close()
+    far.line.close()
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_an_answer_of_megabytes_comes_over_beside_small_ones(ends: tuple[Line, Far]) -> None:
+    near, _far = ends
+    texts = ["x" * (3 << 20), *map(str, range(200))]
+    answers = await asyncio.gather(*(near.call(ECHO, text) for text in texts))
+    assert [text for text, _none in answers] == texts
+
+
+async def test_descriptors_come_over_both_ways_and_none_is_left(ends: tuple[Line, Far], tmp_path: Path) -> None:
+    near, _far = ends
+    (tmp_path / "file").write_text("content")
+    before = _descriptors()
+    _none, (opened,) = await near.call(OPEN, str(tmp_path / "file"))
+    assert os.read(opened, 100) == b"content"
+    for _ in range(100):
+        _text, (again,) = await near.call(ECHO, "x" * 100_000, [opened])
+        assert os.fstat(again).st_ino == os.fstat(opened).st_ino
+        os.close(again)
+    os.close(opened)
+    assert _descriptors() == before
+
+
+async def test_errors_are_what_they_were(ends: tuple[Line, Far]) -> None:
+    near, _far = ends
+    with pytest.raises(InventoryError, match="no driver"):
+        await near.call(FAIL, "inventory")
+    with pytest.raises(UntakenRowsError) as caught:
+        await near.call(FAIL, "rows")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/x")
+    with pytest.raises(OSError, match="what"):
+        await near.call(FAIL, "other")
+    with pytest.raises(FileNotFoundError):
+        await near.call(OPEN, "/nonexistent")
+
+
+async def test_what_is_told_arrives_in_order_and_before_a_later_call_is_answered(ends: tuple[Line, Far]) -> None:
+    near, far = ends
+    for number in range(100):
+        near.tell(NOTE, number)
+    await near.call(ECHO, "")
+    assert far.noted == list(range(100))
+
+
+async def test_calls_under_way_fail_when_the_other_process_goes_and_a_new_link_goes_on(ends: tuple[Line, Far]) -> None:
+    near, far = ends
+    hanging = asyncio.ensure_future(near.call(HANG, None))
+    await near.call(ECHO, "")
+    far.line.close()
+    with pytest.raises(LinkLostError):
+        await hanging
+    assert not near.up
+    with pytest.raises(LinkLostError):
+        await near.call(ECHO, "x")
+    near.tell(NOTE, 1)  # nobody to tell
+    waiting = asyncio.ensure_future(near.call(ECHO, "again", wait_s=20))
+    await asyncio.sleep(0)
+    ours, theirs = socket.socketpair()
+    near.connect(ours)
+    far.line.connect(theirs)
+    assert (await waiting)[0] == "again"
+
+
+async def test_an_answer_that_does_not_come_in_time_fails_the_call(ends: tuple[Line, Far]) -> None:
+    near, _far = ends
+    with pytest.raises(LinkLostError, match="no answer"):
+        await near.call(HANG, None, timeout_s=0.01)
+
+
+async def test_however_many_calls_hang_no_more_than_a_bound_is_taken(ends: tuple[Line, Far]) -> None:
+    near, far = ends
+    calls = [asyncio.ensure_future(near.call(HANG, None)) for _ in range(400)]
+    assert far.line._link is not None
+    link = far.line._link
+    await until(lambda: len(link._answering) == 128)
+    await asyncio.sleep(0.05)
+    assert len(link._answering) == 128
+    for call in calls:
+        call.cancel()
+
+
+def _frame(body: bytes, *, length: int | None = None, kind: int = 0, count: int = 0) -> bytes:
+    return struct.pack("=IBBQ", len(body) if length is None else length, kind, count, 1) + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        _frame(b"", length=1 << 30),
+        _frame(b"", kind=9),
+        _frame(b"echo\n1", count=3),
+        _frame(b"echo\n1", count=255),
+        _frame(b"nothing\nnull"),
+        _frame(b"echo\n{}"),
+        _frame(b"echo"),
+        _frame(b'note\n"x"', kind=1),
+        _frame(b"hang\nnull", kind=1),
+    ],
+)
+async def test_what_is_no_call_ends_the_link(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    far = Far()
+    far.line.connect(theirs)
+    ours.send(sent)
+    await until(lambda: not far.line.up)
+    ours.close()
+
+
+@given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_bytes_come_nothing_but_the_link_ends(sent: list[bytes]) -> None:
+    async def world() -> None:
+        before = _descriptors()
+        ours, theirs = socket.socketpair()
+        far = Far()
+        far.line.connect(theirs)
+        for packet in sent:
+            try:
+                ours.send(packet)
+            except OSError:
+                break
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ours.close()
+        await until(lambda: not far.line.up)
+        assert _descriptors() == before
+
+    asyncio.run(world())

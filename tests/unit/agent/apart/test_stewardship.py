@@ -1,0 +1,185 @@
+"""A hostile teller gets from the steward the ledger's tenants, their sockets and the kept files, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharepod.agent.apart import calls
+from sharepod.agent.apart.link import Line, PartService
+from sharepod.agent.apart.stewardship import Stewardship
+from sharepod.agent.devices.inventory import SimulatedInventory
+from sharepod.agent.settings import AgentSettings, UnenforcedPolicy
+from sharepod.agent.state.kept_descriptors import NOTHING_KEPT
+from sharepod.api.gpunode import TenantState
+from sharepod.web.metrics_access import TOKEN_REVIEWS
+from unit.agent.client import GPU0, row, settings_in
+from unit.agent.program import write_inventory
+
+
+class World:
+    """Steward and teller as two ends in this process."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        inventory = SimulatedInventory(settings.state_dir.parent / "inventory.yaml")
+        self.steward = Stewardship(settings, inventory, NOTHING_KEPT, lambda told: None)
+        self.teller, self.there = Line(PartService({}, {}, calls.ERRORS)), Line(self.steward.service())
+        ours, theirs = socket.socketpair()
+        self.teller.connect(ours)
+        self.there.connect(theirs)
+
+    async def ask(self, call: Any, argument: Any, *descriptors: int) -> tuple[Any, list[int]]:
+        return await self.teller.call(call, argument, descriptors)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    settings = settings_in(tmp_path, unenforced_policy=UnenforcedPolicy.KILL)
+    write_inventory(settings.state_dir.parent)
+    world = World(settings)
+    await world.steward.prepare()
+    world.steward.rows, world.steward.known = {"a": row("a", 300), "b": row("b", 300)}, True
+    yield world
+    world.teller.close()
+    world.there.close()
+    world.steward.close()
+
+
+async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socket.socket]:
+    """A connection to a tenant's socket: the client's end, and the accepted one."""
+    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, tenant_id)
+    listener = socket.socket(fileno=descriptor)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = os.open(world.steward.state.path(tenant_id), os.O_PATH)
+    client.connect(f"/proc/self/fd/{folder}/agent.sock")
+    os.close(folder)
+    accepted, _address = listener.accept()
+    listener.close()
+    return client, accepted
+
+
+@pytest.mark.promise("security-teller-asks")
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (calls.STEWARD_CREATE, calls.DirectoryWanted("c", "")),
+        (calls.STEWARD_CREATE, calls.DirectoryWanted("../hooks", "")),
+        (calls.STEWARD_USABLE, calls.UsableAsked("c", True)),
+        (calls.STEWARD_LISTEN, "c"),
+        (calls.STEWARD_LISTEN, ".."),
+        (calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("c", (GPU0,), 4)),
+        (calls.STEWARD_SHUT, "c"),
+        (calls.STEWARD_SHUT, "a"),
+        (calls.STEWARD_REMOVE, "a"),
+        (calls.STEWARD_REMOVE, "../hooks"),
+        (calls.STEWARD_READ_FILE, "ledger.json"),
+        (calls.STEWARD_READ_FILE, "../../etc/shadow"),
+        (calls.STEWARD_REPLACE_FILE, calls.FileContent("ledger.json", "{}", False)),
+        (calls.STEWARD_REPLACE_FILE, calls.FileContent("hooks/x.so", "", False)),
+        (calls.STEWARD_IDENTIFY, "a"),
+        (calls.STEWARD_REVIEW, calls.ReviewWanted(TOKEN_REVIEWS, {})),
+    ],
+)
+async def test_what_is_not_the_ledgers_tenants_is_refused(world: World, call: Any, argument: Any) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    with pytest.raises(PermissionError):
+        await world.ask(call, argument)
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_limits_and_hook_are_the_ledgers_whatever_the_teller_says(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", "gpu x request 1000\n"))
+    assert "request 300 " in (world.steward.state.path("a") / "limits").read_text()
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    assert (world.steward.state.path("a") / "libsharepod.so").exists()
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_a_directory_of_which_something_is_left_is_not_removed(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    world.steward.rows = {}
+    world.steward.residue = lambda tenant_id: "a volume"
+    with pytest.raises(PermissionError):
+        await world.ask(calls.STEWARD_REMOVE, "a")
+    world.steward.residue = lambda tenant_id: None
+    await world.ask(calls.STEWARD_REMOVE, "a")
+    assert not world.steward.state.path("a").exists()
+
+
+async def test_the_socket_is_the_same_until_it_is_not_the_directorys_any_more(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    path = world.steward.state.path("a") / "agent.sock"
+    inodes = []
+    for _ in range(3):
+        _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
+        os.close(descriptor)
+        inodes.append(path.stat().st_ino)
+    assert len(set(inodes)) == 1
+    path.unlink()
+    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
+    os.close(descriptor)
+    client, accepted = await _connected(world, "a")
+    client.close()
+    accepted.close()
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_a_process_is_told_only_of_a_connection_to_the_tenants_socket(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    client, accepted = await _connected(world, "a")
+    identity, (pidfd,) = await world.ask(calls.STEWARD_IDENTIFY, "a", accepted.fileno())
+    os.close(pidfd)
+    assert (identity.pid, identity.watched) == (os.getpid(), True)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for wrong in (ours, client):
+        with pytest.raises(PermissionError):
+            await world.ask(calls.STEWARD_IDENTIFY, "a", wrong.fileno())
+    null = os.open("/dev/null", os.O_RDONLY)
+    with pytest.raises(OSError, match="non-socket"):
+        await world.ask(calls.STEWARD_IDENTIFY, "a", null)
+    os.close(null)
+    for each in (client, accepted, ours, theirs):
+        each.close()
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_no_process_is_ended_but_the_tenants_and_none_without_the_policy(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    strangers = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
+    world.steward.owner_of = lambda pid: "a" if pid == strangers[0].pid else None
+    for tenant, process in (("a", strangers[1]), ("b", strangers[0]), ("c", strangers[0])):
+        world.teller.tell(calls.STEWARD_END, calls.EndWanted(tenant, process.pid))
+    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", 1))
+    await world.ask(calls.STEWARD_EXISTING, None)
+    assert all(process.returncode is None for process in strangers)
+    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", strangers[0].pid))
+    assert await asyncio.wait_for(strangers[0].wait(), 20) == -9
+    strangers[1].kill()
+    await strangers[1].wait()
+
+
+async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
+    os.close(descriptor)
+    world.steward.rows = {"a": row("a", 300, state=TenantState.RELEASING)}
+    await world.ask(calls.STEWARD_SHUT, "a")
+    assert not (world.steward.state.path("a") / "agent.sock").exists()
+
+
+async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World) -> None:
+    write_inventory(world.steward._settings.state_dir.parent, {"pid": 7, "uuid": GPU0, "memory": "1Gi"})
+    world.steward.owner_of = lambda pid: "a" if pid == 7 else None
+    world.steward.residue = lambda tenant_id: {"gone": None}.get(tenant_id, "a volume")
+    world.steward.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, "another")
+    wanted = calls.ReadingWanted(("gone", "there"), {"a": ((7, 8), (8,)), "stranger": ((9,), ())})
+    found, _none = await world.ask(calls.STEWARD_READ, wanted)
+    assert [process.pid for process in found.reading.processes] == [7]
+    assert found.owners == {7: "a"}
+    assert found.residue == {"gone": None, "there": "a volume"}
+    assert found.replaced == {"a": {7: "another"}}
