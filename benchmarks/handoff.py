@@ -1,11 +1,12 @@
 """Latency of a hand-off of a GPU's token by the agent, beside the cost of two sockets alone.
 
-One program plays all tenants' processes against a real agent at its default settings: it sends DRAINED for one tenant
-and waits for the next one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same
-frame back and does nothing else. The agent's CPU is measured while every tenant holds the token for its whole quantum
-of 30 ms, as programs do that have work without end. `answer` is a memory question of one more process, asked a thousand
-times a second beside 240 tenants that hand on in 30 ms: how long the agent's loop did anything else, once undisturbed
-and once with readings of NVML, checkpoints and a scrape each second. Prints a table and writes
+One program plays all tenants' processes against a real agent at its default settings, in two processes as its
+DaemonSet runs it where this is root (`--one-process`: in one): it sends DRAINED for one tenant and waits for the next
+one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same frame back and does
+nothing else. The agent's CPU is measured while every tenant holds the token for its whole quantum of 30 ms, as
+programs do that have work without end. `answer` is a memory question of one more process, asked a thousand times a
+second beside 240 tenants that hand on in 30 ms: how long the agent's loop did anything else, once undisturbed and
+once with readings of NVML, checkpoints and a scrape each second. Prints a table and writes
 `build/results/handoff.json`.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import socket
 import statistics
@@ -34,6 +36,8 @@ from shares import cpu_of
 
 HOLD_US = 2_000
 QUANTUM_MS = 30
+APART = os.geteuid() == 0 and "--one-process" not in sys.argv
+"""Whether the agent is two processes."""
 MOST_TENANTS = 240
 """On a node; a ledger has at most 256."""
 
@@ -65,7 +69,7 @@ def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: floa
     """One case."""
     count = max(sum(1 for group, _ in members if group == wanted) for wanted, _ in members)
     rows = [tenant(f"t{index}", 1 / count, gpus=gpus) for index, (_, gpus) in enumerate(members)]
-    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows) as node:
+    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:
         counted = play(sockets(node, members), seconds, HOLD_US)
     return [
         Row(case, "count", "hand-offs", counted["count"]),
@@ -78,7 +82,7 @@ def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
     the target latency gives them."""
     members = groups(tenants, gpus, gang=False)
     rows = [tenant(f"t{index}", 1 / tenants, gpus=on) for index, (_, on) in enumerate(members)]
-    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows) as node:
+    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:
         before, begin = cpu_of(node), time.monotonic()
         counted = play(sockets(node, members), seconds, 0)
         used = (cpu_of(node) - before) / (time.monotonic() - begin)
@@ -131,7 +135,9 @@ def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
     rows = [tenant(f"t{index}", 8 / MOST_TENANTS, gpus=on) for index, (_, on) in enumerate(members)]
     interval_s = "1" if disturbed else "60"
     with tempfile.TemporaryDirectory(prefix="ho") as directory, contextlib.ExitStack() as stack:
-        node = stack.enter_context(running(Path(directory), *rows, nvml=True, inventory_interval_s=interval_s))
+        node = stack.enter_context(
+            running(Path(directory), *rows, apart=APART, nvml=True, inventory_interval_s=interval_s)
+        )
         if disturbed:
             stack.enter_context(scraped(node))
         player = threading.Thread(target=play, args=(sockets(node, members), seconds + 2, 0))
@@ -148,6 +154,7 @@ def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each case is measured (default 8)")
+    parser.add_argument("--one-process", action="store_true", help="the agent in one process, as it is without root")
     arguments = parser.parse_args()
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)

@@ -160,9 +160,9 @@ def company(node: Node, name: str) -> Iterator[None]:
 
 
 def cpu_of(node: Node) -> float:
-    """Processor time of the agent so far, in seconds."""
-    fields = Path(f"/proc/{node.agent_pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    """Processor time of the agent's processes so far, in seconds."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in node.agent_pids]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / 100
 
 
 def waits_of(node: Node, name: str) -> list[float]:

@@ -63,6 +63,7 @@ class Node:
         context_bytes: Bytes that a process's contexts take of a GPU.
         known: Whether the agent has learnt `context_bytes` already.
         nvml: Whether the agent reads the devices by NVML instead of from a file.
+        apart: Whether the agent is two processes, as in its DaemonSet; needs root.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Node:
         context_bytes: int = 0,
         known: bool = True,
         nvml: bool = False,
+        apart: bool = False,
     ) -> None:
+        self._apart = apart
         self.directory = directory
         self.state = create_state(
             directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS], context_bytes=context_bytes
@@ -156,7 +159,12 @@ class Node:
             environment |= {"LD_LIBRARY_PATH": str(FAKE_NVML), "FAKE_CUDA_STATE": str(self.state)}
         else:
             environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(self.directory / "inventory.yaml")
-        command = [sys.executable, "-m", "sharepod.agent.main", *(["--keep"] if keep else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "sharepod.agent.main",
+            *(["--apart"] if self._apart else ["--keep"] if keep else []),
+        ]
         with (self.directory / "agent.log").open("ab") as log:
             return subprocess.Popen(command, env=environment, stderr=log)
 
@@ -168,6 +176,12 @@ class Node:
             return self._agent.wait(PATIENCE_S)
         finally:
             self._agent = None
+
+    @property
+    def agent_pids(self) -> tuple[int, ...]:
+        """Pids of the running agent and of the processes that it has started."""
+        children = Path(f"/proc/{self.agent_pid}/task/{self.agent_pid}/children").read_text().split()
+        return (self.agent_pid, *map(int, children))
 
     @property
     def agent_pid(self) -> int:
@@ -284,11 +298,12 @@ def running(
     context_bytes: int = 0,
     known: bool = True,
     nvml: bool = False,
+    apart: bool = False,
     **settings: str,
 ) -> Iterator[Node]:
     """Run a node with these tenants; `settings`: of the agent, by environment variable without its prefix."""
     named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
-    node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml)
+    node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml, apart=apart)
     try:
         node.start_agent(*rows)
         yield node
