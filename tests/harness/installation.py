@@ -27,7 +27,7 @@ SHAREPODS = f"{GROUP}/namespaces/default/sharepods"
 
 _PROGRAMS = Path(sys.executable).parent
 OPERATOR: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-operator",)
-AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent", *(["--apart"] if os.geteuid() == 0 else []))
+AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent",)
 
 
 def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
