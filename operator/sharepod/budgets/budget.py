@@ -229,4 +229,5 @@ def standing_of(state: BudgetState, rules: BudgetRules, *, half_life_s: float, r
     over = max(1, account.over_milli(terms))
     if rules.when_spent is WhenSpent.QUEUE:
         return Standing(waits_until=refill_at, over_budget_milli=over, share_milli=share)
-    return Standing(lowered_to=rules.borrow_priority, over_budget_milli=over, share_milli=share)
+    lowered_to = rules.borrow_priority
+    return Standing(lowered_to=lowered_to, over_budget_milli=over, share_milli=share, refill_at=refill_at or None)

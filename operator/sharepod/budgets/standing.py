@@ -58,13 +58,15 @@ class Standing:
 
     `lowered_to`: the priority that the namespace's SharePods have at most; None: their own. `waits_until`: when the
     budget is refilled for which new SharePods wait, RFC 3339; None: they do not wait. `over_budget_milli`: what was
-    charged beyond the amount, in thousandths of the amount.
+    charged beyond the amount, in thousandths of the amount. `refill_at`: when the budget of a lowered namespace counts
+    again, RFC 3339.
     """
 
     lowered_to: int | None = None
     waits_until: str | None = None
     over_budget_milli: int = 0
     share_milli: int = ON_ENTITLEMENT
+    refill_at: str | None = None
 
     def effective_priority(self, priority: int) -> int:
         """Return the priority that a SharePod of this priority has."""

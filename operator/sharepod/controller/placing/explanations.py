@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from sharepod.budgets.standing import Standing
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine
 from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 from sharepod.placement.whatif import leavers
 
+from .requests import borrower_advice
 from .waiting import WaitingTenant
 
 _EXPLAIN_PERIOD_S = 5.0
@@ -36,6 +38,7 @@ class Explanations:
         engine: Decides, and words refusals.
         memos: Take the refusals.
         request_of: Returns what a tenant asks for; None if it waits no longer.
+        standing: Returns the standing of a namespace by its budget.
         may_act: True while this process leads and has listed everything.
         on_answered: Called with each tenant that has a new answer to show.
         clock: Monotonic seconds.
@@ -49,6 +52,7 @@ class Explanations:
         memos: TenantMemos,
         *,
         request_of: Callable[[WaitingTenant], PlacementRequest | None],
+        standing: Callable[[str], Standing],
         may_act: Callable[[], bool],
         on_answered: Callable[[str], None],
         clock: Callable[[], float],
@@ -58,6 +62,7 @@ class Explanations:
         self._engine = engine
         self._memos = memos
         self._request_of = request_of
+        self._standing = standing
         self._may_act = may_act
         self._on_answered = on_answered
         self._clock = clock
@@ -99,6 +104,8 @@ class Explanations:
                 refusal = self._with_leavers(request, refusal)
             elif same and memo.refusal is not None:
                 return
+            if budget := borrower_advice(self._standing(request.namespace)):
+                refusal = replace(refusal, advice=f"{refusal.advice} {budget}".strip())
         self.tell(waiting, refusal)
 
     def tell(self, waiting: WaitingTenant, refusal: Refusal) -> None:

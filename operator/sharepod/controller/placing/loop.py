@@ -141,6 +141,7 @@ class PlacementLoop:
             self.engine,
             memos,
             request_of=self._request_of,
+            standing=standing,
             may_act=may_act,
             on_answered=on_answered,
             clock=clock,

@@ -34,6 +34,16 @@ def budget_wait(standing: Standing) -> Refusal | None:
     return Refusal(outlook=Outlook.SPENT, headline=headline, advice="A larger budget would help: ask a cluster admin.")
 
 
+def borrower_advice(standing: Standing) -> str:
+    """Return until when a namespace that borrows comes after those within their budgets; empty if it does not."""
+    if standing.lowered_to is None or standing.refill_at is None:
+        return ""
+    return (
+        "The GPU budget of the namespace is spent: others within theirs come first until it counts again at "
+        f"{standing.refill_at}."
+    )
+
+
 class PlacementRequests:
     """Maker of placement requests.
 

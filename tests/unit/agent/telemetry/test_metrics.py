@@ -197,6 +197,9 @@ def test_the_example_of_alerts_asks_for_what_is_told() -> None:
         asked = re.findall(r"sharepod_\w+", rule["expr"])
         assert asked
         assert set(asked) <= told, rule["alert"]
+        page, _, place = rule["annotations"].get("runbook", "docs/troubleshooting.md#").partition("#")
+        titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+        assert place in {"", *(re.sub(r"[^a-z0-9 ]", "", title.lower()).replace(" ", "-") for title in titles)}
 
 
 @pytest.mark.promise("time-scrape")

@@ -395,6 +395,7 @@ async def test_an_account_of_another_age_costs_its_budget_alone() -> None:
     await operator.look()
     assert world.status("good", "b")["left"] == 0
     assert operator.control.standing("b").lowered_to == -1000
+    assert operator.control.standing("b").refill_at == "2026-02-01T00:00:00Z"
 
 
 @pytest.mark.promise("budgets-charged-once")

@@ -326,6 +326,19 @@ async def test_who_is_out_of_budget_runs_at_request_0_while_memory_lasts_and_is_
         assert world.request_of("second") == 500
 
 
+@pytest.mark.promise("budgets-borrower-told")
+async def test_one_that_borrows_and_waits_is_told_until_when_others_come_first() -> None:
+    spent = Standing(lowered_to=-1000, over_budget_milli=1, refill_at="2026-02-01T00:00:00Z")
+    async with playing(standing=lambda _namespace: spent) as world:
+        await world.runs("first", 1.0, memory="16Gi")
+        await world.want("second", 0.5, memory="4Gi")
+        await world.later(1)
+        assert world.why("second").endswith(
+            "The GPU budget of the namespace is spent: others within theirs come first until it counts again at "
+            "2026-02-01T00:00:00Z."
+        )
+
+
 async def test_within_its_budget_nobody_runs_at_request_0() -> None:
     async with playing() as world:
         await world.runs("first", 0.8, memory="4Gi")
