@@ -230,7 +230,7 @@ bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
 bench-chaos: shim cluster ## 2,000 SharePods on 1,010 nodes, the operator killed ten times, in bad weather (10 minutes); SEED=
 	@$(BIN)/python benchmarks/chaos.py $(CHAOS_ARGS)
 
-bench-new-holder: shim doubles cluster ## from apply to running where a holder takes the GPU first, beside NVIDIA's device plugin: 30 times (4 minutes; root)
+bench-new-holder: shim doubles cluster ## from apply to running where a holder takes the GPU first, beside NVIDIA's device plugin: 30 times (5 minutes; root)
 	@$(BIN)/python benchmarks/new_holder.py $(NEW_HOLDER_ARGS)
 
 bench-weather: shim cluster ## each fault between operator and API server, played once: how long it was blind (10 minutes); WEATHER_ARGS

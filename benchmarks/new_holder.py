@@ -5,8 +5,8 @@
 Real: control plane, kubelet, containerd, the device plugin, operator, agent, hook. Simulated: the GPUs and the driver.
 Each time a SharePod is applied on a node without holders (`new holder`), and a second one beside it on the GPU that is
 held by then (`held`); then both are deleted, and the next time begins once the holder is gone. `to_held`: until the
-ledger says that the holder has a GPU; `to_running`: until the SharePod's status says Running. Prints a table and writes
-`build/results/new-holder.json`. Needs root.
+ledger says that the holder has a GPU; `to_running`: until the SharePod's status says Running. Prints a line for each
+time and a table, and writes `build/results/new-holder.json`. Needs root.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def measure(node: PluginNode, times: int) -> dict[tuple[str, str], list[float]]:
     node.apply("warm", 0.4)
     node.sharepod("warm")
     _clear(node)
-    for _ in range(times):
-        began = time.monotonic()
+    for number in range(1, times + 1):
+        began = started = time.monotonic()
         node.apply("first", 0.4)
         held = _until(lambda: [row["state"] for row in node.holders()] == ["Held"], "a held GPU", began)
         found.setdefault(("new holder", "to_held"), []).append(held)
@@ -43,7 +43,15 @@ def measure(node: PluginNode, times: int) -> dict[tuple[str, str], list[float]]:
         began = time.monotonic()
         node.apply("second", 0.4)
         found.setdefault(("held", "to_running"), []).append(_until(lambda: _runs(node, "second"), "second", began))
+        ran = time.monotonic()
         _clear(node)
+        latest = ", ".join(f"{case} {metric} {seconds[-1]:.2f}" for (case, metric), seconds in found.items())
+        ended = time.monotonic()
+        print(
+            f"{number} of {times}: {latest}, cleared {ended - ran:.2f}, in all {ended - started:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return found
 
 
