@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -79,8 +80,8 @@ class Stewardship:
         self._digest = ""
         self._listeners: dict[str, socket.socket] = {}
         self._survivors: dict[str, dict[int, int]] = {}
-        """Start time of each process of an earlier agent by pid, by tenant."""
-        self._connected: dict[int, tuple[str, int | None]] = {}
+        """Start time of each process of an earlier agent by pid, by tenant: as the teller that wrote them says."""
+        self._connected: dict[int, tuple[str, int]] = {}
         """Tenant to whose socket a process has connected, and its start time, by pid."""
         self._told = told
 
@@ -197,9 +198,6 @@ class Stewardship:
         known, node = self._survivors.get(wanted.tenant, {}), NodePeers()
         pidfds = [node.watch(Survivor(pid, known[pid], ())) if pid in known else None for pid in wanted.pids]
         there = tuple(pidfd is not None for pidfd in pidfds)
-        for pid, runs in zip(wanted.pids, there, strict=True):
-            if runs:
-                self._remember(pid, wanted.tenant, known[pid])
         return there, tuple(pidfd for pidfd in pidfds if pidfd is not None)
 
     async def _shut(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
@@ -213,8 +211,9 @@ class Stewardship:
 
     async def _remove(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
         _refuse(descriptors)
-        if tenant_id in self.rows or not StateDir.serves(tenant_id) or self.residue(tenant_id) is not None:
+        if tenant_id in self.rows or not StateDir.serves(tenant_id) or self._left_of(tenant_id) is not None:
             raise PermissionError(1, f"something is left of tenant {tenant_id}")
+        self._survivors.pop(tenant_id, None)
         async with self._disk:
             await asyncio.to_thread(self.state.remove, tenant_id)
         return None, ()
@@ -249,11 +248,15 @@ class Stewardship:
                 raise PermissionError(1, f"no connection to tenant {tenant_id}")
             sock = socket.socket(fileno=os.dup(descriptors[0]))
             stack.callback(sock.close)
-            if sock.getsockname() != listener.getsockname():
+            # The peer of a socket that listens is whoever made it listen: the steward.
+            listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens or sock.getsockname() != listener.getsockname():
                 raise PermissionError(1, f"not a connection to the socket of tenant {tenant_id}")
             pid, pidfd = peer_of(sock)
         start = start_time(pid) if pidfd is not None else None
-        if pidfd is not None:
+        if pidfd is not None and _has_ended(pidfd):
+            start = None  # the time may be that of another process, with the same pid
+        if start is not None:
             self._remember(pid, row.id, start)
         return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
 
@@ -266,7 +269,7 @@ class Stewardship:
                     self._listeners[tenant_id] = listener
         return self._listeners.get(tenant_id)
 
-    def _remember(self, pid: int, tenant_id: str, start: int | None) -> None:
+    def _remember(self, pid: int, tenant_id: str, start: int) -> None:
         self._connected.pop(pid, None)
         if len(self._connected) >= _CONNECTED_MAX:
             del self._connected[next(iter(self._connected))]
@@ -279,13 +282,17 @@ class Stewardship:
         reading = await self._inventory.read()
         pids = {process.pid for process in reading.processes}
         owners = {pid: owner for pid in pids if (owner := self.owner_of(pid)) is not None}
-        residue = {each: self.residue(each) for each in wanted.leaving if StateDir.serves(each)}
+        residue = {each: self._left_of(each) for each in wanted.leaving if StateDir.serves(each)}
         replaced = {
-            tenant_id: dict(self.replaced(tenant_id, frozenset(seen), frozenset(hooked)))
+            tenant_id: dict(self.replaced(tenant_id, pids & frozenset(seen), pids & frozenset(hooked)))
             for tenant_id, (seen, hooked) in wanted.looked_at.items()
             if tenant_id in self.rows
         }
         return calls.SeenOnNode(reading, residue, owners, replaced), ()
+
+    def _left_of(self, tenant_id: str) -> str | None:
+        """Return what is left of a tenant; nobody is gone while it is not known who is there."""
+        return self.residue(tenant_id) if self.known else "no ledger has been read yet"
 
     def _end(self, wanted: calls.EndWanted) -> None:
         if self._settings.unenforced_policy is not UnenforcedPolicy.KILL or wanted.tenant not in self.rows:
@@ -294,8 +301,7 @@ class Stewardship:
         def is_the_tenants(pid: int) -> bool:
             if self.owner_of(pid) == wanted.tenant:
                 return True
-            tenant_id, start = self._connected.get(pid, ("", None))
-            return tenant_id == wanted.tenant and start is not None and start_time(pid) == start
+            return self._connected.get(pid) == (wanted.tenant, start_time(pid))
 
         if not end_here(wanted.tenant, wanted.pid, is_the_tenants):
             log.warning(
@@ -326,6 +332,12 @@ def _refuse(descriptors: list[int]) -> None:
     """Close descriptors that came where none belong."""
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _values(account: AccountSnapshot) -> tuple[int, ...]:

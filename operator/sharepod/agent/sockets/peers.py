@@ -37,6 +37,8 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     except OSError as error:
         if error.errno in EXHAUSTED:
             raise
+        if error.errno != errno.ENOPROTOOPT:  # it has ended; its pid may be another's by now
+            return pid, None
     if pid <= 0:
         return pid, None
     try:

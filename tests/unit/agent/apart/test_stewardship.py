@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import signal
 import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sharepod.agent.apart import calls
+from sharepod.agent.apart import calls, stewardship
 from sharepod.agent.apart.link import Line, PartService
 from sharepod.agent.apart.stewardship import Stewardship
 from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.settings import AgentSettings, UnenforcedPolicy
+from sharepod.agent.sockets.peers import peer_of
+from sharepod.agent.state.handover import NOTHING_INHERITED, Handover, start_time
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT
 from sharepod.api.gpunode import TenantState
 from sharepod.web.metrics_access import TOKEN_REVIEWS
@@ -161,6 +166,83 @@ async def test_no_process_is_ended_but_the_tenants_and_none_without_the_policy(w
     assert await asyncio.wait_for(strangers[0].wait(), 20) == -9
     strangers[1].kill()
     await strangers[1].wait()
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_the_steward_is_not_told_for_the_peer_of_a_listening_socket(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    _none, (listening,) = await world.ask(calls.STEWARD_LISTEN, "a")
+    with pytest.raises(PermissionError):
+        await world.ask(calls.STEWARD_IDENTIFY, "a", listening)
+    os.close(listening)
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_a_process_that_the_teller_writes_into_the_handover_file_is_not_ended(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    stranger = await asyncio.create_subprocess_exec("sleep", "60")
+    began = start_time(stranger.pid)
+    assert began is not None
+    made, (descriptor,) = await world.ask(calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("a", (GPU0,), 8))
+    forged = Handover.adopt(descriptor, (GPU0,), made.slots, NOTHING_INHERITED, {stranger.pid: began}.get)
+    forged.add(stranger.pid)
+    forged.close()
+    made, (descriptor,) = await world.ask(calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("a", (GPU0,), 8))
+    os.close(descriptor)
+    assert [pid for pid, _start, _bytes in made.survivors] == [stranger.pid]
+    _there, pidfds = await world.ask(calls.STEWARD_WATCH, calls.WatchWanted("a", (stranger.pid,)))
+    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", stranger.pid))
+    await world.ask(calls.STEWARD_EXISTING, None)
+    os.kill(stranger.pid, signal.SIGTERM)
+    assert await stranger.wait() == -signal.SIGTERM
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_a_process_that_has_a_pid_after_the_one_that_connected_is_not_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    ended = await asyncio.create_subprocess_exec("sleep", "60")
+    of_the_ended = os.pidfd_open(ended.pid)
+    ended.kill()
+    await ended.wait()
+    later = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setattr(stewardship, "peer_of", lambda sock: (later.pid, of_the_ended))
+    client, accepted = await _connected(world, "a")
+    identity, (pidfd,) = await world.ask(calls.STEWARD_IDENTIFY, "a", accepted.fileno())
+    assert (identity.pid, identity.start) == (later.pid, None)
+    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", later.pid))
+    await world.ask(calls.STEWARD_EXISTING, None)
+    os.kill(later.pid, signal.SIGTERM)
+    assert await later.wait() == -signal.SIGTERM
+    os.close(pidfd)
+    client.close()
+    accepted.close()
+
+
+class _NobodyLeft:
+    """Connection of a process that has ended, on a kernel that says so."""
+
+    def getsockopt(self, _level: int, _option: int, size: int | None = None) -> bytes:
+        if size is None:
+            raise OSError(errno.ESRCH, "")
+        return struct.pack("iII", os.getpid(), 0, 0)
+
+
+def test_where_the_process_that_connected_has_ended_its_pid_is_not_looked_up() -> None:
+    assert peer_of(_NobodyLeft()) == (os.getpid(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.promise("security-teller-asks")
+async def test_before_a_ledger_is_known_nothing_is_removed_and_nobody_is_said_to_be_gone(world: World) -> None:
+    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    world.steward.rows, world.steward.known = {}, False
+    with pytest.raises(PermissionError):
+        await world.ask(calls.STEWARD_REMOVE, "a")
+    seen, _none = await world.ask(calls.STEWARD_READ, calls.ReadingWanted(("a",), {}))
+    assert seen.residue["a"] is not None
 
 
 async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
