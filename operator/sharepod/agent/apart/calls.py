@@ -184,6 +184,10 @@ class ServingState:
     unfit: str | None
 
 
+_MANY_IDS = 512 << 10
+_A_FILE = _A_READING = _A_LEDGER = 8 << 20
+_A_TELLING = 4 << 20
+
 _NOTHING: TypeAdapter[None] = TypeAdapter(type(None))
 _FLAG = TypeAdapter(bool)
 _ID: TypeAdapter[str] = TypeAdapter(_Id)
@@ -196,25 +200,27 @@ STEWARD_USABLE = Call("usable", TypeAdapter(UsableAsked), _FLAG)
 STEWARD_LISTEN = Call("listen", _ID, _NOTHING)
 STEWARD_INHERIT = Call("inherit", _ID, _FLAG)
 STEWARD_UNHEARD = Call("unheard", _ID, _NOTHING)
-STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING)
+STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING, _MANY_IDS)
 STEWARD_OPEN_HANDOVER = Call("open handover", TypeAdapter(HandoverWanted), TypeAdapter(HandoverMade))
 STEWARD_WATCH = Call("watch", TypeAdapter(WatchWanted), TypeAdapter(tuple[bool, ...]))
 STEWARD_SHUT = Call("shut", _ID, _NOTHING)
 STEWARD_REMOVE = Call("remove", _ID, _NOTHING)
 STEWARD_EXISTING = Call("existing", _NOTHING, TypeAdapter(tuple[str, ...]))
 STEWARD_READ_FILE = Call("read file", _ID, _TEXT)
-STEWARD_REPLACE_FILE = Call("replace file", TypeAdapter(FileContent), _NOTHING)
+STEWARD_REPLACE_FILE = Call("replace file", TypeAdapter(FileContent), _NOTHING, _A_FILE)
 STEWARD_IDENTIFY = Call("identify", _ID, TypeAdapter(Identity))
-STEWARD_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode))
+STEWARD_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode), _A_READING)
 STEWARD_END = Call("end", TypeAdapter(EndWanted), _NOTHING)
 STEWARD_REVIEW = Call("review", TypeAdapter(ReviewWanted), TypeAdapter(dict[str, Any]))
-STEWARD_TOLD = Call("told", TypeAdapter(Told), _NOTHING)
+STEWARD_TOLD = Call("told", TypeAdapter(Told), _NOTHING, _A_TELLING)
 
 TELLER_START = Call("start", _NOTHING, _NOTHING)
 TELLER_TAKE_STOCK = Call("take stock", _FLAG, _NOTHING)
-TELLER_APPLY: Call[tuple[Tenant, ...], InForce] = Call("apply", TypeAdapter(tuple[Tenant, ...]), TypeAdapter(InForce))
-TELLER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING)
-TELLER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING)
-TELLER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING)
+TELLER_APPLY: Call[tuple[Tenant, ...], InForce] = Call(
+    "apply", TypeAdapter(tuple[Tenant, ...]), TypeAdapter(InForce), _A_LEDGER
+)
+TELLER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING, _A_LEDGER)
+TELLER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING, _A_LEDGER)
+TELLER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING, _A_TELLING)
 TELLER_STAND = Call("stand", TypeAdapter(ServingState), _NOTHING)
 TELLER_CLOSE = Call("close", _NOTHING, _NOTHING)

@@ -6,8 +6,9 @@ forked from one program, so they always speak the same version.
 Guarantees:
 - Each call is answered, fails, or ends with the link or its time. Frames are acted on in the order in which they came.
 - What comes is checked before it is used. A frame that is none, or is too long, ends the link.
-- At most `_ANSWERING_MAX` calls of the other process are worked on; more of them wait in the socket.
-- A descriptor that nobody takes over is closed.
+- At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or of unread answers, are here;
+  more calls wait in the socket. A process that does not read what it is sent loses its link.
+- A descriptor that nobody takes over is closed. More descriptors than the frames of which they are end the link.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from typing import Any, Generic, TypeVar
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from .outbox import Outbox, close_all
+
 log = structlog.get_logger(__name__)
 
 Argument = TypeVar("Argument")
@@ -37,6 +40,11 @@ DESCRIPTORS_MAX = 64
 """Descriptors of one frame; the kernel takes 253."""
 _BODY_MAX = 8 << 20
 """Bytes of a body: a ledger of 256 rows has some 200 KB."""
+SMALL = 1 << 16
+"""Bytes of the body of a call, where nothing else is said."""
+_BYTES_MAX = 16 << 20
+_UNREAD_MAX = 64 << 20
+"""Bytes that may wait until the other process reads them."""
 _ANSWERING_MAX = 128
 _READ = 1 << 16
 """Bytes read in one turn of the loop, some 0.1 ms of parsing."""
@@ -62,6 +70,8 @@ class Call(Generic[Argument, Result]):
     name: str
     argument: TypeAdapter[Argument]
     result: TypeAdapter[Result]
+    body_max: int = SMALL
+    """Bytes of the call as it travels."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,12 @@ class PartLink:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[bytes, list[int]]]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[asyncio.Task[None], int] = {}
+        """Calls that are worked on, with the bytes of each."""
         self._read = bytearray()
         self._descriptors: deque[int] = deque()
-        self._to_send: deque[tuple[memoryview, list[int]]] = deque()
-        self._open, self._reading, self._writing = True, True, False
+        self._outbox = Outbox(sock, self.close, self._go_on)
+        self._open = self._reading = True
         self._loop.add_reader(sock.fileno(), self._readable)
 
     async def call(
@@ -136,7 +147,7 @@ class PartLink:
         try:
             return call.result.validate_json(body), received
         except ValidationError as error:
-            _close_all(received)
+            close_all(received)
             raise LinkLostError(f"the answer to {call.name} is none: {error.error_count()} errors") from None
 
     def tell(self, call: Call[Argument, None], argument: Argument) -> None:
@@ -150,13 +161,9 @@ class PartLink:
         self._open = False
         if self._reading:
             self._loop.remove_reader(self._sock.fileno())
-        if self._writing:
-            self._loop.remove_writer(self._sock.fileno())
+        self._outbox.close()
         self._sock.close()
-        _close_all(self._descriptors)
-        for _bytes, descriptors in self._to_send:
-            _close_all(descriptors)
-        self._to_send.clear()
+        close_all(self._descriptors)
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(LinkLostError("the other process has gone"))
@@ -167,37 +174,14 @@ class PartLink:
     def _send(self, kind: int, number: int, body: bytes, descriptors: list[int]) -> None:
         """Send a frame. Closes the descriptors."""
         if not self._open:
-            _close_all(descriptors)
+            close_all(descriptors)
             if kind == _CALL:
                 raise LinkLostError("the other process has gone")
             return
         frame = _HEADER.pack(len(body), kind, len(descriptors), number) + body
-        self._to_send.append((memoryview(frame), descriptors))
-        if not self._writing:
-            self._write()
-
-    def _write(self) -> None:
-        while self._to_send:
-            data, descriptors = self._to_send[0]
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-            try:
-                sent = self._sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                if not self._writing:
-                    self._writing = True
-                    self._loop.add_writer(self._sock.fileno(), self._write)
-                return
-            except OSError:
-                self.close()
-                return
-            _close_all(descriptors)
-            if sent == len(data):
-                self._to_send.popleft()
-            else:
-                self._to_send[0] = (data[sent:], [])
-        if self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock.fileno())
+        self._outbox.put(frame, descriptors, answer=kind in (_ANSWER, _FAILED))
+        if self._outbox.waiting > _UNREAD_MAX:
+            self._break_off("nothing: it does not read either")
 
     # ---- receiving
 
@@ -220,6 +204,8 @@ class PartLink:
             return
         self._read += data
         self._take_frames()
+        if len(self._descriptors) > (2 * DESCRIPTORS_MAX if self._read else 0):
+            self._break_off("descriptors of no frame")
 
     def _take_frames(self) -> None:
         while self._open and len(self._read) >= _HEADER.size:
@@ -233,7 +219,7 @@ class PartLink:
             if len(self._descriptors) < count:
                 self._break_off("a frame without its descriptors")
                 return
-            if kind == _CALL and len(self._answering) >= _ANSWERING_MAX:
+            if kind == _CALL and self._busy():
                 self._pause()
                 return
             body = bytes(self._read[_HEADER.size : end])
@@ -244,11 +230,11 @@ class PartLink:
         if kind in (_ANSWER, _FAILED):
             answer = self._pending.get(number)
             if answer is None or answer.done():
-                _close_all(descriptors)
+                close_all(descriptors)
             elif kind == _ANSWER:
                 answer.set_result((body, descriptors))
             else:
-                _close_all(descriptors)
+                close_all(descriptors)
                 answer.set_exception(self._error(body))
             return
         name, _newline, content = body.partition(b"\n")
@@ -257,18 +243,20 @@ class PartLink:
         )
         known = table.get(name.decode(errors="replace"))
         try:
+            if known is not None and len(content) > known[0].body_max:
+                known = None
             argument = known[0].argument.validate_json(content) if known is not None else None
         except ValidationError:
             known = None
         if known is None:
-            _close_all(descriptors)
+            close_all(descriptors)
             self._break_off(f"a call that is none: {name[:40]!r}")
         elif kind == _TELL:
-            _close_all(descriptors)
+            close_all(descriptors)
             known[1](argument)
         else:
             task = self._loop.create_task(self._answer(number, *known, argument, descriptors), name=known[0].name)
-            self._answering.add(task)
+            self._answering[task] = len(body)
             task.add_done_callback(self._answered)
 
     async def _answer(
@@ -284,11 +272,21 @@ class PartLink:
             self._send(_ANSWER, number, call.result.dump_json(result, by_alias=True), list(passed_on))
 
     def _answered(self, task: asyncio.Task[None]) -> None:
-        self._answering.discard(task)
-        if self._open and not self._reading:
+        del self._answering[task]
+        self._go_on()
+
+    def _busy(self) -> bool:
+        """Return whether the other process's next call has to wait."""
+        return (
+            len(self._answering) + self._outbox.answers >= _ANSWERING_MAX
+            or sum(self._answering.values()) + self._outbox.of_answers >= _BYTES_MAX
+        )
+
+    def _go_on(self) -> None:
+        if self._open and not self._reading and not self._busy():
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._readable)
-            self._take_frames()
+            self._loop.call_soon(self._take_frames)
 
     def _pause(self) -> None:
         if self._reading:
@@ -381,10 +379,3 @@ def _failure(error: Exception) -> Failure:
         filename = error.filename if isinstance(error.filename, str) else None
         return Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)
     return Failure(type(error).__name__, str(error))
-
-
-def _close_all(descriptors: Sequence[int] | deque[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-    if isinstance(descriptors, list | deque):
-        descriptors.clear()

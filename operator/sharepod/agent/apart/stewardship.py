@@ -225,7 +225,8 @@ class Stewardship:
     async def _read_file(self, name: str, descriptors: list[int]) -> tuple[str, Sequence[int]]:
         _refuse(descriptors)
         _check_file(name)
-        return (await asyncio.to_thread(self._files.read, name)).decode(), ()
+        async with self._disk:
+            return (await asyncio.to_thread(self._files.read, name)).decode(), ()
 
     async def _replace_file(self, wanted: calls.FileContent, descriptors: list[int]) -> tuple[None, Sequence[int]]:
         _refuse(descriptors)

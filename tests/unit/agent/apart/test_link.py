@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import json
 import os
 import socket
 import struct
@@ -19,7 +21,8 @@ from sharepod.agent.devices.inventory import InventoryError
 from sharepod.agent.tenants.registry import UntakenRowsError
 from unit.agent.client import until
 
-ECHO: Call[str, str] = Call("echo", TypeAdapter(str), TypeAdapter(str))
+ECHO: Call[str, str] = Call("echo", TypeAdapter(str), TypeAdapter(str), 4 << 20)
+LARGE: Call[None, str] = Call("large", TypeAdapter(type(None)), TypeAdapter(str))
 OPEN: Call[str, None] = Call("open", TypeAdapter(str), TypeAdapter(type(None)))
 FAIL: Call[str, None] = Call("fail", TypeAdapter(str), TypeAdapter(type(None)))
 HANG: Call[None, None] = Call("hang", TypeAdapter(type(None)), TypeAdapter(type(None)))
@@ -32,6 +35,7 @@ class Far:
 
     def __init__(self) -> None:
         self.noted: list[int] = []
+        self.large = 0
         self.line = Line(
             PartService(
                 {
@@ -39,6 +43,7 @@ class Far:
                     "open": (OPEN, self._open),
                     "fail": (FAIL, self._fail),
                     "hang": (HANG, self._hang),
+                    "large": (LARGE, self._large),
                 },
                 {"note": (NOTE, self.noted.append)},
                 _ERRORS,
@@ -57,6 +62,10 @@ class Far:
             "rows": UntakenRowsError(errno.ENOSPC, "full", "/x"),
             "other": ValueError("what"),
         }[kind]
+
+    async def _large(self, _none: None, _descriptors: list[int]) -> tuple[str, Sequence[int]]:
+        self.large += 1
+        return "x" * (300 << 10), ()
 
     async def _hang(self, _none: None, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
         await asyncio.sleep(3600)
@@ -173,6 +182,7 @@ def _frame(body: bytes, *, length: int | None = None, kind: int = 0, count: int 
         _frame(b"echo"),
         _frame(b'note\n"x"', kind=1),
         _frame(b"hang\nnull", kind=1),
+        _frame(b"open\n" + json.dumps("x" * (1 << 16)).encode()),
     ],
 )
 async def test_what_is_no_call_ends_the_link(sent: bytes) -> None:
@@ -182,6 +192,52 @@ async def test_what_is_no_call_ends_the_link(sent: bytes) -> None:
     ours.send(sent)
     await until(lambda: not far.line.up)
     ours.close()
+
+
+async def test_a_process_that_does_not_read_gets_a_bounded_number_of_answers_and_all_once_it_reads() -> None:
+    ours, theirs = socket.socketpair()
+    far = Far()
+    far.line.connect(theirs)
+    ours.setblocking(False)
+    asked = 200
+    ours.send(_frame(b"large\nnull") * asked)
+    await until(lambda: far.large >= 54)
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert far.large <= 128, "calls that were begun at once"
+    received = 0
+    while received < asked * (300 << 10):
+        some = await asyncio.get_running_loop().sock_recv(ours, 1 << 20)
+        assert some, "the link is there"
+        received += len(some)
+    assert far.large == asked
+    ours.close()
+    await until(lambda: not far.line.up)
+
+
+async def test_a_process_to_which_too_much_is_told_without_its_reading_loses_its_link() -> None:
+    ours, theirs = socket.socketpair()
+    far = Far()
+    far.line.connect(theirs)
+    for _ in range(100):
+        far.line.tell(ECHO, "x" * (1 << 20))  # type: ignore[arg-type]
+    assert not far.line.up
+    ours.close()
+
+
+@pytest.mark.parametrize("sent", [_frame(b"note\n1", kind=1), _frame(b"", length=8 << 20)])
+async def test_descriptors_that_belong_to_no_frame_end_the_link_and_are_closed(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    before = _descriptors()
+    far = Far()
+    far.line.connect(theirs)
+    with contextlib.suppress(OSError):
+        for _ in range(20):
+            socket.send_fds(ours, [sent], [ours.fileno()] * 64)
+            await asyncio.sleep(0.001)
+    await until(lambda: not far.line.up)
+    ours.close()
+    assert _descriptors() == before - 2
 
 
 @given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))

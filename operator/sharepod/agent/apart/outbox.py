@@ -1,0 +1,88 @@
+"""Frames that wait to be sent over a socket, with their descriptors, which go with a frame's first byte."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+
+class Outbox:
+    """Frames to be sent over `sock`, in their order.
+
+    Args:
+        sock: Connected stream socket, which does not block.
+        failed: Called if the socket takes no more.
+        sent: Called after each frame that was an answer.
+    """
+
+    def __init__(self, sock: socket.socket, failed: Callable[[], None], sent: Callable[[], None]) -> None:
+        self._sock = sock
+        self._failed = failed
+        self._sent = sent
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[tuple[memoryview, list[int], int]] = deque()
+        self._writing = False
+        self.waiting = 0
+        """Bytes of the frames that wait."""
+        self.answers = 0
+        """Answers among them."""
+        self.of_answers = 0
+        """Bytes of these."""
+
+    def put(self, frame: bytes, descriptors: list[int], *, answer: bool) -> None:
+        """Send a frame as soon as the socket takes it. Takes over the descriptors."""
+        self._frames.append((memoryview(frame), descriptors, len(frame) if answer else 0))
+        self.waiting += len(frame)
+        self.answers += answer
+        self.of_answers += len(frame) if answer else 0
+        if not self._writing:
+            self._write()
+
+    def close(self) -> None:
+        """Send no more. To be called before the socket is closed."""
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+        for _frame, descriptors, _answer in self._frames:
+            close_all(descriptors)
+        self._frames.clear()
+
+    def _write(self) -> None:
+        while self._frames:
+            data, descriptors, answer = self._frames[0]
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            try:
+                sent = self._sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if not self._writing:
+                    self._writing = True
+                    self._loop.add_writer(self._sock.fileno(), self._write)
+                return
+            except OSError:
+                self._failed()
+                return
+            close_all(descriptors)
+            self.waiting -= sent
+            if sent < len(data):
+                self._frames[0] = (data[sent:], [], answer)
+                continue
+            self._frames.popleft()
+            if answer:
+                self.answers -= 1
+                self.of_answers -= answer
+                self._sent()
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+
+
+def close_all(descriptors: Sequence[int] | deque[int]) -> None:
+    """Close descriptors, once."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if isinstance(descriptors, list | deque):
+        descriptors.clear()
