@@ -4,9 +4,13 @@ kube-controller-manager makes, deallocates and deletes claims."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from cluster.admission import as_user
+from cluster.audit import Audit
 from cluster.claims_world import (
+    CLAIMS,
     FINALIZER,
     allocation,
     claim_made_for,
@@ -20,6 +24,8 @@ from cluster.claims_world import (
     serves_claims,
 )
 from cluster.operator_world import GIB, World, a_world, gpu_uuid, wait
+from harness.api import ApiError, Object
+from harness.installation import NAMESPACE
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +243,138 @@ def test_a_share_is_lowered_and_raised_by_annotation_while_its_pod_runs(world: W
             return int(claim["status"]["devices"][0]["data"]["requestMilli"])
 
         wait(lambda milli=milli: shown() == milli, what=f"the claim shows {milli}")
+
+
+SLICES, CLASS = f"{CLAIMS}/resourceslices", f"{CLAIMS}/deviceclasses/sharepod.dev"
+OURS, OTHERS = "gpu.sharepod.dev", "devices.example"
+KUBECTL = ("create", "-f", "-")
+
+
+def foreign_slice(node: str, driver: str) -> Object:
+    """A slice that names the GPUs of a node as the operator does, with room for two shares of 0.6 on each."""
+    room: Object = {"value": "16Ti", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}}
+    capacity = {"timeMilli": {"value": "1200"}, "limitMilli": room, "memory": room}
+    devices = [
+        {"name": gpu_uuid(node, index).lower(), "allowMultipleAllocations": True, "capacity": capacity}
+        for index in range(2)
+    ]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
+    metadata = {"name": f"{node}-foreign"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
+def selecting(*drivers: str) -> Object:
+    """A patch of the class, which then selects devices of these drivers."""
+    expression = " || ".join(f'device.driver == "{driver}"' for driver in drivers)
+    return {"spec": {"selectors": [{"cel": {"expression": expression}}]}}
+
+
+def unschedulable(world: World, namespace: str, name: str) -> bool:
+    conditions = ((world.pod(namespace, name) or {}).get("status") or {}).get("conditions") or []
+    return any(item.get("reason") == "Unschedulable" for item in conditions)
+
+
+@pytest.mark.promise("operator-claim-no-slices", "operator-claim-class")
+def test_devices_that_a_tenant_an_agent_or_a_node_publishes_are_refused_or_attract_no_claim(world: World) -> None:
+    (node,) = world.nodes("publish")
+    namespace = world.cluster.namespace("publish")
+    world.cluster.kubectl("create", "rolebinding", "rules", "--clusterrole=admin", "--user=eve", "-n", namespace)
+    tenant = world.cluster.user_kubeconfig("eve")
+    agent = world.cluster.kubeconfig_for(
+        world.cluster.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node)
+    )
+    kubelet = world.cluster.user_kubeconfig(f"system:node:{node}", groups=("system:nodes",))
+    for driver in (OURS, OTHERS):
+        for who in (tenant, agent):
+            code, said = as_user(world.cluster, who, *KUBECTL, body=foreign_slice(node, driver))
+            assert (code, 'cannot create resource "resourceslices"' in said) == (1, True), said
+    for who in (tenant, agent, kubelet):
+        code, said = as_user(
+            world.cluster,
+            who,
+            "patch",
+            "deviceclass",
+            "sharepod.dev",
+            "--type=merge",
+            "-p",
+            '{"spec":{"selectors":[]}}',
+        )
+        assert (code, "forbidden" in said.lower()) == (1, True), said
+    code, said = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OURS))
+    assert (code, "only allocator" in said) == (1, True), said
+    for wider in ({"spec": {"selectors": None}}, selecting(OURS, OTHERS)):
+        with pytest.raises(ApiError, match=r"spec[.]selectors: must have the expression"):
+            world.api.patch(CLASS, wider)
+    code, said = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OTHERS))
+    assert code == 0, said
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    make_claim(world, namespace, "share")
+    make_pod(world, namespace, "one", on="publish", claims=("share",))
+    wait(lambda: unschedulable(world, namespace, "one"), what="kube-scheduler finds no device")
+    assert allocation(claim_of(world, namespace, "share")) is None
+    world.start_operator()
+    runs(world, namespace, "one")
+    assert row_of(world, node, "share") is not None
+
+
+@contextmanager
+def published(world: World, node: str, driver: str) -> Iterator[None]:
+    """Devices of a driver, selected by the class: as where both are older than the policies."""
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    for name in ("sharepod-no-slices", "sharepod-own-devices"):
+        world.api.delete(f"{bindings}/{name}")
+
+    def taken() -> bool:
+        try:
+            world.api.patch(CLASS, selecting(OURS, OTHERS))
+            world.api.create(SLICES, foreign_slice(node, driver))
+        except ApiError:
+            return False
+        return True
+
+    wait(taken, what="the policies are no longer in force", timeout=30)
+    try:
+        yield
+    finally:
+        world.api.delete(f"{SLICES}/{node}-foreign")
+        world.api.patch(CLASS, selecting(OURS))
+        world.installation.install_claims()
+
+
+@pytest.mark.promise("operator-claim-foreign-harmless")
+@pytest.mark.parametrize("driver", [OURS, OTHERS])
+def test_what_kube_scheduler_allocates_takes_nothing_of_a_gpu_and_its_owner_is_told(world: World, driver: str) -> None:
+    on, expected = ("race-ours", "ReservationLost") if driver == OURS else ("race-others", "ForeignAllocation")
+    (node,) = world.nodes(on)
+    namespace = world.cluster.namespace(on)
+    names = [f"pod{number}" for number in range(8)]
+    with Audit(world.api, memory=16 * GIB) as audit, published(world, node, driver):
+        assert world.operator is not None
+        world.operator.stop(grace=0)
+        for name in names:
+            make_claim(world, namespace, name, time_milli=600)
+        for name in names[:2]:
+            make_pod(world, namespace, name, on=on, claims=(name,))
+        wait(lambda: all("nodeName" in (world.pod(namespace, name) or {})["spec"] for name in names[:2]), what="bound")
+        world.start_operator()
+        for name in names[2:]:
+            make_pod(world, namespace, name, on=on, claims=(name,))
+
+        def answered(name: str) -> bool:
+            told = {reason for reason, _ in world.events(namespace, name)}
+            return bool(told & {expected, "NoRoom"}) or row_of(world, node, name) is not None
+
+        wait(lambda: len(world.rows(node)) == 2, what="the operator gives what there is", timeout=40)
+        wait(lambda: all(map(answered, names)), what="each has a share or is told that it has none", timeout=40)
+        for name in names[:2]:
+            assert row_of(world, node, name) is None
+            assert expected in {reason for reason, _ in world.events(namespace, name)}
+        assert not audit.over_committed
+    for name in names:
+        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+    wait(lambda: all(allocation(claim_of(world, namespace, name)) is None for name in names), what="all is given back")
+    make_pod(world, namespace, "next", on=on, claims=(names[0],))
+    runs(world, namespace, "next")
+    assert row_of(world, node, names[0]) is not None

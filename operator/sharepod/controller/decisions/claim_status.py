@@ -131,15 +131,15 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
         mine = next((item.written for item in snapshot.reserved if holds(item, claim.allocation)), None)
         if mine is not None and waited:
             yield Note(False, "Placed", "Place", f"on {claim.allocation.node}: {share(mine)}")
-        elif mine is None and snapshot.lives:
-            text = "its pod has no share: the ledger has no row for the claim; delete the pod to have it placed again"
-            yield Note(True, "ReservationLost", "Place", text)
         elif not claim.allocation.ours:
             text = (
                 "was allocated by another allocator: its pod gets no GPU on nodes of SharePod; see that no "
                 f"ResourceSlice of {CLAIM_DRIVER} or with devices of the class is published"
             )
             yield Note(True, "ForeignAllocation", "Place", text)
+        elif mine is None and snapshot.lives:
+            text = "its pod has no share: the ledger has no row for the claim; delete the pod to have it placed again"
+            yield Note(True, "ReservationLost", "Place", text)
     elif snapshot.lives and not snapshot.waited_for:
         text = (
             "its pod is on a node and has no share: the claim has no allocation; delete the pod to have it placed again"

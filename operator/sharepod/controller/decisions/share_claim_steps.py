@@ -82,6 +82,6 @@ def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
 
 
 def is_of_row(allocation: Allocation, node: str, row: Tenant) -> bool:
-    """Return whether an allocation names the GPUs of a row."""
+    """Return whether an allocation names the GPUs of a row, as devices of our driver."""
     named = [device for _, _, device in allocation.devices]
-    return allocation.node == node and named == [device_name(uuid) for uuid in row.gpus]
+    return allocation.ours and allocation.node == node and named == [device_name(uuid) for uuid in row.gpus]

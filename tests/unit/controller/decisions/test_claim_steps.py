@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sharepod.controller.decisions.claim_status import notes
 from sharepod.controller.decisions.claim_steps import Allocate, ClaimSnapshot, Deallocate, next_step
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
@@ -62,6 +63,14 @@ def test_a_decided_row_is_waited_for_and_a_written_one_allocated() -> None:
     assert isinstance(made, Allocate)
     assert made.node == "node-a"
     assert step(claim(), reserved(written=False), unused=True) == Unreserve("node-a")
+
+
+def test_devices_of_another_driver_are_not_those_of_the_row_whatever_their_names() -> None:
+    foreign = claim(allocation=replace(ALLOCATION, ours=False))
+    assert step(foreign, reserved(), pods=WAITS, unused=True) == RemoveRow("node-a", RemovalReason.NEVER_BOUND)
+    assert step(foreign, pods=WAITS) == Wait()
+    told = [note.reason for note in notes(ClaimSnapshot(claim=foreign, pods=RUNS), None, None, waited=True)]
+    assert told == ["ForeignAllocation"]
 
 
 @pytest.mark.parametrize("fields", [{"allocated": True}, {"give_up": True}])

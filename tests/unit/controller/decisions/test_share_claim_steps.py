@@ -31,7 +31,12 @@ def given(allocation: Allocation) -> ClaimFacts:
 
 @pytest.mark.promise("operator-share-claim-place")
 @pytest.mark.parametrize(
-    "former", [replace(HERE, node="node-b"), replace(HERE, devices=(("sharepod", "node-a", "gpu-of-another"),))]
+    "former",
+    [
+        replace(HERE, node="node-b"),
+        replace(HERE, devices=(("sharepod", "node-a", "gpu-of-another"),)),
+        replace(HERE, ours=False),
+    ],
 )
 def test_an_allocation_that_is_not_the_rows_goes_first(former: Allocation) -> None:
     assert before_gate(POD, given(former), "node-a", ROW) == FreeClaim(POD, given(former))
