@@ -7,13 +7,23 @@ from pathlib import Path
 
 import pytest
 from cluster.admission import as_user
-from cluster.claims_world import claim_spec
+from cluster.claims_world import (
+    claim_path,
+    claim_spec,
+    make_claim,
+    make_pod,
+    make_template,
+    row_of,
+    runs,
+)
 from cluster.operator_world import World, a_world, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
 from harness.api import ApiError, Object
 
 DRY = ("create", "--dry-run=server", "-f", "-")
 SHARE = {"request": 0.4, "memory": "1Gi"}
+CLAIM_COUNT = "count/resourceclaims.resource.k8s.io"
+CLAIM_GPUS = "sharepod.dev.deviceclass.resource.k8s.io/devices"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +43,10 @@ def advertised(world: World, node: str) -> str | None:
 
 
 def quota(world: World, namespace: str, **hard: str) -> str:
-    """Create the ResourceQuota `gpu` on these amounts of the line and wait until it is in force; return its path."""
-    names = {"milli": f"requests.{MILLI}", "mib": f"requests.{MEMORY}"}
+    """Create the ResourceQuota `gpu` on these amounts of the line or of claims, wait until it is in force; return its
+    path.
+    """
+    names = {"milli": f"requests.{MILLI}", "mib": f"requests.{MEMORY}", "claims": CLAIM_COUNT, "gpus": CLAIM_GPUS}
     body = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -203,3 +215,36 @@ def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_count
     world.api.delete(path)
     resize(world, namespace, "share", 0.7)
     wait(lambda: row(world, node, "share") == 700, what="the share is raised once nothing counts it", timeout=40)
+
+
+@pytest.mark.promise("operator-claim-quota")
+def test_a_quota_on_claims_counts_them_and_their_gpus_and_what_fits_is_placed(world: World) -> None:
+    (node,) = world.nodes("claims")
+    namespace = world.cluster.namespace("claims")
+    path = quota(world, namespace, claims="2", gpus="3")
+    bob = _may_make_claims(world, namespace)
+    make_claim(world, namespace, "pair", time_milli=100, count=2)
+
+    def asked(gpus: int) -> str:
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "probe"}}
+        create = ("--namespace", namespace, "create", "-f", "-")
+        code, said = as_user(world.cluster, bob, *create, body={**body, "spec": claim_spec(count=gpus)})
+        assert code == 1, said
+        return said
+
+    assert f"exceeded quota: gpu, requested: {CLAIM_GPUS}=2, used: {CLAIM_GPUS}=2, limited: {CLAIM_GPUS}=3" in asked(2)
+    make_claim(world, namespace, "small", time_milli=300)
+    assert f"{CLAIM_COUNT}=2" in asked(1)
+    make_pod(world, namespace, "one", on="claims", claims=("small",))
+    runs(world, namespace, "one")
+    assert (row_of(world, node, "small") or {})["requestMilli"] == 300
+    make_template(world, namespace, "shares", time_milli=900)
+    make_pod(world, namespace, "two", on="claims", template="shares")
+
+    def told() -> bool:
+        return any("exceeded quota: gpu" in note for _, note in world.events(namespace, "two"))
+
+    wait(told, what="an Event on the Pod whose claim is not made")
+    world.api.delete(claim_path(namespace, "pair"))
+    runs(world, namespace, "two")
+    assert used(world, path) == {CLAIM_COUNT: "2", CLAIM_GPUS: "2"}
