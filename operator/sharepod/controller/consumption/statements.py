@@ -154,8 +154,9 @@ class Statements:
         except ValueError as error:
             if namespace not in self._unreadable:
                 log.error(
-                    "a statement cannot be read and is left as it is; upgrade the operator, or delete the statement to "
-                    "begin anew",
+                    "a statement cannot be read and is left as it is; upgrade the operator, or delete the statement: "
+                    "its sums then begin anew, and so must the GPUBudget of its namespace (delete it and create it "
+                    "again), which otherwise charges nothing until they are as large as they were",
                     gpustatement=namespace,
                     error=str(error),
                 )

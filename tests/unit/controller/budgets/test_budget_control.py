@@ -358,6 +358,26 @@ async def test_after_a_node_is_gone_and_a_restart_charging_goes_on_from_what_is_
     assert world.status()["left"] == 650
 
 
+async def test_after_a_statement_was_deleted_a_budget_made_again_charges_at_once_and_another_later() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000})
+    world.server.put("b2", "b", {"gpuSeconds": 1000})
+    await OperatorProcess(world).look()
+    world.written = {("a", "A"): ConsumedTotal(0, 300_000), ("b", "A"): ConsumedTotal(0, 300_000)}
+    world.now_ms += 60_000
+    await OperatorProcess(world).look()
+    assert [world.status("b1", "a")["left"], world.status("b2", "b")["left"]] == [700, 700]
+    world.written = {("a", "A"): ConsumedTotal(0, 10_000), ("b", "A"): ConsumedTotal(0, 10_000)}
+    del world.server.objects["b", "b2"]
+    world.server.put("b2", "b", {"gpuSeconds": 1000})
+    await OperatorProcess(world).look()
+    for had, left in ((60_000, [700, 950]), (310_000, [690, 700])):
+        world.written = {("a", "A"): ConsumedTotal(0, had), ("b", "A"): ConsumedTotal(0, had)}
+        world.now_ms += 60_000
+        await OperatorProcess(world).look()
+        assert [world.status("b1", "a")["left"], world.status("b2", "b")["left"]] == left
+
+
 async def test_where_nothing_is_consumed_little_is_written() -> None:
     world = World()
     world.server.put("b1", "a", {"gpuSeconds": 1000})
