@@ -3,7 +3,7 @@
 Guarantees, for a process that `confine` has returned in:
 - It sees its own process and no other, no network, and no file but libraries and the program, which it cannot write.
 - It has a user of its own, no capability, and cannot get one: neither by a program nor by a system call.
-- It has no descriptor but those that were left to it.
+- It has no descriptor but those that were left to it, and makes no file long that it gets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import resource
+import stat
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
 _ROOT = Path("/tmp")  # noqa: S108 - a mount point, in a mount namespace of its own
 """Where the new root is put together."""
+
+_FILE_MAX = 1 << 20
+"""Bytes up to which the process can make a file longer, where its log is none: handover files come with their size."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,6 +64,8 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not stat.S_ISREG(os.fstat(2).st_mode):  # the log
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_MAX, _FILE_MAX))
     _checked(_libc.unshare(_NEW_SPACES), "namespaces")
     _enter_root(_program_folders())
     for number in range(64):

@@ -50,6 +50,8 @@ _VALUE_BITS = 48
 """Bits of a checked word that are its value: more bytes than any GPU has, and more clock ticks than any node runs."""
 _BYTES_MAX = 1 << 47
 """Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger one is damage."""
+_SLOTS_MAX = 1 << 17
+"""Processes that a file has room for at most. A longer file is damage, and is not read."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,9 @@ class Handover:
 def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     """Return what an earlier agent left of a tenant on these GPUs, with those of its processes that still run."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(size) if size <= _size(gpus, _SLOTS_MAX) else b""
     except FileNotFoundError:
         return NOTHING_INHERITED
     except OSError as error:
@@ -277,7 +281,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, told = words[begin : begin + _ACCOUNT]
-    survivors = []
+    survivors: dict[int, Survivor] = {}  # a process has one place, whatever the file says
     for at in range(first, len(words), width):
         pid, start, *sizes = (_checked(words[place], place) for place in range(at, at + width))
         if pid == 0:
@@ -285,13 +289,11 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         if pid is None or start is None or None in sizes:
             log.warning("a process's place in the handover file is damaged", tenant=path.name, file=str(path))
             continue
-        survivors.append(Survivor(pid, start, tuple(size for size in sizes if size is not None)))
+        survivor = Survivor(pid, start, tuple(size for size in sizes if size is not None))
+        if _possible(survivor.bytes) and start_time(pid) == start:
+            survivors[pid] = survivor
     return Inheritance(
-        tuple(
-            survivor
-            for survivor in survivors
-            if _possible(survivor.bytes) and start_time(survivor.pid) == survivor.start
-        ),
+        tuple(survivors.values()),
         tuple(_checked(words[at], at) or 0 for at in range(_HEAD, _HEAD + len(gpus))),
         AccountSnapshot(*account) if account[0] > 0 and told == _sum(_ACCOUNT_WORDS.pack(*account)) else None,
         bool(words[_GREETED]),

@@ -35,6 +35,12 @@ def called(number, *arguments):
     if libc.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), "")
 
+def lengthen(file):
+    try:
+        os.ftruncate(file, 1 << 30)
+    finally:
+        os.close(file)
+
 PROBES = {{
     "read the state directory": lambda: os.listdir(settings.state_dir),
     "read a token": lambda: Path(SECRET).read_bytes(),
@@ -54,6 +60,7 @@ PROBES = {{
     "get a descriptor of a process": lambda: called(438, 1, 0, 0),
     "open by handle": lambda: called(304, 0, 0, 0),
     "use bpf": lambda: called(321, 0, 0, 0),
+    "make a file long": lambda: lengthen(os.memfd_create("file")),
     "use a ring": lambda: called(425, 1, 0),
 }}
 

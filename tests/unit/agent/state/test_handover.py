@@ -138,6 +138,24 @@ def test_a_file_of_an_agent_that_keeps_accounts_otherwise_is_as_none(
     kept.close()
 
 
+def test_a_file_that_was_made_long_is_as_none(tmp_path: Path) -> None:
+    handover, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
+    handover.close()
+    os.truncate(tmp_path / "a", 1 << 40)
+    assert read(tmp_path / "a", (GPU0,)) == NOTHING_INHERITED
+
+
+def test_a_process_that_stands_in_all_places_is_one_process(tmp_path: Path) -> None:
+    handover, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
+    for _ in range(4):
+        handover.add(os.getpid())
+        handover._slot_of.clear()
+    handover.close()
+    handover, left = Handover.open(tmp_path / "a", (GPU0,), 4)
+    handover.close()
+    assert len(left.survivors) == 1
+
+
 def test_what_was_left_on_other_gpus_is_not_taken(tmp_path: Path) -> None:
     kept, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
     kept.add(ME)
