@@ -105,6 +105,7 @@ class Rules:
             "Kept": kept is not None
             and kept.tenant != request.tenant
             and kept.priority >= request.priority
+            and (kept.open_to != namespace or kept.priority > request.priority)
             and (kept.node == node.name and gpu.uuid in kept.gpus),
             "Tenants": not shared and bool(here),
             "TakenWhole": shared and any(row.mode is Mode.EXCLUSIVE for row in here),

@@ -83,8 +83,9 @@ class Placement(Life):
         """Check that the answer is one of the places that the request's policy prefers."""
         chosen: Place = answer.node, frozenset(answer.gpus)
         kept = self.cluster.head_reservation
-        if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority):
-            return  # what is kept for it comes first, and for one of lower priority last
+        open_to_it = kept is not None and kept.open_to == request.namespace
+        if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority or open_to_it):
+            return  # what is kept for it comes first, for one of lower priority or of its namespace last
         if rules.group(request):
             return
         choices = list(rules.choices(request))
@@ -164,6 +165,8 @@ class Placement(Life):
             assert len(kept.gpus) == request.gpu.count
             assert kept.gpus <= one_day[kept.node]
             assert is_attainable(self.cluster, request, kept)
+        if kept is not None and data.draw(st.booleans(), "open to its namespace"):
+            kept = replace(kept, open_to=request.namespace)
         self.cluster.reserve_for_head(kept)
 
     # Other shares on the same GPUs
@@ -202,7 +205,8 @@ class Placement(Life):
         if max(more) <= 0:
             return True
         kept = self.cluster.head_reservation
-        if kept is not None and kept.tenant != row.tenant and kept.node == node.name and kept.gpus & set(row.gpus):
+        here = kept is not None and kept.node == node.name and kept.gpus & set(row.gpus)
+        if kept is not None and here and row.tenant != kept.tenant and row.namespace != kept.open_to:
             return False
         free = [rules.free_of_gpu(node, gpu) for gpu in gpus]
         return all(needed <= 0 or needed <= has for one in free for needed, has in zip(more, one, strict=True))

@@ -90,8 +90,8 @@ class OperatorSettings(BaseSettings):
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one node are reserved for it, and no SharePod of the same or lower priority is placed on them. The wait counts from
-        from when the leading operator first saw the SharePod wait.
+    one node are reserved for it, and no SharePod of the same or lower priority is placed on them, but those of its own
+    namespace. The wait counts from when the leading operator first saw the SharePod wait.
     """
 
     keep_for: Seconds = 3600
@@ -111,7 +111,8 @@ class OperatorSettings(BaseSettings):
     fair_wait: Seconds = 86400
     """A SharePod that has waited this long is next for the head-of-line reservation among those of its priority, the
     oldest first, however much its team has used: a day, so that a team which has used too much waits that much longer
-    at most, and gains no more than one place at a time by waiting.
+    at most, and gains no more than one place at a time by waiting. From then on what is reserved for it is kept from
+    its own namespace too.
     """
 
     usage_half_life: Seconds = 604800

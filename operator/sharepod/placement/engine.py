@@ -30,7 +30,7 @@ from .filters.candidates import (
 from .filters.explain import explain
 from .holders import find_holder
 from .policies import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Policy, policy_for
-from .state.cluster import Cluster
+from .state.cluster import Cluster, HeadReservation
 from .state.types import Assignment, NewHolder, PlacementRequest, Refusal
 from .together import place_on, places_together
 from .wording import of_claims
@@ -103,12 +103,12 @@ class Engine:
         if own and (found := best(candidates(cluster.known(own), request), request, policy)) is not None:
             return found
         # 3. Then GPUs that are kept for nobody, by its policy; the columns leave out all others.
-        lower = [item for item in kept if item.tenant != request.tenant and item.priority < request.priority]
-        if not lower:
+        open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
+        if not open_to:
             return self._by_policy(request, policy)
-        # 4. GPUs that are kept for one of lower priority come last.
-        elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in lower)), policy)
-        return elsewhere or best(candidates(cluster.known(item.node for item in lower), request), request, policy)
+        # 4. GPUs that are kept for one of lower priority, or of its own namespace, come last.
+        elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in open_to) - 1), policy)
+        return elsewhere or best(candidates(cluster.known(item.node for item in open_to), request), request, policy)
 
     def serves(self, request: PlacementRequest, nodes: Iterable[str]) -> bool:
         """Return whether one of these nodes takes the request, not which is best.
@@ -168,6 +168,13 @@ class Engine:
                     return assignment(name, nearest(node, gpus, request.gpu.count), request)
             offers.reject()
         return None
+
+
+def _lets_pass(reservation: HeadReservation, request: PlacementRequest) -> bool:
+    """Return whether a tenant that is not its owner may have what is kept."""
+    if reservation.open_to == request.namespace:
+        return reservation.priority <= request.priority
+    return reservation.priority < request.priority
 
 
 def _of_claim(refusal: Refusal) -> Refusal:

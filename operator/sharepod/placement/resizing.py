@@ -77,7 +77,8 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
         obstacle = Obstacle("NotSeen", "GPU", len(unseen), text)
         return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
     gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
-    kept = [gpu for gpu in gpus if gpu.head_tenant not in (None, row.wanted.tenant)]
+    owner = row.wanted
+    kept = [gpu for gpu in gpus if gpu.head_tenant not in (None, owner.tenant) and gpu.head_open_to != owner.namespace]
     if kept:
         verb = "is" if len(kept) == 1 else "are"
         text = f"{counted(len(kept), 'GPU')} {verb} kept for the SharePod that has waited longest"

@@ -48,6 +48,22 @@ def test_what_is_kept_is_not_reserved_for_head_from_one_of_higher_priority() -> 
     assert put(cluster, urgent[1]).gpus == (A0,)
 
 
+@pytest.mark.promise("placement-head-own-namespace")
+def test_what_is_open_to_a_namespace_comes_last_for_it_and_is_kept_from_others_and_from_lower_priorities() -> None:
+    cluster = cluster_of(node(gpus=2), node("node-b", 2))
+    reservation = HeadReservation(TenantId("oldest"), "node-a", frozenset({A0, A1}), 5, open_to="team")
+    cluster.reserve_for_head(reservation)
+    for name in ("first", "next"):
+        assert put(cluster, replace(ask(name, 800), priority=5)).node == "node-b", "what is kept comes last"
+    assert put(cluster, replace(ask("second", 800), priority=5)).gpus == (A0,)
+    refused(cluster, replace(ask("lower", 800), priority=4))
+    refused(cluster, replace(ask("foreign", 800, namespace="other"), priority=5))
+    assert cluster.head_reservation == reservation, "its owner gets what is left of it"
+    raised = resize(cluster, TenantId("second"), request_milli=WHOLE_GPU, limit_milli=WHOLE_GPU, memory=Bytes(GI))
+    assert isinstance(raised, Reservation), "a raise is its namespace's own as well"
+    put(cluster, replace(ask("oldest", 800), priority=5))
+
+
 def test_its_owner_may_have_what_is_kept_and_any_other() -> None:
     cluster = cluster_of(node(gpus=2), node("node-b", 2))
     keep(cluster, A0)

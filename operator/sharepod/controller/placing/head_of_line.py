@@ -5,6 +5,7 @@ Guarantees:
   room, and could be served.
 - Among those of one priority, the oldest that has waited `fair_wait` comes before all that have not, whatever their
   standing.
+- GPUs are not kept from its own namespace until it has waited `fair_wait`.
 - It keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long, or
   the reservation has lasted its time. The next one for the same tenant lasts twice as long.
 - What stands idle on reserved GPUs while others wait comes to `idle_ratio` of the GPU time in the long run: the next
@@ -162,13 +163,15 @@ class HeadOfLine:
         owner = next(of_owner, None)
         if reservation is not None and (owner is None or not is_attainable(cluster, owner, reservation)):
             reservation = None
+        waits_less = (request for request, waiting in asked if now - waiting.since < self._fair_wait)
+        open_to = {request.tenant: request.namespace for request in waits_less}
         for request, waiting in asked:
             if reservation is not None and owner is not None and request.priority <= owner.priority:
-                return replace(reservation, priority=owner.priority)
+                return replace(reservation, priority=owner.priority, open_to=open_to.get(owner.tenant))
             if now < self._may_be_kept_at(waiting):
                 continue
             if (found := find_head_reservation(cluster, request)) is not None:
-                return found
+                return replace(found, open_to=open_to.get(request.tenant))
         return reservation
 
     def _may_be_kept_at(self, waiting: WaitingTenant) -> float:

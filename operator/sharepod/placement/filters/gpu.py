@@ -105,12 +105,7 @@ def _not_reserved_for_head(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} kept for the SharePod that has waited longest"
 
-    tenant, priority = request.tenant, request.priority
-    return GpuFilter(
-        "Kept",
-        lambda gpu: gpu.head_tenant is None or gpu.head_tenant == tenant or gpu.head_priority < priority,
-        explain,
-    )
+    return GpuFilter("Kept", lambda gpu: gpu.head_tenant is None or not gpu.kept_from(request), explain)
 
 
 def _empty(request: PlacementRequest) -> GpuFilter:

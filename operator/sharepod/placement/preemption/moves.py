@@ -142,7 +142,7 @@ def _usable(node: NodeAccount, waits: _Waits) -> list[GpuAccount]:
         gpu
         for gpu in node.gpus
         if (group is None or gpu.state.uuid in group)
-        and (gpu.head_tenant in (None, request.tenant) or gpu.head_priority < request.priority)
+        and not gpu.kept_from(request)
         and all(check.passes(gpu) for check in waits.checks)
     ]
 

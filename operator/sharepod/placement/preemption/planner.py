@@ -229,7 +229,7 @@ def _gpus(node: NodeAccount, asked: _Asked) -> list[GpuAccount]:
         if (group is None or gpu.state.uuid in group)
         and gpu.state.available
         and gpu.state.held
-        and (gpu.head_tenant in (None, request.tenant) or gpu.head_priority < request.priority)
+        and not gpu.kept_from(request)
         and all(check.passes(gpu) for check in asked.checks)
     ]
 

@@ -23,6 +23,7 @@ from .types import (
     NodeState,
     Overcommit,
     PlacementError,
+    PlacementRequest,
     Reservation,
     Resources,
     in_order,
@@ -74,8 +75,8 @@ class GpuAccount:
     `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
     labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant that
-    this GPU is kept for, as the head of the line or because others make room for it; only that tenant, or one of a
-    priority above `head_priority`, is placed on it. `interactive_room`: further interactive tenants that it takes.
+    this GPU is kept for, as the head of the line or because others make room for it; `kept_from` says from whom.
+    `interactive_room`: further interactive tenants that it takes.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class GpuAccount:
         "exclusive",
         "free_memory",
         "free_milli",
+        "head_open_to",
         "head_priority",
         "head_tenant",
         "index",
@@ -104,7 +106,17 @@ class GpuAccount:
         self.rows: dict[TenantId, Row] = {}
         self.head_tenant: TenantId | None = None
         self.head_priority = 0
+        self.head_open_to: str | None = None
         self.recount()
+
+    def kept_from(self, request: PlacementRequest) -> bool:
+        """Return whether this GPU is kept for another tenant of the same or a higher priority.
+
+        One of the namespace that it is open to is kept from it only by a higher priority.
+        """
+        if self.head_tenant in (None, request.tenant) or self.head_priority < request.priority:
+            return False
+        return self.head_open_to != request.namespace or self.head_priority > request.priority
 
     @property
     def interactive_full(self) -> bool:
@@ -236,6 +248,7 @@ class NodeAccount:
             other.put(tenant, row)
         for mine, theirs in zip(other.gpus, self.gpus, strict=True):
             mine.head_tenant, mine.head_priority = theirs.head_tenant, theirs.head_priority
+            mine.head_open_to = theirs.head_open_to
         return other
 
     def set_state(self, state: NodeState | None) -> None:
@@ -273,10 +286,11 @@ class NodeAccount:
             account.recount()
         self._taken = self._interchangeable = None
 
-    def mark_kept(self, gpus: Mapping[GpuUuid, tuple[TenantId, int]]) -> None:
-        """Mark these of its GPUs as kept, each for a tenant with its priority, and no others."""
+    def mark_kept(self, gpus: Mapping[GpuUuid, tuple[TenantId, int, str | None]]) -> None:
+        """Mark these of its GPUs as kept, each for a tenant with its priority and the namespace that it is open to, and
+        no others."""
         for gpu in self.gpus:
-            gpu.head_tenant, gpu.head_priority = gpus.get(gpu.state.uuid, (None, 0))
+            gpu.head_tenant, gpu.head_priority, gpu.head_open_to = gpus.get(gpu.state.uuid, (None, 0, None))
         self._interchangeable = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:

@@ -29,13 +29,15 @@ GroupPlace = tuple[str, frozenset[GpuUuid]]
 class HeadReservation:
     """Head-of-line reservation: GPUs of one node that are kept free for the tenant at the head of the queue.
 
-    No other tenant of the same or a lower priority is placed on these GPUs. Tenants that are there stay.
+    No other tenant of the same or a lower priority is placed on these GPUs, but those of the same priority in the
+    namespace `open_to`. Tenants that are there stay.
     """
 
     tenant: TenantId
     node: str
     gpus: frozenset[GpuUuid]
     priority: int = 0
+    open_to: str | None = None
 
 
 class Cluster:
@@ -396,7 +398,7 @@ class Cluster:
         node = self._nodes.get(name)
         if node is not None:
             here = sorted((item for item in self.kept() if item.node == name), key=lambda item: item.priority)
-            node.mark_kept({uuid: (item.tenant, item.priority) for item in here for uuid in item.gpus})
+            node.mark_kept({uuid: (item.tenant, item.priority, item.open_to) for item in here for uuid in item.gpus})
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name, interactive_per_gpu=self._interactive_per_gpu))

@@ -237,7 +237,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     for number, request in enumerate((0.9, 0.9, 0.9)):
         await world.want(f"t{number}", request)
     await world.want("pair", 0.5, count=2)
-    await world.want("late", 0.5)
+    await world.want("late", 0.5, namespace="other")
     await world.long_wait()
     kept = world.state.cluster.head_reservation
     assert kept is not None
@@ -270,7 +270,7 @@ async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_keeps_its_p
     await brief.want("pair", 0.5, count=2)
     await brief.long_wait()
     assert brief.kept_for == "pair"
-    await brief.want("late", 0.5)
+    await brief.want("late", 0.5, namespace="other")
     assert "late" not in brief.placed, "one GPU is idle for the pair"
     await brief.later(BRIEF_S)
     assert brief.placed["late"] == "a"
@@ -341,12 +341,34 @@ async def test_the_next_reservation_begins_once_what_stood_idle_is_paid_off() ->
         assert world.kept_for == "next-pair"
 
 
+@pytest.mark.promise("placement-head-own-namespace")
+async def test_what_is_kept_for_one_is_not_kept_from_its_own_namespace_until_it_has_waited_fair_wait(
+    world: World,
+) -> None:
+    world.node("a", 2)
+    await world.want("small", 0.9)
+    await world.want("pair", 0.5, count=2)
+    await world.long_wait()
+    assert world.kept_for == "pair"
+    await world.want("of-another", 0.3, namespace="other")
+    await world.want("of-its-own", 0.3)
+    await world.want("lower", 0.3, priority=-1)
+    assert world.placed.keys() == {"small", "of-its-own"}
+    await world.later(FAIR_WAIT - HEAD_RESERVATION_AFTER)
+    assert world.kept_for == "pair"
+    await world.want("late-of-its-own", 0.3)
+    assert "late-of-its-own" not in world.placed, "it has waited long enough"
+    await world.leaves("of-its-own")
+    await world.leaves("small")
+    assert "pair" in world.placed
+
+
 async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
     await world.long_wait()
-    await world.want("waits", 0.5)
+    await world.want("waits", 0.5, namespace="other")
     assert "waits" not in world.placed
     world.loop.leave("whole")
     await world.settle()
@@ -415,7 +437,7 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     await world.want("whole", 1.0)
     await world.long_wait()
     assert world.state.cluster.head_reservation is not None
-    await world.want("late", 0.3)
+    await world.want("late", 0.3, namespace="other")
     assert "late" not in world.placed
     await world.want("urgent", 0.3, priority=10)
     assert world.placed["urgent"] == "a"
