@@ -37,6 +37,7 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 from . import keeper, standalone
 from .agent import Agent, agent_version
 from .apart import pair, teller
+from .apart.control_end import ControlEnd
 from .apart.distant_agent import AnyAgent, DistantAgent
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
 from .standalone import TenantsFileError
@@ -200,8 +201,7 @@ def _agent(
         return Agent(settings, inventory, on_this_node(settings, kept))
     agent = DistantAgent(settings, inventory, kept)
     agent.stewardship.review = asks.reviews.create if asks is not None else None
-    control.setblocking(False)
-    asyncio.get_running_loop().add_reader(control.fileno(), teller.take_link, control, agent.line, stop.set)
+    agent.link_lost = ControlEnd(control, agent.line, stop.set).say_lost
     return agent
 
 

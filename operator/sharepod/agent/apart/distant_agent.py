@@ -74,7 +74,9 @@ class DistantAgent:
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
         self.stewardship = Stewardship(settings, inventory, kept, self._take_told)
-        self.line = Line(self.stewardship.service(), self._revive_soon)
+        self.link_lost: Callable[[], None] = lambda: None
+        """Called when the link to the teller has ended."""
+        self.line = Line(self.stewardship.service(), self._revive_soon, lambda: self.link_lost())
         self.tenants = DistantTenants(self)
         self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
         self._order = asyncio.Lock()
@@ -145,6 +147,7 @@ class DistantAgent:
 
     async def close(self) -> None:
         """Have every socket closed. Tenants' directories stay."""
+        self.link_lost = lambda: None
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.gather(self._reviving, return_exceptions=True)

@@ -314,11 +314,15 @@ class Line:
     Args:
         service: What this process does for the other.
         arrived: Called with each new link.
+        lost: Called when a link has ended.
     """
 
-    def __init__(self, service: PartService, arrived: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, service: PartService, arrived: Callable[[], None] = lambda: None, lost: Callable[[], None] = lambda: None
+    ) -> None:
         self._service = service
         self._arrived = arrived
+        self._lost = lost
         self._link: PartLink | None = None
         self._up = asyncio.Event()
 
@@ -368,6 +372,7 @@ class Line:
     def _down(self) -> None:
         self._link = None
         self._up.clear()
+        self._lost()
 
 
 def _named(name: str, content: bytes) -> bytes:

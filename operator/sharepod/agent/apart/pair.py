@@ -2,7 +2,7 @@
 
 Nothing is lost by it: the teller has its connections while the steward is away; while the teller is, the steward has
 the tenants' listening sockets, and this process copies of them. A process that ends by itself ends all, with its exit
-status; so does one that is killed again and again.
+status; so does one that is killed again and again. A teller that lives and has no link any more is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import structlog
 from sharepod.agent.keeper import FORWARDED, MOST_KILLED, WITHIN_S
 from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescriptors
 
-from . import confinement
+from . import confinement, control_end
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +79,7 @@ class _Pair:
         self._shelf = DescriptorShelf()
         self._killed: deque[float] = deque(maxlen=MOST_KILLED)
         self._told_to_end = False
+        self._links = 0
         self._steward: _Child | None = None
         self._teller: _Child | None = None
 
@@ -153,11 +154,13 @@ class _Pair:
         self._steward = None
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
 
-    def _wait_for_end(self, *children: _Child) -> _Child:
+    def _wait_for_end(self, steward: _Child, teller: _Child) -> _Child:
         """Follow the steward's messages until one of the children has ended."""
         messages = self._shelf.messages().fileno()
         poll = select.poll()
-        for descriptor in (messages, *(child.pidfd for child in children)):
+        children = steward, teller
+        words = steward.control.fileno()
+        for descriptor in (messages, words, *(child.pidfd for child in children)):
             poll.register(descriptor, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _event in poll.poll()}
@@ -166,16 +169,32 @@ class _Pair:
             for child in children:
                 if child.pidfd in ready:
                     return child
+            if words in ready and not self._take_word(steward, teller):
+                poll.unregister(words)
+
+    def _take_word(self, steward: _Child, teller: _Child) -> bool:
+        """End a teller that lives and has lost its link. Return False once there will be no more words."""
+        try:
+            word = steward.control.recv(32)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if word == control_end.lost(self._links) and not self._told_to_end:
+            log.error("steward and teller have lost their link: the teller is killed")
+            os.kill(teller.pid, signal.SIGKILL)
+        return bool(word)
 
     def _connect(self) -> None:
         """Bring both children a new link to each other."""
         assert self._steward is not None
         assert self._teller is not None
+        self._links += 1
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for child, end in zip((self._steward, self._teller), ends, strict=True):
             with end:
                 try:
-                    socket.send_fds(child.control, [b"link"], [end.fileno()])
+                    socket.send_fds(child.control, [control_end.brought(self._links)], [end.fileno()])
                 except OSError:  # it has just ended, or does not read: its end brings the next link
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)

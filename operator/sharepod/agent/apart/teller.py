@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from sharepod.api.gpunode import Tenant, TenantStatus
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard, Reviews
 
 from . import calls
+from .control_end import ControlEnd
 from .link import Answerer, Call, Failure, Line, PartService, Taker
 from .node_by_steward import StewardsDirectories, StewardsInventory, StewardsPeers, review
 
@@ -89,8 +89,7 @@ class Teller:
         agent = self._agent
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the steward tells when to end
             self._loop.add_signal_handler(number, lambda: None)
-        self._loop.add_reader(self._control.fileno(), self._take_control)
-        self._control.setblocking(False)
+        ControlEnd(self._control, self._line, self._ended.set)
         http = await endpoints.serve(agent, self._guard(), self._http)
         gc.collect()
         gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
@@ -211,29 +210,9 @@ class Teller:
         series, at = agent.consumption
         return calls.Told(agent.gpus(), agent.gpus_known, tuple(tenants), agent.unhealthy(), series, at, moved)
 
-    def _take_control(self) -> None:
-        take_link(self._control, self._line, self._ended.set)
-
 
 async def _review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
     return await review(line, path, body)
-
-
-def take_link(control: socket.socket, line: Line, ended: Any) -> None:
-    """Take a new link that the keeper has brought. `ended`: called where the keeper has gone instead."""
-    try:
-        packet, descriptors, _flags, _address = socket.recv_fds(control, 16, 1)
-    except BlockingIOError:
-        return
-    except OSError:
-        packet, descriptors = b"", []
-    if not packet:
-        asyncio.get_running_loop().remove_reader(control.fileno())
-        ended()
-        return
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-        line.connect(socket.socket(fileno=descriptor))
 
 
 def run(settings: AgentSettings, control: socket.socket, http: endpoints.Sockets) -> int:

@@ -39,7 +39,7 @@ class Parts:
         self.running = asyncio.create_task(Teller(self.settings, theirs, Sockets.of(self.settings)).run())
         await asyncio.sleep(0)
         one, other = socket.socketpair()
-        socket.send_fds(ours, [b"link"], [other.fileno()])
+        socket.send_fds(ours, [b"1"], [other.fileno()])
         other.close()
         self.agent.line.connect(one)
 

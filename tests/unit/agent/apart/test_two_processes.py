@@ -240,6 +240,42 @@ async def test_a_pair_that_is_killed_again_and_again_is_given_up(directory: Path
         await program.says("again and again")
 
 
+_SPEAKS_NONSENSE = """
+import asyncio, socket, sys, time
+from sharepod import logs
+from sharepod.agent.apart import pair
+from sharepod.agent.apart.control_end import ControlEnd
+from sharepod.agent.apart.link import Line, PartService
+from sharepod.agent.settings import AgentSettings
+
+def teller(control):
+    _packet, (link,), _flags, _address = socket.recv_fds(control, 32, 1)
+    socket.socket(fileno=link).send(b"x" * 100)
+    time.sleep(600)
+    return 0
+
+def steward(control, kept):
+    async def follow():
+        stop = asyncio.Event()
+        line = Line(PartService({}, {}, {}), lost=lambda: end.say_lost())
+        end = ControlEnd(control, line, stop.set)
+        await stop.wait()
+    asyncio.run(follow())
+    return 0
+
+logs.configure(AgentSettings().log_level, AgentSettings().log_format)
+sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
+"""
+
+
+@pytest.mark.promise("node-teller-killed")
+async def test_a_teller_whose_link_was_broken_off_is_started_anew(directory: Path) -> None:
+    program = await Program.start(directory, script=_SPEAKS_NONSENSE)
+    await program.says("the teller was killed", times=2)
+    assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL
+    await program.says("again and again")
+
+
 async def test_both_end_with_their_keeper(directory: Path) -> None:
     program = await Program.start(directory, arguments=["--apart"])
     await program.says("tenant is served")

@@ -1,0 +1,60 @@
+"""A part's end of the way to its keeper: links to the other part come over it, and word of one that ended goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+from .link import Line
+
+
+class ControlEnd:
+    """End of the way to the keeper, on the running loop.
+
+    Args:
+        control: Socket to the keeper.
+        line: What gets the links.
+        ended: Called once the keeper has gone.
+    """
+
+    def __init__(self, control: socket.socket, line: Line, ended: Callable[[], None]) -> None:
+        self._control = control
+        self._line = line
+        self._ended = ended
+        self._number = 0
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control.fileno(), self._take)
+
+    def say_lost(self) -> None:
+        """Tell the keeper that the last link has ended: a teller that still runs then is started anew."""
+        with contextlib.suppress(OSError):  # it has gone
+            self._control.send(lost(self._number))
+
+    def _take(self) -> None:
+        try:
+            packet, descriptors, _flags, _address = socket.recv_fds(self._control, 32, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, descriptors = b"", []
+        if not packet:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._ended()
+            return
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+            self._line.connect(socket.socket(fileno=descriptor))
+        self._number = int(packet)
+
+
+def brought(number: int) -> bytes:
+    """Return the keeper's message with link `number`."""
+    return str(number).encode()
+
+
+def lost(number: int) -> bytes:
+    """Return a part's message that link `number` has ended."""
+    return f"lost {number}".encode()
