@@ -1,7 +1,8 @@
 """Watches the ledgers and the Pods of a cluster and keeps whatever breaks a promise, at whatever moment it was so.
 
-Guarantees: every version of every GPUNode that the API server had is judged, not only the last one, as long as the
-watch was never cut (`gaps` counts how often it was). What is found is kept until it is asked for.
+Guarantees: every version of every GPUNode that the API server had is judged, not only the last one: a watch that was
+cut goes on behind the version that was seen last. `gaps` counts how often the API server no longer had what came then.
+What is found is kept until it is asked for.
 
 - A GPU is over-committed when the rows of a ledger give away more than 1000 thousandths of its time, or more than its
   memory.
@@ -33,6 +34,7 @@ class Audit:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._watches: dict[str, Watch] = {}
+        self._anew: set[str] = set()  # paths to be listed again
         self._threads = [threading.Thread(target=self._follow, args=(path,), daemon=True) for path in (GPUNODES, PODS)]
         self._listed = threading.Barrier(3)
         self._rows: dict[str, dict[str, Object]] = {}  # node: tenant: row
@@ -63,8 +65,7 @@ class Audit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopped.set()
-        for watch in list(self._watches.values()):
-            watch.close()
+        self.cut()
         for thread in self._threads:
             thread.join(timeout=10)
 
@@ -95,29 +96,42 @@ class Audit:
             self._pods.clear()
             self._last = time.monotonic()
             self.longest_silence = 0.0
+        self._anew.update((GPUNODES, PODS))
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut the watches, as the API server does with one that reads slowly."""
         for watch in list(self._watches.values()):
             watch.close()
 
     # What is seen
 
     def _follow(self, path: str) -> None:
+        version: str | None = None  # seen last: a watch that was cut goes on behind it; None: list
         first = True
         while not self._stopped.is_set():
             try:
-                listed = self._api.get(path)
-                self.gaps += not first
-                self._begin(path, listed["items"])
-                watch = self._api.watch(path, resourceVersion=listed["metadata"]["resourceVersion"], timeout=3600)
+                if version is None or path in self._anew:
+                    self._anew.discard(path)
+                    listed = self._api.get(path)
+                    self.gaps += not first
+                    self._begin(path, listed["items"])
+                    version = listed["metadata"]["resourceVersion"]
+                watch = self._api.watch(path, resourceVersion=version, timeout=3600)
                 self._watches[path] = watch
                 if first:
                     first = False
                     self._listed.wait(30)
                 for event in watch:
-                    if event["type"] == "ERROR":
+                    if event["type"] == "ERROR" or path in self._anew:
+                        version = None
                         break
+                    version = event["object"]["metadata"]["resourceVersion"]
                     self._see(path, event["object"], gone=event["type"] == "DELETED")
                 watch.close()
-            except (OSError, ApiError):
+            except ApiError:
+                version = None
+            except OSError:
                 pass
             self._stopped.wait(0.1)
 
