@@ -37,8 +37,10 @@ def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
 
 
 @pytest.mark.promise("operator-late-kinds")
-def test_crds_that_come_after_the_operator_are_picked_up(own: Weather) -> None:
+def test_crds_that_come_late_are_replaced_in_place_or_are_gone_for_a_while_are_picked_up(own: Weather) -> None:
     told("late CRDs", server.late_crds(own))
+    told("CRDs replaced in place, three times", server.replaced_crds(own))
+    told("CRDs gone and back, until ready", server.crds_gone_and_back(own))
 
 
 @pytest.mark.promise("operator-restored-backup")

@@ -16,6 +16,9 @@ from .world import WHOLE_NODE, Weather
 OUTAGE_S = 60.0
 RETRY_AFTER_S = 4
 _CRDS = Path(__file__).resolve().parents[3] / "crds"
+_KINDS = ("sharepods.sharepod.dev", "gpunodes.sharepod.dev")
+_REPLACEMENTS, _AT_ONCE = 3, 5
+"""How often the CRDs are replaced in place, and how many SharePods come before each time and after the last."""
 _CHURN = 300
 """Writes after the backup: versions that are lost."""
 
@@ -97,8 +100,7 @@ def unauthorized(weather: Weather) -> float:
 def late_crds(weather: Weather) -> float:
     """The kinds of SharePod are served only after the operator has started. `weather`: not started."""
     world = weather.world
-    names = [f"{plural}.sharepod.dev" for plural in ("sharepods", "gpunodes")]
-    world.cluster.kubectl("delete", "crd", *names, "--wait", timeout=60)
+    world.cluster.kubectl("delete", "crd", *_KINDS, "--wait", timeout=60)
     world.start_operator()
     wait(lambda: weather.runs() and weather.watched("nodes"), what="an operator that has begun", timeout=60)
     (node,) = world.cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated", "test": "late"}, prefix="late")
@@ -109,6 +111,55 @@ def late_crds(weather: Weather) -> float:
     namespace = world.cluster.namespace("late")
     world.apply(namespace, "one", {"request": 0.5}, on="late")
     return weather.running(namespace, "one", limit=60, since=began)
+
+
+def crds_gone_and_back(weather: Weather) -> float:
+    """The kinds are deleted with all their objects, and applied again. Return seconds until the operator is ready."""
+    world = weather.world
+    world.cluster.kubectl("delete", "crd", *_KINDS, "--wait", timeout=60)
+    wait(lambda: weather.runs() and not world.ready("operator"), what="an operator that is not ready", timeout=60)
+    world.cluster.kubectl("apply", "--server-side", "-k", str(_CRDS), timeout=60)
+    began = time.monotonic()
+    wait(lambda: weather.runs() and world.ready("operator"), what="a ready operator", timeout=60)
+    seconds = time.monotonic() - began
+    await_in_force(world.cluster)
+    namespace, _ = weather.place("back")
+    world.apply(namespace, "one", {"request": 0.5}, on="back")
+    weather.running(namespace, "one", limit=60, since=began)
+    return seconds
+
+
+def replaced_crds(weather: Weather) -> float:
+    """The kinds are replaced in place, as by an upgrade, while SharePods come. Return the seconds until all run."""
+    world, (namespace, _) = weather.world, weather.place("replaced", 3)
+    opened = {kind: _watches(weather, kind) for kind in ("sharepods", "gpunodes")}
+    began = time.monotonic()
+    for turn in range(_REPLACEMENTS + 1):
+        for number in range(_AT_ONCE):
+            world.apply(namespace, f"p{turn}-{number}", {"request": 0.25}, on="replaced")
+        if turn < _REPLACEMENTS:
+            for name in _KINDS:
+                _describe(weather, name, f"As replaced for the {turn + 1}. time.")
+    for turn in range(_REPLACEMENTS + 1):
+        for number in range(_AT_ONCE):
+            weather.running(namespace, f"p{turn}-{number}", limit=60, since=began)
+    seconds = time.monotonic() - began
+    wait(lambda: all(_watches(weather, kind) > count for kind, count in opened.items()), what="new watches", timeout=60)
+    world.apply(namespace, "last", {"request": 0.25}, on="replaced")
+    weather.running(namespace, "last", limit=60, since=began)
+    return seconds
+
+
+def _watches(weather: Weather, kind: str) -> int:
+    return len(weather.proxy.seen(lambda call: call.verb == "watch" and call.resource == kind))
+
+
+def _describe(weather: Weather, name: str, text: str) -> None:
+    """Change the schema of a CRD, which then is served anew: its watches end."""
+    api, path = weather.world.api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+    versions = api.get(path)["spec"]["versions"]
+    versions[0]["schema"]["openAPIV3Schema"]["description"] = text
+    api.patch(path, {"spec": {"versions": versions}})
 
 
 def restored_backup(weather: Weather) -> float:
