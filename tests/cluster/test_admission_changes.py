@@ -49,9 +49,13 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
         "hostNetwork": True,
         "priorityClassName": "system-node-critical",
         "volumes": [{"name": "v", "emptyDir": {}}],
+        "initContainers": [{**CONTAINER, "name": "first"}],
+        "tolerations": [],
         "containers": [{**CONTAINER, "image": "other"}],
     }.items():
         assert_fixed(refusal(server.api, path, {"spec": {pod_field: pod_value}}), f"spec.{pod_field}", "gpu.request")
+    more = {"containers": [CONTAINER, {**CONTAINER, "name": "more"}]}
+    assert_fixed(refusal(server.api, path, {"spec": more}), "spec.containers", "gpu.request")
     assert_fixed(refusal(server.api, path, {"spec": {"nodeSelector": None}}), "spec.nodeSelector", "gpu.request")
     for ttl in (60, 0, None):
         server.api.patch(path, {"spec": {"ttlSecondsAfterFinished": ttl}})
