@@ -47,8 +47,11 @@ class Life(RuleBasedStateMachine):
     """State machine of a small cluster: everything that happens beside decisions. A subclass calls `build` in its first
     step."""
 
-    def build(self, states: Iterable[NodeState], came: list[PlacementRequest]) -> None:
+    def build(
+        self, states: Iterable[NodeState], came: list[PlacementRequest], *, max_excluded: int | None = None
+    ) -> None:
         self.came = came
+        self.max_excluded = max_excluded
         self.states = {state.name: state for state in states}
         self.ledgers = {name: Ledger() for name in self.states}
         self.most: dict[TenantId, tuple[int, int]] = {}
@@ -66,7 +69,7 @@ class Life(RuleBasedStateMachine):
     def new_operator(self) -> ClusterWithEngine:
         """Return a new operator's cluster. In runs with `came`, its engine has learned the demand from these
         requests."""
-        cluster = ClusterWithEngine()
+        cluster = ClusterWithEngine(max_excluded_gpus=self.max_excluded)
         for request in self.came * 8:
             cluster.engine.packing.arrived(request)
         if self.came:
@@ -82,6 +85,7 @@ class Life(RuleBasedStateMachine):
             head_reservation=self.cluster.head_reservation,
             pods=list(self.pods.values()),
             holders=list(self.holders.values()),
+            max_excluded=self.max_excluded,
             uncounted=[where for holder, where in self.holders.items() if holder not in self.pods],
         )
 
@@ -319,6 +323,13 @@ class Life(RuleBasedStateMachine):
                 assert not over_committed(self.rows(name), gpu)
                 assert not over_committed(list(self.ledgers[name].rows.values()), gpu)
         assert self.cluster.overcommits() == ()
+
+    @invariant()
+    def each_excluded_gpu_is_counted_for_its_namespace(self) -> None:
+        if self.max_excluded is not None:
+            excluded = self.oracle().excluded()
+            for namespace in ("one", "two"):
+                assert self.cluster.excluded.of(namespace) == excluded.count(namespace)
 
     @invariant()
     def what_is_written_is_never_forgotten(self) -> None:

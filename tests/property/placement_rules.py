@@ -41,7 +41,8 @@ class Pod:
 class Rules:
     """Rules of placement at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
     `left`: of whom it is known that the ledger has them as releasing; `holders`: on their way, by node, with the
-    tenants that wait on them; `uncounted`: those whose Pod is not among the node's pods yet."""
+    tenants that wait on them; `max_excluded`: the cap on excluded GPUs of a namespace; `uncounted`: those whose Pod is
+    not among the node's pods yet."""
 
     states: Mapping[str, NodeState]
     rows: Mapping[str, tuple[Reservation, ...]]
@@ -50,6 +51,7 @@ class Rules:
     head_reservation: HeadReservation | None
     pods: Collection[Pod]
     holders: Collection[tuple[str, TenantId]]
+    max_excluded: int | None = None
     uncounted: Collection[tuple[str, TenantId]] = ()
 
     # One node, one GPU: the names of the rules that are against it
@@ -117,6 +119,8 @@ class Rules:
             size = asked.memory if asked.memory is not None else gpu.memory * asked.request_milli // 1000
             against |= {
                 "Exclusion": any(named(row, row.labels.exclusion) != exclusion for row in here),
+                "ExclusionCap": exclusion is not None
+                and self.beyond_cap(request, {named(row, row.labels.exclusion) for row in here}),
                 "AntiAffinity": apart is not None
                 and any(named(row, row.labels.anti_affinity) == apart for row in here),
                 "Interactive": asked.latency is Latency.INTERACTIVE
@@ -125,6 +129,26 @@ class Rules:
                 "Memory": size > memory,
             }
         return {rule for rule, holds in against.items() if holds}
+
+    def beyond_cap(self, request: PlacementRequest, labels: set[tuple[str, str] | None]) -> bool:
+        """Return whether a GPU with these exclusion labels would be one too many that its namespace keeps to itself."""
+        asked = request.gpu
+        joins = labels == {(request.namespace, asked.labels.exclusion)}
+        if self.max_excluded is None or joins or asked.request_milli >= 500:
+            return False
+        return self.excluded().count(request.namespace) + asked.count > self.max_excluded
+
+    def excluded(self) -> list[str]:
+        """Return for each GPU that only one exclusion label may use, and that is not half asked for, whose label it
+        is."""
+        found = []
+        for node in self.states.values():
+            for gpu in node.gpus:
+                here = [row for row in self.rows[node.name] if gpu.uuid in row.gpus]
+                labels = {row.labels.exclusion and (row.namespace, row.labels.exclusion) for row in here}
+                if len(labels) == 1 and None not in labels and self.free_of_gpu(node, gpu)[0] > 500:
+                    found += [label[0] for label in labels if label]
+        return found
 
     def free_of_gpu(self, node: NodeState, gpu: GpuState) -> tuple[int, int]:
         """Return the free thousandths of time and bytes."""

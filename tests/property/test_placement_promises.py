@@ -38,11 +38,19 @@ class Placement(Life):
         count=st.sampled_from([3, 2, 1]),
         wave=st.lists(requests, min_size=4, max_size=10),
         learned=st.booleans(),
+        max_excluded=st.sampled_from([None, 0, 1, 1, 2]),
     )
-    def start(self, data: st.DataObject, count: int, wave: list[PlacementRequest], learned: bool) -> None:
+    def start(
+        self,
+        data: st.DataObject,
+        count: int,
+        wave: list[PlacementRequest],
+        learned: bool,
+        max_excluded: int | None,
+    ) -> None:
         Placement.runs += 1
         states = [data.draw(node_states(f"n{number}")) for number in range(count)]
-        self.build(states, wave if learned else [])
+        self.build(states, wave if learned else [], max_excluded=max_excluded)
         self.ask_all(wave)
 
     # Decisions
@@ -74,8 +82,11 @@ class Placement(Life):
         assert len(set(answer.gpus)) == request.gpu.count
         assert set(answer.gpus) <= possible[answer.node]
         self.check_choice(rules, answer, request)
+        before_it = rules.excluded().count(request.namespace)
         self.cluster.engine.reserve(request, answer)
         self.decided(answer.reservation(request))
+        excluded = self.oracle().excluded().count(request.namespace)
+        assert self.max_excluded is None or excluded <= max(self.max_excluded, before_it)
         if self.cluster.head_reservation is not None and self.cluster.head_reservation.tenant == request.tenant:
             self.cluster.reserve_for_head(None)
 
@@ -135,7 +146,10 @@ class Placement(Life):
             possible = self.oracle().possible(request)
             assert (self.cluster.engine.find(request) is not None) == bool(possible)
             if possible:
-                assert woken or (key is not None and self.cluster.regrouped_since(key, moment))
+                regrouped = key is not None and self.cluster.regrouped_since(key, moment)
+                labelled = request.gpu.labels.exclusion is not None
+                fewer = labelled and self.cluster.excludes_fewer_since(request.namespace, moment)
+                assert woken or regrouped or fewer
             else:
                 assert not woken
 

@@ -122,6 +122,7 @@ class Operator:
             pods,
             AgentLeases(settings.agent_duration, clock),
             interactive_per_gpu=settings.interactive_per_gpu,
+            max_excluded_gpus=settings.max_excluded_gpus,
             namespace=settings.namespace,
         )
         self.watches = Watches(

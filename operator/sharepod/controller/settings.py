@@ -124,6 +124,13 @@ class OperatorSettings(BaseSettings):
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
 
+    max_excluded_gpus: Annotated[int, Field(ge=0)] | None = 4
+    """Most GPUs that one namespace keeps from all others by `exclusion` labels while less than half of their time is
+    requested: a further SharePod with such a label and a request below 0.5 waits, unless a GPU that has its label takes
+    it. 4 is half of a usual server: enough for a few small services on GPUs of their own, and a bound on what a
+    namespace blocks that no quota counts. null: any number.
+    """
+
     holder_image: str = "registry.k8s.io/pause:3.10"
     """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
     that waits. A holder has its GPU before the image is pulled."""

@@ -31,7 +31,7 @@ from .filters.explain import explain
 from .holders import find_holder
 from .policies import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Policy, policy_for
 from .state.cluster import Cluster, HeadReservation
-from .state.types import Assignment, NewHolder, PlacementRequest, Refusal
+from .state.types import Assignment, NewHolder, PlacementRequest, Refusal, label_key
 from .together import place_on, places_together
 from .wording import of_claims
 
@@ -97,16 +97,20 @@ class Engine:
             wanted = set(request.gpu.uuids)
             named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
             return best(candidates(named, request), request, policy)
-        # 2. GPUs that are kept for this very tenant come first.
+        # 2. Where its namespace excludes others from as many GPUs as it may, only those that have the label are left.
+        label = label_key(request.namespace, request.gpu.labels.exclusion)
+        if label is not None and not cluster.excluded.has_room_for(request):
+            return best(candidates(cluster.known(cluster.nodes_excluding(label)), request), request, policy)
+        # 3. GPUs that are kept for this very tenant come first.
         kept = cluster.kept()
         own = [item.node for item in kept if item.tenant == request.tenant]
         if own and (found := best(candidates(cluster.known(own), request), request, policy)) is not None:
             return found
-        # 3. Then GPUs that are kept for nobody, by its policy; the columns leave out all others.
+        # 4. Then GPUs that are kept for nobody, by its policy; the columns leave out all others.
         open_to = [item for item in kept if item.tenant != request.tenant and _lets_pass(item, request)]
         if not open_to:
             return self._by_policy(request, policy)
-        # 4. GPUs that are kept for one of lower priority, or of its own namespace, come last.
+        # 5. GPUs that are kept for one of lower priority, or of its own namespace, come last.
         elsewhere = self._by_policy(replace(request, priority=min(item.priority for item in open_to) - 1), policy)
         return elsewhere or best(candidates(cluster.known(item.node for item in open_to), request), request, policy)
 

@@ -4,7 +4,8 @@ Without it, small requests that fit at once could delay a large one forever (PL5
 `Cluster.reserve_for_head` puts a reservation into effect; the caller decides when.
 
 Guarantees:
-- A reservation is made only on a node that takes the request once enough of its tenants have left.
+- A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the cap
+  on excluded GPUs keeps from the request now are not reserved for it.
 - Of all such nodes, the one is chosen where the least has to be freed, then the first by name.
 """
 
@@ -32,7 +33,7 @@ def find_head_reservation(cluster: Cluster, request: PlacementRequest) -> HeadRe
     group's GPUs.
     """
     places = affinity_places(cluster, request)
-    checks = gpu_filters.static(request)
+    checks = (*gpu_filters.static(request), *gpu_filters.within_cap(request))
     best: tuple[tuple[bool, int, str], frozenset[GpuUuid]] | None = None
     for node in cluster.nodes():
         if not _node_usable(node, request):
@@ -62,7 +63,7 @@ def is_attainable(cluster: Cluster, request: PlacementRequest, reservation: Head
     places = affinity_places(cluster, request)
     if places and (reservation.node, reservation.gpus) not in places:
         return False
-    checks = gpu_filters.static(request)
+    checks = (*gpu_filters.static(request), *gpu_filters.within_cap(request))
     gpus = [node.gpus_by_uuid[uuid] for uuid in reservation.gpus if uuid in node.gpus_by_uuid]
     return len(gpus) == len(reservation.gpus) and all(_gpu_usable(gpu, checks) for gpu in gpus)
 
@@ -73,7 +74,7 @@ def _node_usable(node: NodeAccount, request: PlacementRequest) -> bool:
 
 
 def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
-    """Return whether the GPU takes the request, whose static filters these are, once enough of its tenants have
+    """Return whether the GPU takes the request, whose lasting filters these are, once enough of its tenants have
     left."""
     return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 

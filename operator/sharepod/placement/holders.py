@@ -92,5 +92,5 @@ def left_to_give(node: NodeAccount) -> int:
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:
     """Return whether the GPU passes once a holder of ours has it."""
-    fits = all(check.passes(gpu) for check in gpu_filters.static(request))
+    fits = all(check.passes(gpu) for check in (*gpu_filters.static(request), *gpu_filters.within_cap(request)))
     return fits and gpu.state.available and not gpu.tenants

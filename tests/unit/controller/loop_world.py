@@ -37,10 +37,11 @@ class World:
         standing: Callable[[str], Standing] | None = None,
         lasts: float = HEAD_RESERVATION_FOR,
         idle_ratio: float = 1.0,
+        max_excluded_gpus: int | None = None,
     ) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
-        self.state = ClusterState(PODS, AgentLeases(20.0, clock))
+        self.state = ClusterState(PODS, AgentLeases(20.0, clock), max_excluded_gpus=max_excluded_gpus)
         self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
         self.leading = True

@@ -62,8 +62,8 @@ def node(
 class ClusterWithEngine(Cluster):
     """A cluster and the engine that decides over it."""
 
-    def __init__(self, *, interactive_per_gpu: int = 1) -> None:
-        super().__init__(interactive_per_gpu=interactive_per_gpu)
+    def __init__(self, *, interactive_per_gpu: int = 1, max_excluded_gpus: int | None = None) -> None:
+        super().__init__(interactive_per_gpu=interactive_per_gpu, max_excluded_gpus=max_excluded_gpus)
         self.engine = Engine(self)
 
     def read_back(self, node: str, written: Reservation, generation: int) -> None:
@@ -73,8 +73,10 @@ class ClusterWithEngine(Cluster):
         self.load(node, {**rows, written.tenant: written}.values(), generation)
 
 
-def cluster_of(*nodes: NodeState, interactive_per_gpu: int = 1) -> ClusterWithEngine:
-    cluster = ClusterWithEngine(interactive_per_gpu=interactive_per_gpu)
+def cluster_of(
+    *nodes: NodeState, interactive_per_gpu: int = 1, max_excluded_gpus: int | None = None
+) -> ClusterWithEngine:
+    cluster = ClusterWithEngine(interactive_per_gpu=interactive_per_gpu, max_excluded_gpus=max_excluded_gpus)
     for state in nodes:
         cluster.upsert_node(state)
     return cluster

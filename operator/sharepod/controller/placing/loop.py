@@ -326,6 +326,9 @@ class PlacementLoop:
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
+        excludes = any(one.gpu.labels.exclusion is not None for one in (request, *request.beside))
+        if excludes and cluster.excludes_fewer_since(request.namespace, waiting.refused_at_version):
+            return True
         grown = cluster.grown_since(waiting.refused_at_version)
         if any(self.engine.serves(one, grown) for one in (request, self._best_effort(request)) if one is not None):
             return True
@@ -369,6 +372,7 @@ class PlacementLoop:
             self._unexplained[waiting.tenant] = waiting
             waiting.retry_at = min((until for _, until in memo.avoid.values()), default=float("inf"))
             return
+        version = cluster.room_version
         try:
             self.engine.reserve(request, answer)
         except PlacementError as error:
@@ -391,7 +395,8 @@ class PlacementLoop:
         self.preemptions.end(waiting.tenant, "placed")
         if is_head:
             cluster.reserve_for_head(None)
-        if is_head or preempted or request.gpu.labels.affinity is not None:  # the others of its group can follow now
+        grouped = request.gpu.labels.affinity is not None  # the others of its group can follow now
+        if is_head or preempted or grouped or cluster.excluding_fewer_at > version:
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)
 
@@ -410,7 +415,7 @@ class PlacementLoop:
 
     def _resize(self, waiting: WaitingTenant) -> None:
         """Decide about another share for one tenant, which waits on only if it is refused."""
-        waiting.refused_at_version = self._state.cluster.room_version
+        version = waiting.refused_at_version = self._state.cluster.room_version
         try:
             answer = try_resize(self._state, self._memos, waiting.tenant)
         except PlacementError as error:
@@ -427,6 +432,8 @@ class PlacementLoop:
                 self._on_answered(waiting.tenant)
             return
         self._resizes.pop(waiting.tenant, None)
+        if self._state.cluster.excluding_fewer_at > version:
+            self.room_changed()
         if answer is not None:
             metrics.DECISIONS.labels("resized").inc()
             memo.resize_refusal = None

@@ -63,6 +63,7 @@ class ClusterState:
         agents: Liveness of the agents.
         clock: Monotonic seconds.
         interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
+        max_excluded_gpus: GPUs that a namespace may exclude others from by small shares; None: any number.
         namespace: The operator's namespace, which the holders are in.
     """
 
@@ -73,6 +74,7 @@ class ClusterState:
         clock: Callable[[], float] = time.monotonic,
         *,
         interactive_per_gpu: int = 1,
+        max_excluded_gpus: int | None = None,
         namespace: str = "sharepod-system",
     ) -> None:
         self._settings = settings
@@ -88,7 +90,7 @@ class ClusterState:
         self.gpunodes: Store[GpuNodeFacts] = Store()
         self.seen_claims = ClaimsSeen(lambda uid: self.on_tenant_changed(uid))
         self.seen_claims.on_share_claim = self._share_claim_changed
-        self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
+        self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu, max_excluded_gpus=max_excluded_gpus)
         self.holders = HoldersSeen(namespace, self.cluster, self.gpunodes, on_changed=self._holders_changed)
         self.ledgers = Ledgers(
             self.cluster,

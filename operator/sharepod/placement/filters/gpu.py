@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import format_fraction
 from sharepod.placement.state.accounts import GpuAccount
+from sharepod.placement.state.exclusions import HALF_A_GPU
 from sharepod.placement.state.types import PlacementRequest, label_key
 from sharepod.placement.wording import counted, grouped, size_down, size_up, some_of
 
@@ -47,7 +48,7 @@ def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
     filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
-    filters += [_shared(request), _same_exclusion(request)]
+    filters += [_shared(request), _same_exclusion(request), *within_cap(request)]
     if request.gpu.labels.anti_affinity is not None:
         filters.append(_anti_affinity(request))
     if request.gpu.latency is Latency.INTERACTIVE:
@@ -133,6 +134,34 @@ def _same_exclusion(request: PlacementRequest) -> GpuFilter:
         return f'{_gpus(gpus, "has", "have")} tenants without the exclusion label "{label}"'
 
     return GpuFilter("Exclusion", lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
+
+
+def within_cap(request: PlacementRequest) -> tuple[GpuFilter, ...]:
+    """Return the filter of the cap on GPUs that a namespace excludes others from; none for a request that excludes
+    nobody, or asks for enough.
+
+    It passes a GPU that has the request's exclusion label already, and any where the namespace may exclude others from
+    as many more as the request asks for.
+    """
+    asked, namespace = request.gpu, request.namespace
+    if asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
+        return ()
+    own = {label_key(namespace, asked.labels.exclusion)}
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        excluded = gpus[0].excluded
+        half = format_fraction(HALF_A_GPU)
+        return (
+            f'{_gpus(gpus, "is", "are")} not given to an exclusion label of namespace "{namespace}", which keeps '
+            f"{counted(excluded.of(namespace), 'GPU')} with less than {half} of its time requested and asks for "
+            f"{asked.count} more, and the operator's setting max_excluded_gpus allows {excluded.most}: set "
+            f"spec.gpu.request {half} or more, leave out spec.gpu.exclusion, use the label of a GPU that the namespace "
+            "keeps and that has room, or ask an administrator"
+        )
+
+    return (
+        GpuFilter("ExclusionCap", lambda gpu: gpu.exclusions == own or gpu.excluded.has_room_for(request), explain),
+    )
 
 
 def _anti_affinity(request: PlacementRequest) -> GpuFilter:

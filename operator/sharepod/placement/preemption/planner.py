@@ -105,7 +105,9 @@ def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost
     usable = [gpu for gpu in _gpus(account, asked) if _may_be_freed(gpu, request, going)]
     if len(usable) < request.gpu.count:
         return None
+    capped = gpu_filters.within_cap(request)
     ready = [gpu for gpu in usable if not short_of_gpu(gpu, request) and not _conflicting(gpu, request)]
+    ready = [gpu for gpu in ready if all(check.passes(gpu) for check in capped)]
     ready = ready[: request.gpu.count]
     others = [gpu for gpu in usable if gpu not in ready]
     # 3. For each set of GPUs, the cheapest units.

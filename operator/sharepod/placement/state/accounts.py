@@ -16,6 +16,7 @@ from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import WHOLE_GPU, GpuUuid, TenantId, format_fraction
 from sharepod.placement.wording import size_down, size_up
 
+from .exclusions import HALF_A_GPU, ExcludedGpus
 from .topology import Topology
 from .types import (
     GpuState,
@@ -71,16 +72,20 @@ class GpuAccount:
         node: Name of the node.
         state: The GPU as its agent reports it.
         interactive_most: Most interactive tenants that it takes.
+        excluded: The GPUs that namespaces exclude others from, this one among them.
 
     `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
     labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant that
     this GPU is kept for, as the head of the line or because others make room for it; `kept_from` says from whom.
-    `interactive_room`: further interactive tenants that it takes.
+    `interactive_room`: further interactive tenants that it takes. `excluded_for`: the namespace that it
+    counts for in `excluded`.
     """
 
     __slots__ = (
         "anti_affinity",
+        "excluded",
+        "excluded_for",
         "exclusions",
         "exclusive",
         "free_memory",
@@ -98,8 +103,10 @@ class GpuAccount:
         "tenants",
     )
 
-    def __init__(self, node: str, state: GpuState, interactive_most: int) -> None:
+    def __init__(self, node: str, state: GpuState, interactive_most: int, excluded: ExcludedGpus) -> None:
         self.interactive_most = interactive_most
+        self.excluded = excluded
+        self.excluded_for: str | None = None
         self.node = node
         self.state = state
         self.index = state.index
@@ -160,6 +167,18 @@ class GpuAccount:
         self.exclusions = exclusions
         self.anti_affinity = anti_affinity
         self.owners: Mapping[str, int] = owners
+        if self.excluded.most is not None:
+            only = next(iter(exclusions)) if len(exclusions) == 1 and milli < HALF_A_GPU else None
+            self.count_for(only[0] if only is not None else None)
+
+    def count_for(self, namespace: str | None) -> None:
+        """Count the GPU as excluded by this namespace; None: by none."""
+        before, self.excluded_for = self.excluded_for, namespace
+        if before != namespace:
+            if before is not None:
+                self.excluded.count(before, -1)
+            if namespace is not None:
+                self.excluded.count(namespace, 1)
 
     def overcommit(self) -> Overcommit | None:
         """Describe by how much the GPU is over-committed; None where it is not. Only a ledger that was read can
@@ -200,10 +219,11 @@ class NodeAccount:
 
     `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
     are the holders on their way, each with the tenant that waits for it. `interactive_per_gpu`: most interactive
-    tenants that a GPU takes.
+    tenants that a GPU takes. `excluded`: where its GPUs are counted.
     """
 
     __slots__ = (
+        "_excluded",
         "_interactive_per_gpu",
         "_interchangeable",
         "_taken",
@@ -219,8 +239,9 @@ class NodeAccount:
         "uid",
     )
 
-    def __init__(self, name: str, *, interactive_per_gpu: int) -> None:
+    def __init__(self, name: str, *, interactive_per_gpu: int, excluded: ExcludedGpus) -> None:
         self.name = name
+        self._excluded = excluded
         self._interactive_per_gpu = interactive_per_gpu
         self.state: NodeState | None = None
         self.uid: str | None = None
@@ -241,7 +262,11 @@ class NodeAccount:
 
     def copy(self) -> NodeAccount:
         """Return an account of the same node that can be changed apart from this one."""
-        other = NodeAccount(self.name, interactive_per_gpu=self._interactive_per_gpu)
+        excluded = self._excluded.beside()
+        for gpu in self.gpus:
+            if gpu.excluded_for is not None:
+                excluded.count(gpu.excluded_for, -1)  # the copy counts it again
+        other = NodeAccount(self.name, interactive_per_gpu=self._interactive_per_gpu, excluded=excluded)
         other.set_state(self.state)
         other.pods, other.holders = dict(self.pods), dict(self.holders)
         for tenant, row in self.rows.items():
@@ -260,7 +285,10 @@ class NodeAccount:
         if gpus == before:
             return
         self._interchangeable = None
-        self.gpus = tuple(GpuAccount(self.name, gpu, self._interactive_per_gpu) for gpu in in_order(gpus))
+        for account in self.gpus:
+            account.count_for(None)
+        most, excluded = self._interactive_per_gpu, self._excluded
+        self.gpus = tuple(GpuAccount(self.name, gpu, most, excluded) for gpu in in_order(gpus))
         self.gpus_by_uuid = {account.state.uuid: account for account in self.gpus}
         self.topology = Topology.of([account.state for account in self.gpus])
         for tenant, row in self.rows.items():

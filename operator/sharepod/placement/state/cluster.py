@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from sharepod.api.units import GpuUuid, TenantId
 
 from .accounts import NodeAccount, PodUsage, Row
+from .exclusions import ExcludedGpus
 from .types import LabelKey, NodeState, Overcommit, PlacementError, PodNeeds, Reservation, Resources, label_key
 
 GroupPlace = tuple[str, frozenset[GpuUuid]]
@@ -43,11 +44,13 @@ class HeadReservation:
 class Cluster:
     """All nodes by name, whether their Node, their ledger or only their pods have been seen.
 
-    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes.
+    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes. `max_excluded_gpus`: GPUs that a
+    namespace may exclude others from with less than half of their time requested; None: any number.
     """
 
-    def __init__(self, *, interactive_per_gpu: int = 1) -> None:
+    def __init__(self, *, interactive_per_gpu: int = 1, max_excluded_gpus: int | None = None) -> None:
         self._interactive_per_gpu = interactive_per_gpu
+        self.excluded = ExcludedGpus(max_excluded_gpus)
         self._nodes: dict[str, NodeAccount] = {}
         self._subscribers: list[Callable[[str], None]] = []
         self._nodes_of: dict[TenantId, dict[str, None]] = {}
@@ -60,8 +63,12 @@ class Cluster:
         """Pods that wait for whole GPUs of NVIDIA's device plugin, by uid: what each asks of its node."""
         self._grown: dict[str, int] = {}
         self._regrouped: dict[LabelKey, int] = {}
+        self._excluding_fewer: dict[str, int] = {}
+        self._excluding: dict[LabelKey, Counter[str]] = {}
         self.room_version = 0
         """Number of changes so far that may have made room for a waiting request."""
+        self.excluding_fewer_at = 0
+        """The `room_version` at which a namespace last came to exclude others from fewer GPUs."""
         self.head_reservation: HeadReservation | None = None
         self._kept: dict[TenantId, HeadReservation] = {}
 
@@ -74,6 +81,7 @@ class Cluster:
     def upsert_node(self, state: NodeState) -> None:
         """Set what is known of a Node, and mark it as grown."""
         self._node(state.name).set_state(state)
+        self._mark_excluding_fewer()
         if state.device_plugin:
             self._plugin_nodes.add(state.name)
         else:
@@ -88,6 +96,7 @@ class Cluster:
         self._plugin_nodes.discard(name)
         if node is not None:
             node.set_state(None)
+            self._mark_excluding_fewer()
             self._touch(name)
             self._forget_if_empty(node)
 
@@ -381,6 +390,14 @@ class Cluster:
         """Return whether this affinity group has begun, ended or moved since this `room_version`."""
         return self._regrouped.get(key, 0) > version
 
+    def excludes_fewer_since(self, namespace: str, version: int) -> bool:
+        """Return whether the namespace has excluded others from fewer GPUs at any time since this `room_version`."""
+        return self._excluding_fewer.get(namespace, 0) > version
+
+    def nodes_excluding(self, key: LabelKey) -> tuple[str, ...]:
+        """Return the nodes with tenants of an exclusion label, in the order of their names."""
+        return tuple(sorted(self._excluding.get(key, ())))
+
     # Inside
 
     def _touch(self, name: str) -> None:
@@ -401,7 +418,11 @@ class Cluster:
             node.mark_kept({uuid: (item.tenant, item.priority, item.open_to) for item in here for uuid in item.gpus})
 
     def _node(self, name: str) -> NodeAccount:
-        return self._nodes.setdefault(name, NodeAccount(name, interactive_per_gpu=self._interactive_per_gpu))
+        account = self._nodes.get(name)
+        if account is None:
+            per_gpu = self._interactive_per_gpu
+            account = self._nodes[name] = NodeAccount(name, interactive_per_gpu=per_gpu, excluded=self.excluded)
+        return account
 
     def _forget_if_empty(self, node: NodeAccount) -> None:
         if node.empty:
@@ -414,7 +435,9 @@ class Cluster:
         if before is not None:
             self._count_group(node.name, before, -1)
             self._count_replica(node.name, before.wanted, -1)
+            self._count_excluding(node.name, before.wanted, -1)
         node.put(tenant, row)
+        self._mark_excluding_fewer()
         if taken:
             self._touch(node.name)
         else:
@@ -422,6 +445,7 @@ class Cluster:
         if row is not None:
             self._count_group(node.name, row, 1)
             self._count_replica(node.name, row.wanted, 1)
+            self._count_excluding(node.name, row.wanted, 1)
             self._nodes_of.setdefault(tenant, {})[node.name] = None
         elif tenant in self._nodes_of:
             self._nodes_of[tenant].pop(node.name, None)
@@ -454,6 +478,23 @@ class Cluster:
             del nodes[node]
         if not nodes:
             del self._replicas[owner]
+
+    def _count_excluding(self, node: str, reservation: Reservation, change: int) -> None:
+        key = label_key(reservation.namespace, reservation.labels.exclusion)
+        if key is None:
+            return
+        nodes = self._excluding.setdefault(key, Counter())
+        nodes[node] += change
+        if not nodes[node]:
+            del nodes[node]
+        if not nodes:
+            del self._excluding[key]
+
+    def _mark_excluding_fewer(self) -> None:
+        """Mark the namespaces that exclude others from fewer GPUs than before: they may exclude others from another."""
+        while self.excluded.fallen:
+            self.room_version += 1
+            self._excluding_fewer[self.excluded.fallen.pop()] = self.excluding_fewer_at = self.room_version
 
     def _row(self, node: str, tenant: TenantId) -> tuple[NodeAccount, Row]:
         account = self._nodes.get(node)

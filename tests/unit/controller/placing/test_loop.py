@@ -570,3 +570,25 @@ async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world
     kept = world.state.cluster.head_reservation
     assert kept is not None, world.why("member")
     assert kept.tenant == "whole"
+
+
+@pytest.mark.promise("placement-exclusion-cap")
+@pytest.mark.parametrize("how", ["leaves", "asks for more", "another joins"])
+async def test_one_that_the_cap_on_excluded_gpus_stops_is_placed_once_its_namespace_excludes_fewer(how: str) -> None:
+    async with deciding(World(max_excluded_gpus=1)) as world:
+        world.node("a")
+        world.node("b")
+        await world.want("first", 0, memory="1Gi", exclusion="x")
+        await world.want("second", 0.2, exclusion="y")
+        assert "second" not in world.placed
+        assert "max_excluded_gpus" in world.why("second")
+        if how == "leaves":
+            await world.leaves("first")
+        elif how == "another joins":
+            await world.want("joins", 0.5, memory="1Gi", exclusion="x")
+        else:
+            gpu = {"request": 0.5, "memory": "1Gi", "exclusion": "x"}
+            world.state.put_sharepod(sharepod_object(uid="first", name="first", version=1000, spec={"gpu": gpu}))
+            world.loop.want_resize("first", changed=True)
+            await world.settle()
+        assert "second" in world.placed

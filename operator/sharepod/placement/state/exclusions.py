@@ -1,0 +1,64 @@
+"""Excluded GPUs: how many GPUs each namespace keeps from all others by exclusion labels and hardly asks for.
+
+A GPU counts for a namespace while all of its tenants have one exclusion label of that namespace and less than half of
+its time is requested. From half on, the namespace asks for at least as much as it keeps from others, and quotas count
+that.
+
+Guarantees:
+- The count is that of the rows, of GPUs that are known: an operator that starts again counts the same.
+- What is tried on a copy of a node's account counts there alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sharepod.api.units import WHOLE_GPU
+
+from .types import PlacementRequest
+
+HALF_A_GPU = WHOLE_GPU // 2
+"""Requested thousandths from which on a GPU under an exclusion label no longer counts: so a namespace keeps at most
+twice what it asks for, and the cap beyond that."""
+
+
+class ExcludedGpus:
+    """Number of excluded GPUs by namespace.
+
+    Args:
+        most: GPUs that a namespace may exclude others from; None: any number.
+        base: what this one counts on top of.
+    """
+
+    __slots__ = ("_base", "_counts", "fallen", "most")
+
+    def __init__(self, most: int | None, base: ExcludedGpus | None = None) -> None:
+        self.most = most
+        self._base = base
+        self._counts: Counter[str] = Counter()
+        self.fallen: set[str] = set()
+        """Namespaces whose number has fallen since the caller last emptied this set."""
+
+    def of(self, namespace: str) -> int:
+        """Return how many GPUs count for a namespace."""
+        return self._counts.get(namespace, 0) + (self._base.of(namespace) if self._base is not None else 0)
+
+    def has_room_for(self, request: PlacementRequest) -> bool:
+        """Return whether this request may have GPUs that do not have its exclusion label yet, as many as it asks
+        for."""
+        asked = request.gpu
+        if self.most is None or asked.labels.exclusion is None or asked.request_milli >= HALF_A_GPU:
+            return True
+        return self.of(request.namespace) + asked.count <= self.most
+
+    def count(self, namespace: str, change: int) -> None:
+        """Add to the number of a namespace."""
+        self._counts[namespace] += change
+        if not self._counts[namespace]:
+            del self._counts[namespace]
+        if change < 0:
+            self.fallen.add(namespace)
+
+    def beside(self) -> ExcludedGpus:
+        """Return a count on top of this one that changes apart from it."""
+        return ExcludedGpus(self.most, self)
