@@ -66,7 +66,7 @@ class Month:
     gpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
     """GPU time reserved, by team."""
     alone_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
-    """Of it, what a team borrowed while nobody within a budget waited."""
+    """GPU time of it that a team borrowed while nobody within a budget waited."""
     waits_s: list[float] = field(default_factory=list)
     """Wait of each job so far, of one that was evicted all its waits together."""
     placed: int = 0

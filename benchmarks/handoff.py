@@ -37,7 +37,7 @@ from shares import cpu_of
 HOLD_US = 2_000
 QUANTUM_MS = 30
 APART = os.geteuid() == 0 and "--one-process" not in sys.argv
-"""Whether the agent is two processes."""
+"""True if the agent is two processes."""
 MOST_TENANTS = 240
 """On a node; a ledger has at most 256."""
 

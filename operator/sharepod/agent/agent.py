@@ -133,14 +133,7 @@ class Agent:
 
     async def check(self) -> None:
         """Find out whether this agent could serve: its hook and the driver can be read. Changes nothing else."""
-        try:
-            await asyncio.to_thread(self.settings.hook_file.read_bytes)
-            await self.inventory.read()
-        except (OSError, InventoryError) as error:
-            self.unfit = str(error)
-            log.error("this agent could not serve", error=self.unfit)
-        else:
-            self.unfit = None
+        self.unfit = await unfit_for(self.settings, self.inventory)
 
     async def take_stock(self, *, needed: bool = True) -> None:
         """Read the inventory, and follow it from now on.
@@ -338,6 +331,17 @@ class Agent:
                 gpu = gpu.model_copy(update={"shareable": False, "reason": reason})
             gpus.append(gpu)
         return tuple(gpus)
+
+
+async def unfit_for(settings: AgentSettings, inventory: Inventory) -> str | None:
+    """Return why an agent could not serve with these: its hook or the driver cannot be read; None if it could."""
+    try:
+        await asyncio.to_thread(settings.hook_file.read_bytes)
+        await inventory.read()
+    except (OSError, InventoryError) as error:
+        log.error("this agent could not serve", error=str(error))
+        return str(error)
+    return None
 
 
 @cache

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import structlog
 
-from sharepod.agent.agent import Agent, AgentFacts, agent_version
+from sharepod.agent.agent import Agent, AgentFacts, agent_version, unfit_for
 from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
-from sharepod.agent.devices.inventory import Inventory, InventoryError
+from sharepod.agent.devices.inventory import Inventory
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.state.kept_descriptors import KeptDescriptors
 from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue
@@ -126,14 +126,7 @@ class DistantAgent:
 
     async def check(self) -> None:
         """Find out whether this agent could serve: its hook and the driver can be read."""
-        try:
-            await asyncio.to_thread(self.settings.hook_file.read_bytes)
-            await self.inventory.read()
-        except (OSError, InventoryError) as error:
-            self.unfit = str(error)
-            log.error("this agent could not serve", error=self.unfit)
-        else:
-            self.unfit = None
+        self.unfit = await unfit_for(self.settings, self.inventory)
         self._tell_standing()
 
     async def take_stock(self, *, needed: bool = True) -> None:
