@@ -83,8 +83,19 @@ async def ends() -> AsyncIterator[tuple[Line, Far]]:
     far.line.close()
 
 
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def _file(descriptor: int) -> tuple[int, int]:
+    """Which file a descriptor opens."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _descriptors(*files: tuple[int, int]) -> int:
+    """How many of this process's descriptors open these files; others come and go with what earlier tests left."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            count += _file(int(name)) in files
+    return count
 
 
 async def test_an_answer_of_megabytes_comes_over_beside_small_ones(ends: tuple[Line, Far]) -> None:
@@ -97,15 +108,15 @@ async def test_an_answer_of_megabytes_comes_over_beside_small_ones(ends: tuple[L
 async def test_descriptors_come_over_both_ways_and_none_is_left(ends: tuple[Line, Far], tmp_path: Path) -> None:
     near, _far = ends
     (tmp_path / "file").write_text("content")
-    before = _descriptors()
     _none, (opened,) = await near.call(OPEN, str(tmp_path / "file"))
+    file = _file(opened)
     assert os.read(opened, 100) == b"content"
     for _ in range(100):
         _text, (again,) = await near.call(ECHO, "x" * 100_000, [opened])
         assert os.fstat(again).st_ino == os.fstat(opened).st_ino
         os.close(again)
     os.close(opened)
-    assert _descriptors() == before
+    assert _descriptors(file) == 0
 
 
 async def test_errors_are_what_they_were(ends: tuple[Line, Far]) -> None:
@@ -228,7 +239,7 @@ async def test_a_process_to_which_too_much_is_told_without_its_reading_loses_its
 @pytest.mark.parametrize("sent", [_frame(b"note\n1", kind=1), _frame(b"", length=8 << 20)])
 async def test_descriptors_that_belong_to_no_frame_end_the_link_and_are_closed(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
-    before = _descriptors()
+    both = _file(ours.fileno()), _file(theirs.fileno())
     far = Far()
     far.line.connect(theirs)
     with contextlib.suppress(OSError):
@@ -237,15 +248,15 @@ async def test_descriptors_that_belong_to_no_frame_end_the_link_and_are_closed(s
             await asyncio.sleep(0.001)
     await until(lambda: not far.line.up)
     ours.close()
-    assert _descriptors() == before - 2
+    assert _descriptors(*both) == 0
 
 
 @given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_whatever_bytes_come_nothing_but_the_link_ends(sent: list[bytes]) -> None:
     async def world() -> None:
-        before = _descriptors()
         ours, theirs = socket.socketpair()
+        both = _file(ours.fileno()), _file(theirs.fileno())
         far = Far()
         far.line.connect(theirs)
         for packet in sent:
@@ -257,6 +268,6 @@ def test_whatever_bytes_come_nothing_but_the_link_ends(sent: list[bytes]) -> Non
         await asyncio.sleep(0)
         ours.close()
         await until(lambda: not far.line.up)
-        assert _descriptors() == before
+        assert _descriptors(*both) == 0
 
     asyncio.run(world())
