@@ -24,7 +24,7 @@ from sharepod.budgets.budget import BudgetRules, BudgetState, ConsumedTotal, cha
 from sharepod.budgets.budget_account import MICRO, Terms
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller.placing.head_of_line import HeadOfLine
-from sharepod.controller.placing.preemptions import whose_turn
+from sharepod.controller.placing.making_room.preemptions import whose_turn
 from sharepod.controller.placing.waiting import WaitingTenant
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.memos import TenantMemos

@@ -96,6 +96,7 @@ BLOCKS: tuple[Case, ...] = (
         {"request": 0.4, "memoryIsolation": "Soft"},
     ),
     Case("unknown latency", "spec.gpu.latency", '"Normal", "Interactive"', {"request": 0.4, "latency": "Low"}),
+    Case("movable that is no boolean", "spec.gpu.movable", "boolean", {"request": 0.4, "movable": "yes"}),
     Case(
         "exclusive and interactive",
         "spec.gpu.latency",
@@ -378,6 +379,12 @@ ANNOTATIONS: tuple[Case, ...] = (
         "sharepod.dev/gpu-latency",
         "Normal or Interactive",
         annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-latency": "low"},
+    ),
+    Case(
+        "movable that is neither, annotated",
+        "sharepod.dev/gpu-movable",
+        "true or false",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-movable": "yes"},
     ),
     Case(
         "exclusive and interactive, annotated",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from cluster.claims_world import CLAIMS, allocation, claim_made_for, claim_path, row_of, runs
-from cluster.operator_world import GIB, World, a_world, gpu_uuid, wait
+from cluster.operator_world import GIB, TIMES, World, a_world, gpu_uuid, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
@@ -20,7 +20,7 @@ EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with a_world() as running:
+    with a_world(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
         if not serves_mutating_policies(running.api):
             pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
         install_plain(running.cluster)
@@ -326,3 +326,40 @@ def test_plain_pods_make_room_for_each_other_by_priority(world: World) -> None:
     left = [name for name in ("low0", "low1") if (world.pod(namespace, name) or {}).get("metadata")]
     assert len(left) == 1, "one made room for the memory"
     assert len(world.rows(node)) == 3
+
+
+@pytest.mark.promise("placement-move-plain")
+def test_a_movable_pod_of_a_deployment_makes_room_and_its_next_pod_has_the_place_that_was_kept(world: World) -> None:
+    (node,) = world.nodes("movers")
+    namespace = world.cluster.namespace("movers")
+    pod = line_pod(container(milli="400"), nodeSelector={"test": "movers"}, restartPolicy="Always")
+    labels = {"app": "mover"}
+    template = {
+        "metadata": {"labels": labels, "annotations": {"sharepod.dev/gpu-movable": "true"}},
+        "spec": pod["spec"],
+    }
+    body = {"metadata": {"name": "mover"}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+    world.api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", body)
+
+    def movers() -> list[Object]:
+        items: list[Object] = world.api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector=app=mover")["items"]
+        return [one for one in items if one["status"].get("phase") == "Running"]
+
+    wait(lambda: len(movers()) == 1, what="the mover runs")
+    (first,) = movers()
+    for name, milli in (("blocker", "600"), ("fixed", "500")):
+        start(world, namespace, name, container(milli=milli), on="movers")
+        runs(world, namespace, name)
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/blocker")
+    former = row(world, namespace, first["metadata"]["name"], node)
+    start(world, namespace, "waits", container(milli="800"), on="movers")
+    runs(world, namespace, "waits")
+    wait(
+        lambda: [one["metadata"]["uid"] for one in movers()] not in ([], [first["metadata"]["uid"]]),
+        what="its next Pod",
+    )
+    (second,) = movers()
+    moved, fixed = (row(world, namespace, name, node) or {} for name in (second["metadata"]["name"], "fixed"))
+    assert former is not None
+    assert moved["gpus"] == fixed["gpus"] != former["gpus"]
+    assert {"Moving", "Moved"} <= dict(world.events(namespace, "waits")).keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster.audit import Audit
-from cluster.operator_world import GIB, World, a_world, condition_of, wait
+from cluster.operator_world import GIB, TIMES, World, a_world, condition_of, wait
 from harness.api import Object
 
 _BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
@@ -16,7 +16,7 @@ _BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with a_world() as running:
+    with a_world(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
         running.api.create(
             "/apis/scheduling.k8s.io/v1/priorityclasses",
             {"metadata": {"name": "high"}, "value": 1000},
@@ -153,3 +153,68 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
         assert len(stayed) == 1, f"{stayed} were not touched: three made room for three"
         assert not audit.over_committed, audit.over_committed
         assert sum(len(world.rows(node)) for node in nodes) == 4
+
+
+def scattered(world: World, prefix: str) -> str:
+    """Two GPUs of one node: `mover` has 0.4 of one, `fixed` 0.5 of the other: 0.8 fits once `mover` is beside it."""
+    world.nodes(prefix)
+    namespace = world.cluster.namespace(prefix)
+    slow = {"test.sharepod.dev/termination-seconds": "3"}
+    small = {"memory": "1Gi"}
+    world.apply(
+        namespace,
+        "mover",
+        {"request": 0.4, "movable": True, **small},
+        on=prefix,
+        restartPolicy="Always",
+        annotations=slow,
+    )
+    world.phase(namespace, "mover", "Running")
+    world.apply(namespace, "blocker", {"request": 0.6, **small}, on=prefix)
+    world.phase(namespace, "blocker", "Running")
+    world.apply(namespace, "fixed", {"request": 0.5, **small}, on=prefix, restartPolicy="Always")
+    world.phase(namespace, "fixed", "Running")
+    world.delete(namespace, "blocker")
+    wait(lambda: world.sharepod(namespace, "mover")["status"].get("startTime"), what="the mover's start")
+    return namespace
+
+
+@pytest.mark.promise("placement-move-comes-back")
+def test_a_movable_sharepod_is_restarted_on_another_gpu_for_an_equal_that_waits(world: World) -> None:
+    namespace = scattered(world, "moves")
+    before = world.sharepod(namespace, "mover")["status"]
+    world.apply(namespace, "waits", {"request": 0.8, "memory": "1Gi"}, on="moves")
+    world.phase(namespace, "waits", "Running", timeout=40)
+    moved = world.until(
+        namespace,
+        "mover",
+        lambda seen: seen["status"]["phase"] == "Running" and restarts(seen) == 1,
+        what="the mover's next run",
+    )["status"]
+    assert moved["lastEnd"]["cause"] == "Moved"
+    assert "it makes room on" in moved["lastEnd"]["message"]
+    assert moved["gpuIndexes"] != before["gpuIndexes"]
+    assert moved["gpuIndexes"] == world.sharepod(namespace, "fixed")["status"]["gpuIndexes"]
+    assert restarts(world.sharepod(namespace, "fixed")) == 0
+    for name in ("mover", "waits"):
+        wait(lambda name=name: {"Moving", "Moved"} <= dict(world.events(namespace, name)).keys(), what="Events")
+
+
+@pytest.mark.promise("placement-move-crash")
+def test_operators_killed_amid_a_move_move_one_and_over_commit_nothing(world: World) -> None:
+    namespace = scattered(world, "moved")
+
+    def ended() -> bool:
+        pod = world.pod(namespace, "mover")
+        return pod is None or "deletionTimestamp" in pod["metadata"]
+
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(namespace, "waits", {"request": 0.8, "memory": "1Gi"}, on="moved")
+        wait(ended, what="the mover's end")
+        kill_and_start(world)
+        wait(lambda: world.sharepod(namespace, "mover")["status"].get("podUID") is None, what="the end of its run")
+        kill_and_start(world)
+        for name in ("waits", "mover", "fixed"):
+            world.phase(namespace, name, "Running", timeout=60)
+        assert [restarts(world.sharepod(namespace, name)) for name in ("mover", "fixed", "waits")] == [1, 0, 0]
+        assert not audit.over_committed, audit.over_committed

@@ -10,9 +10,9 @@ from itertools import combinations
 
 import pytest
 from property.preemption_oracle import SmallCluster, random_request, small_cluster
-from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import Engine
-from sharepod.placement.preemption.moves import Movable, MovePlan, cost_of_move, plan_move
+from sharepod.placement.preemption.moves import Movable, MovePlan, cost_of_move, place_holds, plan_move
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import Assignment, PlacementError, PlacementRequest
 
@@ -40,6 +40,7 @@ def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int)
             continue
         least = min(cost_of_move(movable[tenant]) for tenant in possible)
         assert plan.cost == cost_of_move(movable[plan.tenant]) == least, f"cluster {number}: {plan}"
+        _holds_until_its_new_place_is_taken(world, request, movable[plan.tenant], plan)
         _carry_out(world, request, movable[plan.tenant], plan)
         seen["inside" if plan.to.node == plan.node else "elsewhere"] += 1
     assert seen["inside"] + seen["elsewhere"] >= 1
@@ -131,6 +132,22 @@ def _carry_out(world: SmallCluster, request: PlacementRequest, mover: Movable, p
         assert _takes(cluster, moving, plan.to), plan
         cluster.reserve(plan.to.node, plan.to.reservation(moving))
     assert cluster.overcommits() == ()
+
+
+def _holds_until_its_new_place_is_taken(
+    world: SmallCluster, request: PlacementRequest, mover: Movable, plan: MovePlan
+) -> None:
+    cluster = world.cluster
+    assert place_holds(cluster, request, mover.request, plan.preemption), plan
+    node = cluster.node(plan.to.node)
+    assert node is not None
+    if plan.to.node == plan.node:
+        return  # what the request takes of it is counted there
+    gpu = node.gpus_by_uuid[plan.to.gpus[0]]
+    all_of_it = replace(mover.request.gpu, count=1, request_milli=Milli(gpu.free_milli), memory=Bytes(gpu.free_memory))
+    first = replace(mover.request, tenant=TenantId("first"), gpu=all_of_it)
+    cluster.reserve(node.name, _at(cluster, first, node.name, frozenset({gpu.state.uuid})).reservation(first))
+    assert not place_holds(cluster, request, mover.request, plan.preemption), "another has its place"
 
 
 def _at(cluster: Cluster, request: PlacementRequest, name: str, gpus: frozenset[GpuUuid]) -> Assignment:

@@ -8,10 +8,12 @@ from itertools import combinations
 
 import pytest
 from property.preemption_oracle import SmallCluster, random_request, small_cluster
+from sharepod.api.units import Bytes, TenantId
 from sharepod.placement.engine import Engine
+from sharepod.placement.preemption.moves import Movable
 from sharepod.placement.preemption.victims import VictimFacts
-from sharepod.placement.state.types import PlacementRequest
-from sharepod.placement.whatif import leavers
+from sharepod.placement.state.types import Assignment, PlacementRequest
+from sharepod.placement.whatif import leavers, move_advice
 
 _CLUSTERS = 120
 
@@ -20,6 +22,12 @@ def alone(world: SmallCluster) -> SmallCluster:
     """The same cluster, every tenant a victim of its own."""
     rows = [row for some in world.rows.values() for row in some]
     return SmallCluster(world.nodes, world.rows, {row.tenant: VictimFacts(unit=row.tenant, priority=0) for row in rows})
+
+
+def everybody(world: SmallCluster) -> dict[TenantId, Movable]:
+    """All tenants as ones that could be moved, with the requests that they were placed by."""
+    rows = [row for some in world.rows.values() for row in some]
+    return {row.tenant: Movable(request=world.requests[row.tenant]) for row in rows}
 
 
 def places(world: SmallCluster, request: PlacementRequest, gone: frozenset[str]) -> bool:
@@ -54,3 +62,33 @@ def test_advice_followed_means_placed_and_fewer_would_not_do(part: int) -> None:
         foreign = [one for one in names if names[one] != request.namespace]
         words = found.advice.replace(",", " ").split()
         assert not set(words) & {str(one) for one in foreign}, "another namespace's tenant is named"
+
+
+@pytest.mark.promise("placement-advice-helps")
+def test_advice_to_move_one_followed_means_placed() -> None:
+    helped = number = 0
+    while helped < _CLUSTERS // 3:
+        number += 1
+        chance = random.Random(number)
+        world = small_cluster(chance)
+        request = replace(random_request(chance, "new", priority=0), namespace=chance.choice(("one", "two")))
+        cluster = world.cluster
+        movable = everybody(world)
+        if Engine(cluster).find(request) is not None:
+            continue
+        found = move_advice(cluster, request, movable, Engine(cluster).find)
+        if found is None:
+            continue
+        helped += 1
+        mover = movable[found.tenant].request
+        assert found.name == mover.name
+        after = world.cluster
+        ((former, _),) = after.reservations_of(found.tenant)
+        after.release(former, found.tenant)
+        after.remove_pod(f"pod-{found.tenant}")
+        node = after.node(found.node)
+        assert node is not None
+        memory = min(mover.gpu.memory_on(node.gpus_by_uuid[uuid].state.memory) for uuid in found.gpus)
+        to = Assignment(node=found.node, gpus=found.gpus, memory=Bytes(memory))
+        after.reserve(found.node, to.reservation(mover))
+        assert Engine(after).find(request) is not None, f"{number}: {found}"

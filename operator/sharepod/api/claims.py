@@ -54,6 +54,7 @@ FIELDS_OF_ANNOTATIONS = (
     "placement",
     "uuids",
     "models",
+    "movable",
 )
 """Fields that a claim may set by annotation: those that its spec has no place for."""
 
@@ -293,6 +294,7 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
         placement=PlacementPolicy(said.get("placement", PlacementPolicy.BINPACK)),
         uuids=_one_of(first, "uuids", first.uuids, said, count),
         models=_one_of(first, "models", first.models, said, count),
+        movable=said.get("movable"),
     )
 
 

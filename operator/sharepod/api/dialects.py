@@ -59,6 +59,9 @@ MAX_LISTED = 64
 MAX_LIST_TEXT = 8192
 """Characters of an annotation with a list: `MAX_LISTED` names of 96 characters, each with a comma and blanks."""
 
+FLAGS = ("true", "false")
+"""Values of an annotation that says yes or no."""
+
 GPUID_KEY = "GPUID"
 """Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName`
 stand."""
@@ -96,6 +99,7 @@ KEYS: tuple[Key, ...] = (
     Key(field="placement", native="gpu-placement"),
     Key(field="uuids", native="gpu-uuids"),
     Key(field="models", native="gpu-models"),
+    Key(field="movable", native="gpu-movable"),
 )
 
 _FIELDS = tuple(str(field.alias) for field in GpuSpec.model_fields.values())
@@ -295,6 +299,12 @@ def _choice(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _flag(text: str) -> bool:
+    if text not in FLAGS:
+        raise ValueError(f"{_said(text)} is not known; write {' or '.join(FLAGS)}")
+    return text == "true"
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text[: MAX_LIST_TEXT + 1].split(",", MAX_LISTED))
     if len(text) > MAX_LIST_TEXT or not all(names) or len(names) > MAX_LISTED:
@@ -337,5 +347,6 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "gpu-placement": _choice(*PlacementPolicy),
     "gpu-uuids": _uuids,
     "gpu-models": _names,
+    "gpu-movable": _flag,
 }
 """Parser of each key's value."""

@@ -31,7 +31,7 @@ ONE_POD = "a SharePod is one pod; create as many SharePods as you need pods"
 OWN_FIELDS = ("gpu", REPLICAS, TTL)
 """Fields of `spec` that are not a PodSpec's."""
 
-MUTABLE = ("request", "limit", "memory")
+MUTABLE = ("request", "limit", "memory", "movable")
 """Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
 
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
@@ -73,6 +73,7 @@ class GpuSpec(Model):
     placement: PlacementPolicy = PlacementPolicy.BINPACK
     uuids: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     models: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    movable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class GpuRequest:
     """Request of a tenant for a share of each of its `count` GPUs.
 
     `request_milli`, `limit_milli`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's
-    memory.
+    memory. `movable`: whether it may be restarted elsewhere to make room; None: only instead of being preempted.
     """
 
     request_milli: Milli
@@ -94,6 +95,7 @@ class GpuRequest:
     placement: PlacementPolicy = PlacementPolicy.BINPACK
     uuids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    movable: bool | None = None
 
     def memory_on(self, capacity: int) -> Bytes:
         """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants."""
@@ -173,6 +175,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         placement=gpu.placement,
         uuids=gpu.uuids,
         models=gpu.models,
+        movable=gpu.movable,
     )
 
 

@@ -127,8 +127,15 @@ PREEMPTIONS = Counter(
 )
 VICTIMS = Counter(
     "sharepod_operator_preemption_victims",
-    "Tenants of lower priority that made room, by how: lowered (request 0), evicted.",
+    "Tenants that made room, by how: lowered (request 0), moved (restarted elsewhere), evicted.",
     ["how"],
+    registry=LEADERS,
+)
+MOVES = Counter(
+    "sharepod_operator_moves",
+    "Moves of tenants by outcome: begun, moved (to the place kept for it), elsewhere (placed on other GPUs), stopped "
+    "(before its Pod was evicted), lost (its next Pod has not asked for the place that was kept).",
+    ["outcome"],
     registry=LEADERS,
 )
 NAMESPACE_GPU_SECONDS = Counter(

@@ -34,6 +34,7 @@ from sharepod.controller.budgets.time_of_day import TimeOfDay
 from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.placing.making_room.moving import MoveLimits
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -159,6 +160,7 @@ class Operator:
             head_idle_ratio=settings.keep_idle_ratio,
             on_holder_wanted=lambda request, place: self.holder_reconciler.want(request, place),
             preemptions_per_minute=settings.preemptions_per_minute,
+            moves=MoveLimits(settings.moves_per_minute, settings.move_after),
             fair_wait=settings.fair_wait,
             standing=lambda namespace: self.budgets.standing(namespace),
         )
@@ -188,6 +190,7 @@ class Operator:
             clock,
         )
         self.loop.preemptions.on_begun = self.preemptor.begin
+        self.loop.preemptions.moving.on_moved = self.preemptor.moved
         self.budgets = BudgetControl(
             self.state,
             self.client,

@@ -174,6 +174,17 @@ class OperatorSettings(BaseSettings):
     waits in any case.
     """
 
+    moves_per_minute: Annotated[float, Field(ge=0, le=600)] = 6
+    """Moving: most tenants that are restarted on other GPUs to make room per minute in the whole cluster. Few, because
+    each is a restart; not 0, because nobody is moved who has not said `movable: true`, but for best effort tenants that
+    would be evicted otherwise. 0 turns moving off.
+    """
+
+    move_after: Annotated[float, Field(ge=0)] = 600
+    """A tenant is moved only once it has run for this long, so that nobody is moved again and again: ten minutes, as
+    long as a run has to last for its end to count as a first one.
+    """
+
     lease_duration: Seconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
 

@@ -1,7 +1,8 @@
-"""Advice to a request that waits: which tenants would have to go. Pure.
+"""Advice to a request that waits: which tenant would have to move, or which would have to go. Pure.
 
 Guarantees:
-- Advice followed means placed: once those named have gone, and nothing else has changed, the engine places the request.
+- Advice followed means placed: once those named have gone, or the one named runs on the node that is named, and nothing
+  else has changed, the engine places the request.
 - No fewer would do: of sets of the request's own namespace the smallest is named where one helps, else the smallest of
   all, by number.
 - Tenants of other namespaces are counted, never named.
@@ -10,11 +11,12 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sharepod.api.units import TenantId
+from sharepod.api.units import GpuUuid, TenantId
 
+from .preemption.moves import Find, Movable, plan_move
 from .preemption.planner import plan_preemption
 from .preemption.victims import VictimFacts, Victims, victims_of
 from .state.cluster import Cluster
@@ -46,6 +48,33 @@ class Leavers:
             names.append(f"{self.others} {'tenant' if self.others == 1 else 'tenants'} of other namespaces")
         listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
         return f"It would fit if {listed} ended."
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAdvice:
+    """Tenant that would have to run elsewhere. `name`: of its Pod; `node`: where it has room."""
+
+    tenant: TenantId
+    name: str
+    node: str
+    gpus: tuple[GpuUuid, ...]
+
+    @property
+    def advice(self) -> str:
+        """The same in words."""
+        return f"It would fit if {self.name} ran elsewhere on {self.node}: movable: true lets it be moved there."
+
+
+def move_advice(
+    cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
+) -> MoveAdvice | None:
+    """Return which of these tenants would have to move; None if no single move would help. `find`: see `Find`."""
+    if len(movable) > _MOST_TENANTS:
+        return None
+    plan = plan_move(cluster, request, movable, find)
+    if plan is None:
+        return None
+    return MoveAdvice(plan.tenant, movable[plan.tenant].request.name, plan.to.node, plan.to.gpus)
 
 
 def leavers(cluster: Cluster, request: PlacementRequest) -> Leavers | None:

@@ -12,6 +12,7 @@ from typing import Any
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.placing.making_room.moving import NO_MOVES, MoveLimits
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -34,6 +35,7 @@ class World:
         self,
         *,
         preemptions_per_minute: float = 0.0,
+        moves: MoveLimits = NO_MOVES,
         standing: Callable[[str], Standing] | None = None,
         lasts: float = HEAD_RESERVATION_FOR,
         idle_ratio: float = 1.0,
@@ -58,6 +60,7 @@ class World:
             head_reservation_for=lasts,
             head_idle_ratio=idle_ratio,
             preemptions_per_minute=preemptions_per_minute,
+            moves=moves,
             wall=lambda: START + clock() - began,
             fair_wait=FAIR_WAIT,
             standing=standing or (lambda namespace: self.standings.get(namespace, WITHOUT_BUDGET)),
@@ -81,8 +84,17 @@ class World:
         self.state.cluster.remove_node(name)
         self.state.on_room_changed()
 
-    async def want(self, tenant: str, request: float, *, priority: int = 0, namespace: str = "n", **gpu: Any) -> None:
-        spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
+    async def want(
+        self,
+        tenant: str,
+        request: float,
+        *,
+        priority: int = 0,
+        namespace: str = "n",
+        restart: str = "Never",
+        **gpu: Any,
+    ) -> None:
+        spec: dict[str, Any] = {"gpu": {"request": request, **gpu}, "restartPolicy": restart}
         made = f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"
         metadata = {"creationTimestamp": made, "namespace": namespace}
         self.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))

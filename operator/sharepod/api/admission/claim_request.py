@@ -13,6 +13,7 @@ from sharepod.api.claims import ANNOTATIONS, CAPACITIES, EXAMPLE, FIELDS, GATE_H
 from sharepod.api.dialects import (
     DECIMAL_PATTERN,
     FIELD_OF,
+    FLAGS,
     MAX_LIST_TEXT,
     MAX_MEMORY,
     MIN_MEMORY,
@@ -123,6 +124,7 @@ def _annotations() -> list[Validation]:
         "memoryIsolation": [*MemoryIsolation],
         "latency": [*Latency],
         "placement": [*PlacementPolicy],
+        "movable": [*FLAGS],
     }
     labels = [name for name in ANNOTATIONS if FIELD_OF[name] in ("affinity", "antiAffinity", "exclusion")]
     rules = [

@@ -14,6 +14,7 @@ from sharepod.api.dialects import (
     BYTES_PATTERN,
     DECIMAL_PATTERN,
     FIELD_OF,
+    FLAGS,
     FOREIGN_PREFIXES,
     GPUID_KEY,
     KEYS,
@@ -193,6 +194,7 @@ def readable() -> list[Validation]:
         _one_of("memoryIsolation", [*MemoryIsolation]),
         _one_of("latency", [*Latency]),
         _one_of("placement", [*PlacementPolicy]),
+        _one_of("movable", FLAGS),
         _each(
             labels,
             f"v.matches('{LABEL_PATTERN}')",

@@ -356,6 +356,12 @@ def gpu_schema() -> Schema:
                 "x-kubernetes-list-type": "set",
                 "items": {"type": "string", "minLength": 1, "maxLength": 96},
             },
+            "movable": {
+                "description": "Whether it may be restarted on other GPUs where that makes room for one that waits, of "
+                "its own or a higher priority. Default: only where it would be evicted otherwise, and only with "
+                "request 0 and restartPolicy Always. With restartPolicy Never it stays in any case.",
+                "type": "boolean",
+            },
         },
     }
     schema["x-kubernetes-validations"] = [*_together_rules(), *_fix_gpu(schema)]

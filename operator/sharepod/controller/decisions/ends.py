@@ -38,6 +38,7 @@ class EndReason(StrEnum):
     EVICTED = "Evicted"
     PREEMPTED = "Preempted"
     INVALID = "Invalid"
+    MOVED = "Moved"
     NOT_STARTED = "NotStarted"
     POD_FAILED = "PodFailed"
     POD_LOST = "PodLost"
@@ -71,6 +72,8 @@ class EndCause(StrEnum):
     """By the Eviction API (`kubectl drain`), or by a NoExecute taint."""
     PREEMPTED = "Preempted"
     """For a Pod of higher priority, by kube-scheduler or by the operator."""
+    MOVED = "Moved"
+    """The operator restarts it on other GPUs, which makes room for one that waits."""
     DELETED = "Deleted"
     """Somebody deleted the Pod."""
     NODE_LOST = "NodeLost"
@@ -85,6 +88,7 @@ _DISRUPTIONS = frozenset(
     {
         EndCause.DRAINED,
         EndCause.PREEMPTED,
+        EndCause.MOVED,
         EndCause.DELETED,
         EndCause.NODE_LOST,
         EndCause.GPU_FAILED,
@@ -95,10 +99,14 @@ _DISRUPTIONS = frozenset(
 
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget of a Pod that made room for another; the operator is one more scheduler."""
+MOVED = "MovedByOperator"
+"""Reason in the place of a condition's for a Pod that the operator moves: the API server says only that it was
+evicted."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,
     PREEMPTED: EndCause.PREEMPTED,
+    MOVED: EndCause.MOVED,
     "DeletionByPodGC": EndCause.NODE_LOST,
     "TerminationByKubelet": EndCause.EVICTED,
 }
@@ -189,10 +197,16 @@ def disruption_cause(pod: PodFacts) -> EndCause:
 
 def disruption_reason(pod: PodFacts) -> EndReason:
     """Return the reason that a disrupted Pod's SharePod shows."""
-    return EndReason.PREEMPTED if disruption_cause(pod) is EndCause.PREEMPTED else EndReason.EVICTED
+    return _OWN_REASONS.get(disruption_cause(pod), EndReason.EVICTED)
 
 
-_REASONS: dict[str, EndCause] = {EndReason.EVICTED: EndCause.EVICTED, EndReason.PREEMPTED: EndCause.PREEMPTED}
+_OWN_REASONS = {EndCause.PREEMPTED: EndReason.PREEMPTED, EndCause.MOVED: EndReason.MOVED}
+"""Reasons of disruptions that make room for others; any other one is an eviction."""
+_REASONS: dict[str, EndCause] = {
+    EndReason.EVICTED: EndCause.EVICTED,
+    EndReason.PREEMPTED: EndCause.PREEMPTED,
+    EndReason.MOVED: EndCause.MOVED,
+}
 """Causes by the reason that a SharePod's condition shows while its disrupted Pod goes."""
 
 

@@ -64,6 +64,18 @@ def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, st
     return replace(requests[0], beside=tuple(requests[1:]))
 
 
+def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementRequest | None:
+    """Return what the next Pod of a claim's controller will ask for; None for a Pod that has other claims, or that
+    nobody brings back."""
+    pods = tuple(pod for pod in state.seen_claims.users(claim) if pod.runs)
+    if claim.request is None or len(pods) != 1:
+        return None
+    pod = pods[0]
+    if pod.owner is None or claim.made_for != pod.uid or len(pod.entries) != 1 or pod.asks is None:
+        return None
+    return _request(claim, pod, pod.asks, {}, counts=True)
+
+
 def pinned(needs: PodNeeds, node: str) -> PodNeeds:
     """Return the same needs for a Pod that can only go to one node."""
     here = NodeRequirement(key="metadata.name", operator="In", values=(node,))

@@ -3,8 +3,9 @@
 Guarantees:
 - Explaining delays nobody: it comes after the decisions of a pass, in slices, and stops when others come to be placed.
 - One refusal is explained at most every `_EXPLAIN_PERIOD_S`, and an answer that has not changed is not told again.
-- Looking for tenants that would have to go takes at most a tenth of the time; where that is used up, a refusal goes
-  without.
+- Looking for tenants that would have to move or go takes at most a tenth of the time; where that is used up, a refusal
+  goes without.
+- Only tenants of its own namespace are named.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from sharepod.api.units import TenantId
 from sharepod.budgets.standing import Standing
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine
+from sharepod.placement.preemption.moves import Movable
 from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
-from sharepod.placement.whatif import leavers
+from sharepod.placement.whatif import leavers, move_advice
 
 from .requests import borrower_advice
 from .waiting import WaitingTenant
@@ -28,7 +31,7 @@ _EXPLAIN_PERIOD_S = 5.0
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
 _IDLE_PER_LOOK = 9
-"""Time that passes after each look for tenants that would have to go, in times of how long it took."""
+"""Time that passes after each look for tenants that would have to move or go, in times of how long it took."""
 
 
 class Explanations:
@@ -38,6 +41,7 @@ class Explanations:
         engine: Decides, and words refusals.
         memos: Take the refusals.
         request_of: Returns what a tenant asks for; None if it waits no longer.
+        own_movable: Returns the tenants of a request's namespace that could be moved for it if their owner said so.
         standing: Returns the standing of a namespace by its budget.
         may_act: True while this process leads and has listed everything.
         on_answered: Called with each tenant that has a new answer to show.
@@ -52,6 +56,7 @@ class Explanations:
         memos: TenantMemos,
         *,
         request_of: Callable[[WaitingTenant], PlacementRequest | None],
+        own_movable: Callable[[PlacementRequest], Mapping[TenantId, Movable]],
         standing: Callable[[str], Standing],
         may_act: Callable[[], bool],
         on_answered: Callable[[str], None],
@@ -62,6 +67,7 @@ class Explanations:
         self._engine = engine
         self._memos = memos
         self._request_of = request_of
+        self._own_movable = own_movable
         self._standing = standing
         self._may_act = may_act
         self._on_answered = on_answered
@@ -101,7 +107,7 @@ class Explanations:
         waiting.refusal = refusal
         if refusal.outlook is Outlook.WAITING:
             if time.monotonic() >= self._next_leavers:
-                refusal = self._with_leavers(request, refusal)
+                refusal = self._with_tenants(request, refusal)
             elif same and memo.refusal is not None:
                 return
             if budget := borrower_advice(self._standing(request.namespace)):
@@ -115,10 +121,11 @@ class Explanations:
             memo.refusal = refusal
             self._on_answered(waiting.tenant)
 
-    def _with_leavers(self, request: PlacementRequest, refusal: Refusal) -> Refusal:
-        """Add to a refusal which tenants would have to go."""
-        began = time.monotonic()
-        found = leavers(self._engine.cluster, request)
+    def _with_tenants(self, request: PlacementRequest, refusal: Refusal) -> Refusal:
+        """Add to a refusal which tenant would have to move or, where no single move helps, which would have to go."""
+        began, engine = time.monotonic(), self._engine
+        own = self._own_movable(request)
+        found = move_advice(engine.cluster, request, own, engine.find) or leavers(engine.cluster, request)
         ended = time.monotonic()
         self._next_leavers = ended + _IDLE_PER_LOOK * (ended - began)
         return refusal if found is None else replace(refusal, advice=f"{refusal.advice} {found.advice}".strip())

@@ -39,10 +39,12 @@ from sharepod.placement.state.types import (
 
 from .explanations import Explanations
 from .head_of_line import HeadOfLine
-from .preemptions import Preemptions
+from .making_room.movers_seen import MoversSeen
+from .making_room.moving import NO_MOVES, MoveLimits, Moving
+from .making_room.preemptions import Preemptions
+from .making_room.victims_seen import VictimsSeen
 from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
-from .victims_seen import VictimsSeen
 from .waiting import WaitingTenant
 
 _YIELD_S = 0.01
@@ -86,6 +88,7 @@ class PlacementLoop:
         head_reservation_for: Seconds after which that reservation ends.
         head_idle_ratio: Most of the GPU time that may stand idle for the head of the line in the long run.
         preemptions_per_minute: Most victims of preemption a minute; 0: nobody is preempted.
+        moves: Limits of moving tenants to other GPUs.
         wall: Time of day, seconds since the epoch.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count for that reservation.
         standing: Returns the standing of a namespace by its budget.
@@ -105,6 +108,7 @@ class PlacementLoop:
         head_idle_ratio: float = 1.0,
         on_holder_wanted: Callable[[PlacementRequest, NewHolder], None] = lambda _request, _place: None,
         preemptions_per_minute: float = 0.0,
+        moves: MoveLimits = NO_MOVES,
         wall: Callable[[], float] = time.time,
         fair_wait: float = float("inf"),
         standing: Callable[[str], Standing] = lambda _namespace: WITHOUT_BUDGET,
@@ -137,10 +141,14 @@ class PlacementLoop:
             later=self._later,
             wake=self._kick.set,
         )
+        self._standing = standing
+        self.victims_seen = VictimsSeen(state, clock, wall, standing)
+        movers = MoversSeen(state, self.victims_seen, self.requests, after=moves.after, wall=wall, standing=standing)
         self._explanations = Explanations(
             self.engine,
             memos,
             request_of=self._request_of,
+            own_movable=movers.own,
             standing=standing,
             may_act=may_act,
             on_answered=on_answered,
@@ -148,11 +156,18 @@ class PlacementLoop:
             later=self._later,
             kick=self._kick,
         )
-        self._standing = standing
-        self.victims_seen = VictimsSeen(state, clock, wall, standing)
         self.preemptions = Preemptions(
             state,
             self.victims_seen,
+            Moving(
+                state,
+                self.victims_seen,
+                movers,
+                self.engine.find,
+                per_minute=moves.per_minute,
+                clock=clock,
+                later=self._later,
+            ),
             request_of=self._request_of,
             per_minute=preemptions_per_minute,
             clock=clock,
@@ -391,8 +406,7 @@ class PlacementLoop:
         for other in request.beside:
             self._memos.of(other.tenant).refusal = None
         self._places.pop(waiting.tenant, None)
-        preempted = self.preemptions.of(waiting.tenant) is not None
-        self.preemptions.end(waiting.tenant, "placed")
+        preempted = self.preemptions.placed(request, answer)
         if is_head:
             cluster.reserve_for_head(None)
         grouped = request.gpu.labels.affinity is not None  # the others of its group can follow now

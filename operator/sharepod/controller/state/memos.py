@@ -57,6 +57,8 @@ class Eviction:
     """Cause of its eviction in words, once the API server has accepted the eviction."""
     preempted: bool = False
     """It made room for a tenant of higher priority."""
+    moved: bool = False
+    """It is restarted elsewhere, which makes room for one that waits."""
 
 
 @dataclass(slots=True)

@@ -21,8 +21,9 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
-from sharepod.controller.placing.preemptions import OngoingPreemption, Preemptions
-from sharepod.controller.placing.victims_seen import VictimsSeen
+from sharepod.controller.placing.making_room.moving import OngoingMove
+from sharepod.controller.placing.making_room.preemptions import OngoingPreemption, Preemptions
+from sharepod.controller.placing.making_room.victims_seen import VictimsSeen
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
 from sharepod.controller.state.facts.object_facts import ObjectFacts
@@ -74,7 +75,12 @@ class Preemptor:
                 f"time on {plan.node}; it keeps its memory and runs on what others leave"
             )
             self._tell(tenant, "Lowered", "Lower", text)
-        self._tell_preemptor(preemption)
+        if plan.move_to is None:
+            self._tell_preemptor(preemption)
+        else:
+            moved = self._named(request.namespace, plan.evict)
+            text = f"keeps {counted(len(plan.gpus), 'GPU')} of {plan.node} for it, and moves {moved}"
+            self._tell(request.tenant, "Moving", "Move", text)
         if plan.evict:
             self.queue.add(request.tenant)
 
@@ -100,7 +106,7 @@ class Preemptor:
                     self._preemptions.refused(tenant, pod.uid)
                     return
                 if not dry_run:
-                    self._evicted(preemption.request, preemption.plan.node, victim, pod)
+                    self._evicted(preemption, victim, pod)
 
     def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
         """Return whom a preemption evicts and that is not ending yet, each Pod once."""
@@ -112,15 +118,32 @@ class Preemptor:
                     found.setdefault(pod.uid, (victim, pod))
         return list(found.values())
 
-    def _evicted(self, request: PlacementRequest, node: str, victim: str, pod: AnyPod) -> None:
+    def moved(self, move: OngoingMove, node: str) -> None:
+        """Tell both sides of a move whose tenant is placed again on a node."""
+        mover, waits = move.mover, move.waits
+        made_room = f"it made room on {move.node} for {_whom(waits, mover.namespace)}"
+        self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now; {made_room}")
+        who = mover.name if mover.namespace == waits.namespace else "a tenant of another namespace"
+        self._tell(waits.tenant, "Moved", "Move", f"{who} made room on {move.node} and has another place now")
+
+    def _evicted(self, preemption: OngoingPreemption, victim: str, pod: AnyPod) -> None:
         """Note and tell that a Pod ends to make room."""
+        request, node, to = preemption.request, preemption.plan.node, preemption.plan.move_to
         self._seen.evicted(pod.uid)
-        metrics.VICTIMS.labels("evicted").inc()
-        text = f"preempted on {node} by {_for_whom(request, pod.namespace)}"
+        metrics.VICTIMS.labels("moved" if to is not None else "evicted").inc()
+        if to is not None:
+            text = f"restarted on {to.node}: it makes room on {node} for {_whom(request, pod.namespace)}"
+        else:
+            text = f"preempted on {node} by {_for_whom(request, pod.namespace)}"
         log.info("preempts", tenant=victim, pod=f"{pod.namespace}/{pod.name}", by=request.tenant, node=node)
         memo = self._memos.of(victim)
-        memo.eviction = Eviction(pod=pod.uid, since=self._clock(), done=text, preempted=True)
-        self._tell(victim, "Preempted", "Preempt", text)
+        memo.eviction = Eviction(
+            pod=pod.uid, since=self._clock(), done=text, preempted=to is None, moved=to is not None
+        )
+        if to is not None:
+            self._tell(victim, "Moving", "Move", text)
+        else:
+            self._tell(victim, "Preempted", "Preempt", text)
         self._state.on_tenant_changed(victim)
 
     def _tell_preemptor(self, preemption: OngoingPreemption) -> None:
@@ -129,7 +152,7 @@ class Preemptor:
         parts = []
         for verb, tenants in (("lowers", plan.lower), ("evicts", plan.evict), ("waits for", plan.leaving)):
             if tenants:
-                parts.append(f"{verb} {self._named(request.namespace, tenants)}")
+                parts.append(f"{verb} {self._named(request.namespace, tenants)} of lower priority")
         text = f"keeps {counted(len(plan.gpus), 'GPU')} of {plan.node} for it, and {' and '.join(parts)}"
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
@@ -140,7 +163,7 @@ class Preemptor:
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]
         if others:
             words.append(f"{counted(others, 'tenant')} of other namespaces")
-        return f"{', '.join(words)} of lower priority"
+        return ", ".join(words)
 
     def _name_of(self, tenant: str) -> str:
         pods = self._seen.pods_of(tenant)
@@ -165,6 +188,11 @@ class Preemptor:
         claim = self._state.seen_claims.claims.get(tenant)
         for pod in self._state.seen_claims.users(claim) if claim is not None else ():
             yield "Pod", pod
+
+
+def _whom(request: PlacementRequest, namespace: str) -> str:
+    """Return who waits, in words for a namespace: by name only where it is its own."""
+    return request.name if request.namespace == namespace else "a tenant of another namespace"
 
 
 def _for_whom(request: PlacementRequest, namespace: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import Health, TenantState, TenantStatus
 from sharepod.api.units import TenantId
-from sharepod.controller.decisions.ends import PREEMPTED
+from sharepod.controller.decisions.ends import MOVED, PREEMPTED
 from sharepod.controller.decisions.resizing import resize_wish
 from sharepod.controller.decisions.snapshot import ReservationSnapshot, TenantSnapshot
 from sharepod.controller.decisions.steps import RemovalReason
@@ -156,5 +156,5 @@ def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod
-    by = PREEMPTED if eviction.preempted else ""
+    by = MOVED if eviction.moved else PREEMPTED if eviction.preempted else ""
     return replace(pod, disrupted=eviction.done, disrupted_by=by)

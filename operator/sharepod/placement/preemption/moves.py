@@ -23,6 +23,7 @@ from sharepod.placement.state.cluster import Cluster, GroupPlace
 from sharepod.placement.state.types import Assignment, PlacementRequest, Reservation
 
 from .shortage import Amounts, must_end, short_of_gpu, short_of_node, taken_of_node
+from .victims import PreemptionPlan
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 _MOVING = TenantId("the one that moves")
@@ -51,6 +52,11 @@ class MovePlan:
     gpus: frozenset[GpuUuid]
     to: Assignment
     cost: MoveCost
+
+    @property
+    def preemption(self) -> PreemptionPlan:
+        """The same as a preemption, by which it is carried out."""
+        return PreemptionPlan(node=self.node, gpus=self.gpus, evict=(self.tenant,), move_to=self.to)
 
 
 MoveCost = tuple[int, int, int, str]
@@ -112,6 +118,21 @@ def move_plans(
         yield found
         if found is not None:
             return
+
+
+def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> bool:
+    """Return whether the place that a move ends in still takes the mover, beside the request on the GPUs it leaves."""
+    to, (tenant,) = plan.move_to, plan.evict
+    node = cluster.node(to.node) if to is not None else None
+    if to is None or node is None:
+        return False
+    asked = replace(mover, tenant=_MOVING)
+    if to.node == plan.node:
+        node = _left(node, tenant)
+        _put(node, request.tenant, _reservation(node, request, plan.gpus))
+    checks = gpu_checks(asked)
+    gpus = [node.gpus_by_uuid[uuid] for uuid in to.gpus if uuid in node.gpus_by_uuid]
+    return len(gpus) == len(to.gpus) and all(gpu_passes(gpu, checks) for gpu in gpus) and node_passes(node, asked)
 
 
 def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable]) -> list[TenantId]:

@@ -85,7 +85,8 @@ def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPla
         return False
     here = [(tenant, node.rows[tenant]) for tenant in (*plan.lower, *plan.evict) if tenant in node.rows]
     units = [victims.units.get(tenant) for tenant, row in here if not _leaves(tenant, row, victims)]
-    if any(unit is None or unit.priority >= request.priority for unit in units):
+    most = request.priority if plan.move_to is not None else request.priority - 1
+    if any(unit is None or unit.priority > most for unit in units):
         return False
     places = affinity_places(cluster, request)
     return (not places or (plan.node, plan.gpus) in places) and _fits(_after(node, plan, victims), request, plan.gpus)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sharepod.api.units import GpuUuid, TenantId
+from sharepod.placement.state.types import Assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class PreemptionPlan:
 
     `lower`: tenants whose request becomes 0; `evict`: tenants whose Pods end. `leaving`: tenants of lower priority
     whose Pods end anyway, and are waited for. `refused_lately`: a PodDisruptionBudget protects one of those to evict,
-    and no other set would do.
+    and no other set would do. `move_to`: where the one that is evicted is placed again, if that is a move.
     """
 
     node: str
@@ -65,6 +66,7 @@ class PreemptionPlan:
     leaving: tuple[TenantId, ...] = ()
     refused_lately: bool = False
     cost: PlanCost = ()
+    move_to: Assignment | None = None
 
 
 PlanCost = tuple[int, ...]

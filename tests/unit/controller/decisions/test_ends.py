@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sharepod.api.sharepod import RestartPolicy, SharePodStatus
 from sharepod.controller.decisions.ends import (
     LONGEST_PAUSE_S,
+    MOVED,
     EndCause,
     Sequel,
     attempts_after,
@@ -42,6 +43,7 @@ def test_what_follows_is_the_table(cause: EndCause) -> None:
         ({"phase": "Failed", "deleting": True, "conditions": disruption("EvictionByEvictionAPI")}, EndCause.DRAINED),
         ({"phase": "Failed", "deleting": True, "conditions": disruption("DeletionByTaintManager")}, EndCause.DRAINED),
         ({"phase": "Failed", "deleting": True, "conditions": disruption("PreemptionByScheduler")}, EndCause.PREEMPTED),
+        ({"phase": "Failed", "deleting": True, "conditions": disruption(MOVED)}, EndCause.MOVED),
         ({"phase": "Failed", "conditions": disruption("DeletionByPodGC")}, EndCause.NODE_LOST),
         ({"phase": "Failed", "conditions": disruption("TerminationByKubelet")}, EndCause.EVICTED),
         ({"phase": "Failed", "conditions": disruption("SomethingNewer")}, EndCause.EVICTED),

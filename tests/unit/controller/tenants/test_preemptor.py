@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 from sharepod.api.sharepod import GpuRequest
-from sharepod.api.units import GpuUuid, Milli, TenantId
+from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.placing.preemptions import OngoingPreemption, Preemptions
-from sharepod.controller.placing.victims_seen import VictimsSeen
+from sharepod.controller.placing.making_room.moving import OngoingMove
+from sharepod.controller.placing.making_room.preemptions import OngoingPreemption, Preemptions
+from sharepod.controller.placing.making_room.victims_seen import VictimsSeen
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.preemptor import Preemptor
 from sharepod.kube import NotFoundError, UnavailableError
 from sharepod.placement.preemption.victims import PreemptionPlan
-from sharepod.placement.state.types import PlacementRequest, Reservation
+from sharepod.placement.state.types import Assignment, PlacementRequest, Reservation
 from unit.controller.objects import PODS, pod_object, row, sharepod_object
 
 _WAITS = PlacementRequest(
@@ -63,7 +64,12 @@ class World:
         self.state.put_pod(raw)
 
     def begins(
-        self, *, evict: tuple[str, ...] = (), lower: tuple[str, ...] = (), leaving: tuple[str, ...] = ()
+        self,
+        *,
+        evict: tuple[str, ...] = (),
+        lower: tuple[str, ...] = (),
+        leaving: tuple[str, ...] = (),
+        move_to: Assignment | None = None,
     ) -> None:
         plan = PreemptionPlan(
             node="a",
@@ -71,6 +77,7 @@ class World:
             evict=tuple(map(TenantId, evict)),
             lower=tuple(map(TenantId, lower)),
             leaving=tuple(map(TenantId, leaving)),
+            move_to=move_to,
         )
         self.preemption = OngoingPreemption(_WAITS, plan, 0.0)
         self.preemptor.begin(self.preemption)
@@ -170,6 +177,31 @@ async def test_names_stay_within_their_namespace() -> None:
     assert "high of higher priority" in world.note("mine")
     await world.preemptor._carry_out("high")
     assert world.note("secret") == "preempted on a by a tenant of higher priority of another namespace"
+
+
+@pytest.mark.parametrize(("namespace", "who"), [("n", "high"), ("other", "a tenant of another namespace")])
+async def test_one_that_moves_is_told_where_it_goes_and_both_that_it_is_there(namespace: str, who: str) -> None:
+    world = World()
+    world.tenant("mover", namespace=namespace)
+    world.tenant("high")
+    to = Assignment(node="b", gpus=(GpuUuid("h"),), memory=Bytes(1))
+    world.begins(evict=("mover",), move_to=to)
+    moved = "mover" if namespace == "n" else "1 tenant of other namespaces"
+    assert world.told == [("high", "Moving", f"keeps 1 GPU of a for it, and moves {moved}")]
+    await world.preemptor._carry_out("high")
+    assert world.asked == world.evicted == ["pod-mover"]
+    assert world.told[1:] == [("mover", "Moving", f"restarted on b: it makes room on a for {who}")]
+    eviction = world.memos.of("mover").eviction
+    assert eviction is not None
+    assert (eviction.moved, eviction.preempted) == (True, False)
+
+    mover = replace(_WAITS, tenant=TenantId("mover"), name="mover", namespace=namespace, priority=0)
+    world.preemptor.moved(OngoingMove(mover, _WAITS, "a", to, 0.0), "b")
+    subject = "mover" if namespace == "n" else "a tenant of another namespace"
+    assert world.told[2:] == [
+        ("mover", "Moved", f"has a place on b now; it made room on a for {who}"),
+        ("high", "Moved", f"{subject} made room on a and has another place now"),
+    ]
 
 
 async def test_one_whose_pod_is_gone_is_named_by_its_row() -> None:

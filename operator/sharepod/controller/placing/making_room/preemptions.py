@@ -1,7 +1,8 @@
-"""Preemptions: which tenants of lower priority make room for those that wait, and what is kept for these meanwhile.
+"""Preemptions: which tenants make room for those that wait, and what is kept for these meanwhile.
 
 Guarantees:
 - Only a tenant that was refused room, whose Pod may preempt, preempts, and only tenants of lower effective priority.
+- Where time alone is not enough, a tenant that may be moved is moved before any other is evicted (`moving`).
 - The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
 - Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
 - A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
@@ -20,16 +21,17 @@ import structlog
 
 from sharepod.api.units import Milli, TenantId
 from sharepod.controller import metrics
+from sharepod.controller.placing.waiting import WaitingTenant
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.engine import queue_key
 from sharepod.placement.preemption.planner import plans, still_holds
 from sharepod.placement.preemption.victims import PreemptionPlan, Victims
 from sharepod.placement.state.cluster import HeadReservation
-from sharepod.placement.state.types import PlacementRequest
+from sharepod.placement.state.types import Assignment, PlacementRequest
 from sharepod.rate_limit import RateLimiter
 
+from .moving import Moving
 from .victims_seen import VictimsSeen
-from .waiting import WaitingTenant
 
 _PERIOD_S = 1.0
 """Least seconds between two looks: each looks at all tenants."""
@@ -73,8 +75,9 @@ class Preemptions:
     Args:
         state: The cluster state; its `cluster` keeps the GPUs.
         seen: What is known of the tenants.
+        moving: Moves tenants elsewhere.
         request_of: Returns what a tenant asks for; None if it waits no longer.
-        per_minute: Most Pods evicted, or shares lowered, a minute; 0: nobody is preempted.
+        per_minute: Most Pods evicted, or shares lowered, a minute; 0: nobody is preempted, though some may be moved.
         clock: Monotonic seconds.
         on_lowered: Called with tenant and node of each share that was lowered, which is to be written.
         later: Called with the time, monotonic seconds, at which to look again.
@@ -85,6 +88,7 @@ class Preemptions:
         self,
         state: ClusterState,
         seen: VictimsSeen,
+        moving: Moving,
         *,
         request_of: Callable[[WaitingTenant], PlacementRequest | None],
         per_minute: float,
@@ -95,6 +99,7 @@ class Preemptions:
     ) -> None:
         self._state = state
         self._seen = seen
+        self.moving = moving
         self._request_of = request_of
         self._clock = clock
         self._on_lowered = on_lowered
@@ -113,9 +118,19 @@ class Preemptions:
 
     def end(self, tenant: str, outcome: str) -> None:
         """End a preemption: the tenant was placed, waits no longer, or gets its room otherwise."""
-        if self._running.pop(tenant, None) is not None:
+        preemption = self._running.pop(tenant, None)
+        if preemption is not None:
             metrics.PREEMPTIONS.labels(outcome).inc()
             self._state.cluster.give_up(TenantId(tenant))
+            if preemption.plan.move_to is not None:
+                self.moving.stopped(preemption.plan.evict[0])
+
+    def placed(self, request: PlacementRequest, to: Assignment) -> bool:
+        """End what was under way for a tenant that has a place now. Return whether others made room for it."""
+        preempted = request.tenant in self._running
+        self.end(request.tenant, "placed")
+        self.moving.placed(request, to)
+        return preempted
 
     def refused(self, tenant: str, pod: str) -> None:
         """Give up a preemption because a PodDisruptionBudget protects a victim; look for another set at once."""
@@ -129,18 +144,22 @@ class Preemptions:
         for tenant in list(self._running):
             self._state.cluster.give_up(TenantId(tenant))
         self._running.clear()
+        self.moving.clear()
 
     async def look(self, places: Mapping[str, WaitingTenant]) -> None:
         """Give up what holds no longer, and begin preemptions for the first of those that wait. `places`: they."""
         now = self._clock()
-        if not self._enabled or not (places or self._running):
+        if not (self._enabled or self.moving.enabled) or not (places or self._running or self.moving):
             return
         if now < self._next_look:
             self._later(self._next_look)
             return
         self._next_look = now + _PERIOD_S
+        self.moving.review()
         asked = self._asked(places, now)
         if not asked and not self._running:
+            if self.moving:
+                self._later(self._next_look)
             looked = (waiting.room_looked_for for waiting in places.values())
             again = min((at + _AGAIN_S for _, at in filter(None, looked)), default=None)
             if again is not None:
@@ -153,9 +172,11 @@ class Preemptions:
                 self._later(now + self._limiter.wait_s(now))
                 break
             plan = await self._plan(request, victims)
+            if plan is None or plan.evict or (plan.lower and not self._enabled):
+                plan = await self.moving.plan(request) or (plan if self._enabled else None)
             if plan is None or not self._begin(request, waiting, plan, victims, places):
                 waiting.room_looked_for = (self._state.cluster.room_version, self._clock())
-        if self._running or given_up:
+        if self._running or self.moving or given_up:
             self._later(self._next_look)
         elif asked:
             self._later(now + _AGAIN_S)
@@ -173,6 +194,7 @@ class Preemptions:
             return []
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
         lowest = self._seen.lowest()
+        equals_help = self.moving.helps_equals()
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [
             (request, waiting)
@@ -181,7 +203,7 @@ class Preemptions:
             and request.may_preempt
             and not request.beside
             and request.tenant not in with_holder
-            and request.priority > lowest
+            and (request.priority > lowest or (equals_help and request.priority == lowest))
         ]
         return whose_turn(asked)
 
@@ -218,6 +240,11 @@ class Preemptions:
             return False
         if not (plan.lower or plan.evict or plan.leaving):
             return False  # it waits for its equals, as without preemption
+        if plan.move_to is not None:
+            mover = self.moving.may_begin(request, plan)
+            if mover is None:
+                return False
+            self.moving.begin(request, mover, plan)
         # 1. Nobody slips in; 2. time changes hands at once; 3. others are evicted, and told.
         cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority))
         for tenant in plan.lower:
@@ -236,6 +263,7 @@ class Preemptions:
             lower=list(plan.lower),
             evict=list(plan.evict),
             leaving=list(plan.leaving),
+            move=plan.move_to is not None,
         )
         self.on_begun(preemption)
         return True

@@ -73,6 +73,10 @@ class VictimsSeen:
         """Note that the eviction of a Pod was accepted."""
         self._evicted[pod] = self._clock() + _STUCK_S
 
+    def leaves(self, tenant: str) -> bool:
+        """Return whether the Pod of a tenant is being deleted, or is gone."""
+        return all(pod.deleting or pod.ended or pod.uid in self._evicted for pod in self.pods_of(tenant))
+
     def lowest(self) -> int:
         """Return the lowest effective priority of all Pods that may have a share."""
         state = self._state
@@ -111,7 +115,7 @@ class VictimsSeen:
         facts: dict[TenantId, VictimFacts] = {}
         for node in nodes:
             for tenant, row in node.rows.items():
-                fact = self._fact(tenant, row.wanted)
+                fact = self.fact(tenant, row.wanted)
                 if fact is not None:
                     facts[tenant] = fact
         return victims_of(facts)
@@ -139,7 +143,7 @@ class VictimsSeen:
         priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
         return VictimFacts(unit=tenant, priority=priority, leaving=True)
 
-    def _fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
+    def fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
         """Return what is known of one tenant; None if it cannot make room."""
         pods = self.pods_of(tenant)
         claim = self._state.seen_claims.claims.get(tenant)

@@ -1,0 +1,144 @@
+"""Movers as they are seen: which tenants may be restarted elsewhere, for whom, and what they ask for there.
+
+Guarantees:
+- A tenant is moved whose owner has said so, by `movable: true`, or a best effort one that would be evicted otherwise.
+- It comes back: its restartPolicy, or the controller of its Pod, brings the next one.
+- It has run for `after` seconds, its Pod is not ending, and no PodDisruptionBudget has refused its eviction lately.
+- A Pod with several claims stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from sharepod.api.sharepod import RestartPolicy
+from sharepod.api.units import Milli, TenantId
+from sharepod.budgets.standing import Standing
+from sharepod.controller.placing.claim_requests import request_elsewhere
+from sharepod.controller.placing.requests import PlacementRequests
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.placement.preemption.moves import Movable
+from sharepod.placement.state.types import PlacementRequest, Reservation
+
+from .victims_seen import VictimsSeen
+
+_SLICE = 20
+"""Nodes that are looked at before others have a turn: some milliseconds of work where each has 30 tenants."""
+
+
+class MoversSeen:
+    """Collector of tenants that may be moved.
+
+    Args:
+        state: The cluster state.
+        seen: What preemption knows of each tenant.
+        requests: Say what a tenant asks for.
+        after: Seconds for which a tenant has run before it is moved.
+        wall: Time of day, seconds since the epoch.
+        standing: Returns the standing of a namespace.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        seen: VictimsSeen,
+        requests: PlacementRequests,
+        *,
+        after: float,
+        wall: Callable[[], float],
+        standing: Callable[[str], Standing],
+    ) -> None:
+        self._state = state
+        self._seen = seen
+        self._requests = requests
+        self._after = after
+        self._wall = wall
+        self._standing = standing
+
+    def any_marked(self) -> bool:
+        """Return whether any owner lets a tenant be moved: only then is it worth looking for one that makes room for
+        an equal."""
+        sharepods, claims = self._state.sharepods, self._state.seen_claims.claims
+        return any(one.gpu is not None and one.gpu.movable for one in sharepods) or any(
+            one.request is not None and one.request.gpu.movable for one in claims
+        )
+
+    async def look(self, request: PlacementRequest) -> dict[TenantId, Movable]:
+        """Return the tenants that may be moved for a request. Others have a turn meanwhile."""
+        found: dict[TenantId, Movable] = {}
+        for number, node in enumerate(list(self._state.cluster.nodes())):
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            for tenant, row in node.rows.items():
+                movable = self.of(tenant, row.wanted, request)
+                if movable is not None:
+                    found[tenant] = movable
+        return found
+
+    def own(self, request: PlacementRequest) -> dict[TenantId, Movable]:
+        """Return the tenants of a request's namespace that could be moved for it if their owner said so."""
+        found: dict[TenantId, Movable] = {}
+        for node in self._state.cluster.nodes():
+            for tenant, row in node.rows.items():
+                if row.wanted.namespace != request.namespace or row.wanted.releasing or not self._returns(tenant):
+                    continue
+                fact, asked = self._seen.fact(tenant, row.wanted), self.asks(tenant, row.wanted)
+                if fact is None or fact.leaving or asked is None or fact.priority > request.priority:
+                    continue
+                found[tenant] = Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
+        return found
+
+    def of(self, tenant: TenantId, row: Reservation, request: PlacementRequest) -> Movable | None:
+        """Return a tenant as one that may be moved for a request; None if it may not."""
+        most = self._most_above(tenant, row)
+        if most is None or row.releasing:
+            return None
+        fact = self._seen.fact(tenant, row)
+        if fact is None or fact.leaving or fact.protected or fact.priority > request.priority - most:
+            return None
+        asked = self.asks(tenant, row)
+        if asked is None or self._wall() - fact.started < self._after:
+            return None
+        return Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
+
+    def asks(self, tenant: TenantId, row: Reservation) -> PlacementRequest | None:
+        """Return what a tenant that runs asks for when it is placed again; None where that is not known."""
+        claim = self._state.seen_claims.claims.get(tenant)
+        if claim is not None:
+            return self._of_claim(claim)
+        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        if sharepod is None or sharepod.gpu is None or pod is None:
+            return None
+        request = self._requests.ranked(self._requests.of_sharepod(sharepod, pod))
+        borrows = self._standing(sharepod.namespace).lowered_to is not None
+        if row.request_milli == 0 and borrows:  # it is placed again as it runs now
+            return replace(request, gpu=replace(request.gpu, request_milli=Milli(0)))
+        return request
+
+    def _of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
+        request = request_elsewhere(self._state, claim)
+        return self._requests.ranked(request) if request is not None else None
+
+    def _most_above(self, tenant: TenantId, row: Reservation) -> int | None:
+        """Return by how much the priority of a request has to exceed a tenant's: 0 where equals will do. None if it
+        may not be moved."""
+        claim = self._state.seen_claims.claims.get(tenant)
+        if claim is not None:
+            return 0 if claim.request is not None and claim.request.gpu.movable else None
+        sharepod = self._state.sharepods.get(tenant)
+        if sharepod is None or sharepod.gpu is None or not self._returns(tenant):
+            return None
+        if sharepod.gpu.movable is not None:
+            return 0 if sharepod.gpu.movable else None
+        best_effort = row.request_milli == 0 and sharepod.restart_policy is RestartPolicy.ALWAYS
+        return 1 if best_effort else None
+
+    def _returns(self, tenant: TenantId) -> bool:
+        """Return whether another run follows where the Pod of a tenant is evicted; of a claim, `asks` knows."""
+        sharepod = self._state.sharepods.get(tenant)
+        if sharepod is None:
+            return self._state.seen_claims.claims.get(tenant) is not None
+        return not (sharepod.ended or sharepod.deleting or sharepod.restart_policy is RestartPolicy.NEVER)

@@ -1,0 +1,212 @@
+"""Moving: a tenant that is restarted on other GPUs to make room, and its new place, which is kept for it meanwhile.
+
+A move is carried out as a preemption with one victim (`preemptions`); here is what it has beyond that.
+
+Guarantees:
+- The new place is kept from before the tenant is touched until it is placed again: nobody slips in.
+- One tenant moves for each that waits, and nobody makes room for it in turn.
+- The place is given up once the tenant was not evicted after all, is gone, or has had no row for `_AWAY_S`.
+- At most `per_minute` tenants are moved a minute.
+- What is kept is in memory alone: after a crash the tenant waits as any other, and nothing is promised twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from sharepod.api.units import TenantId
+from sharepod.controller import metrics
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.placement.preemption.moves import Find, move_plans, place_holds
+from sharepod.placement.preemption.victims import PreemptionPlan
+from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.types import Assignment, PlacementRequest
+from sharepod.rate_limit import RateLimiter
+
+from .movers_seen import MoversSeen
+from .victims_seen import VictimsSeen
+
+_YIELD_S = 0.01
+"""Seconds of planning after which other tasks get a turn."""
+_AWAY_S = 120.0
+"""Seconds for which the place of a tenant is kept that has no row any more: its next Pod is created within seconds of
+that, unless a quota or a controller's back-off stands in the way."""
+_LONGEST_S = 3900.0
+"""Seconds after which the place is given up in any case: the longest grace period that is waited for, and some."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLimits:
+    """Limits of moving. `per_minute`: most tenants moved a minute, 0: nobody is moved; `after`: seconds for which a
+    tenant has run before it is moved."""
+
+    per_minute: float
+    after: float
+
+
+NO_MOVES = MoveLimits(0.0, 0.0)
+"""Limits by which nobody is moved."""
+
+
+@dataclass(slots=True)
+class OngoingMove:
+    """Tenant that moves, from the decision until it is placed again. Times are monotonic seconds."""
+
+    mover: PlacementRequest
+    waits: PlacementRequest
+    """The request that it makes room for."""
+    node: str
+    """The node that it leaves."""
+    to: Assignment
+    began: float
+    away_since: float | None = None
+    """Since when it has no row."""
+
+
+class Moving:
+    """Moves under way, and the choice of new ones.
+
+    Args:
+        state: The cluster state; its `cluster` keeps the places.
+        seen: What is known of the tenants.
+        movers: Which tenants may be moved.
+        find: Returns the place that the engine would give to a request now.
+        per_minute: Most tenants moved a minute; 0: nobody is moved.
+        clock: Monotonic seconds.
+        later: Called with the time, monotonic seconds, at which to look again.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        seen: VictimsSeen,
+        movers: MoversSeen,
+        find: Find,
+        *,
+        per_minute: float,
+        clock: Callable[[], float],
+        later: Callable[[float], None],
+    ) -> None:
+        self._state = state
+        self._seen = seen
+        self._movers = movers
+        self._find = find
+        self._clock = clock
+        self._later = later
+        self.enabled = per_minute > 0
+        """Whether anybody is moved."""
+        self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
+        self._running: dict[TenantId, OngoingMove] = {}
+        self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None
+        """Called with each move whose tenant is placed again, and the node."""
+
+    def __bool__(self) -> bool:
+        """Return whether any tenant is on its way."""
+        return bool(self._running)
+
+    def helps_equals(self) -> bool:
+        """Return whether a tenant may be moved for one of its own priority."""
+        return self.enabled and self._movers.any_marked()
+
+    async def plan(self, request: PlacementRequest) -> PreemptionPlan | None:
+        """Return the move that makes room for a request, as a preemption; None if no move does, or not now."""
+        now = self._clock()
+        if not self.enabled:
+            return None
+        if (wait := self._limiter.wait_s(now)) > 0:
+            self._later(now + wait)
+            return None
+        movable = await self._movers.look(request)
+        movable = {one: what for one, what in movable.items() if one not in self._running}
+        began = time.monotonic()
+        for found in move_plans(self._state.cluster, request, movable, self._find):
+            if found is not None:
+                return found.preemption
+            if time.monotonic() - began > _YIELD_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        return None
+
+    def may_begin(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
+        """Return the mover's request if a plan, made a while ago, would still do; None if it would not."""
+        mover = self._mover(request, plan)
+        if mover is None or not place_holds(self._state.cluster, request, mover, plan):
+            return None
+        return mover
+
+    def begin(self, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> None:
+        """Keep the new place of a tenant that is about to be evicted."""
+        now = self._clock()
+        assert plan.move_to is not None
+        self._running[mover.tenant] = OngoingMove(mover, request, plan.node, plan.move_to, now)
+        open_to = mover.namespace if mover.claim is not None and mover.pod_uid is None else None
+        place = HeadReservation(
+            mover.tenant, plan.move_to.node, frozenset(plan.move_to.gpus), mover.priority, open_to=open_to
+        )
+        self._state.cluster.keep(place)
+        self._limiter.charge(1)
+        metrics.MOVES.labels("begun").inc()
+        log.info("moves", tenant=mover.tenant, node=plan.node, to=plan.move_to.node, waits=request.tenant)
+
+    def stopped(self, tenant: TenantId) -> None:
+        """Give the new place of a tenant up unless its Pod ends already: nobody waits for its room any more."""
+        if tenant in self._running and not self._seen.leaves(tenant):
+            self._end(tenant, "stopped")
+
+    def placed(self, request: PlacementRequest, to: Assignment) -> None:
+        """End the move of a tenant that is placed again: a SharePod, or the claim of the next Pod of its controller."""
+        move = self._running.get(request.tenant) or self._of_next_pod(request)
+        if move is not None:
+            kept = move.to.node == to.node and set(move.to.gpus) == set(to.gpus)
+            self._end(move.mover.tenant, "moved" if kept else "elsewhere")
+            move.mover = request  # the claim of the next Pod is another tenant
+            self.on_moved(move, to.node)
+
+    def review(self) -> None:
+        """Give up the places of tenants that do not come back."""
+        now = self._clock()
+        for tenant, move in list(self._running.items()):
+            if self._state.cluster.reservations_of(tenant):
+                move.away_since = None
+            elif move.away_since is None:
+                move.away_since = now
+            away = now - move.away_since if move.away_since is not None else 0.0
+            if self._is_gone(move.mover) or away > _AWAY_S or now - move.began > _LONGEST_S:
+                self._end(tenant, "lost")
+
+    def clear(self) -> None:
+        """Forget all of them: this process no longer leads."""
+        for tenant in list(self._running):
+            self._state.cluster.give_up(tenant)
+        self._running.clear()
+
+    def _mover(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
+        tenant = plan.evict[0]
+        row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
+        movable = self._movers.of(tenant, row, request) if row is not None and tenant not in self._running else None
+        return movable.request if movable is not None else None
+
+    def _of_next_pod(self, request: PlacementRequest) -> OngoingMove | None:
+        """Return the move of a Pod with a claim whose controller has made this request's Pod in its place."""
+        if request.owner is None or request.claim is None or request.pod_uid is not None:
+            return None
+        return next((move for move in self._running.values() if move.mover.owner == request.owner), None)
+
+    def _is_gone(self, mover: PlacementRequest) -> bool:
+        """Return whether a SharePod that moves will have no further run. A claim goes with its Pod."""
+        if mover.claim is not None and mover.pod_uid is None:
+            return False
+        sharepod = self._state.sharepods.get(mover.tenant)
+        return sharepod is None or sharepod.ended or sharepod.deleting
+
+    def _end(self, tenant: TenantId, outcome: str) -> None:
+        self._running.pop(tenant)
+        self._state.cluster.give_up(tenant)
+        metrics.MOVES.labels(outcome).inc()

@@ -1,0 +1,101 @@
+"""The placement loop with Pods that run once they are placed, and ledgers that are written when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sharepod.api.units import TenantId
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
+from sharepod.controller.placing.making_room.moving import MoveLimits
+from sharepod.controller.placing.making_room.preemptions import OngoingPreemption
+from unit.controller.loop_world import World
+from unit.controller.objects import pod_object
+
+
+class Playing(World):
+    """A world in which Pods run once they are placed, and ledgers are written when the test says so."""
+
+    def __init__(
+        self,
+        *,
+        per_minute: float = 600.0,
+        standing: Callable[[str], Standing] = lambda _namespace: WITHOUT_BUDGET,
+        moves: float = 0.0,
+        move_after: float = 0.0,
+    ) -> None:
+        limits = MoveLimits(moves, move_after)
+        super().__init__(preemptions_per_minute=per_minute, standing=standing, moves=limits)
+        self.begun: list[OngoingPreemption] = []
+        self.loop.preemptions.on_begun = self.begun.append
+        self._priorities: dict[str, int] = {}
+        self._generation = 0
+
+    async def runs(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
+        """A tenant is placed, its row written, and its Pod bound."""
+        await self.want(tenant, request, priority=priority, **gpu)
+        assert tenant in self.placed, self.why(tenant)
+        self._priorities[tenant] = priority
+        self._see(tenant)
+        await self.writes()
+
+    async def writes(self) -> None:
+        """The ledgers are written as they were decided."""
+        self._generation += 1
+        for node in list(self.state.cluster.nodes()):
+            self.state.cluster.load(node.name, self.state.cluster.reservations(node.name), self._generation)
+            self.state.cluster.nothing_in_flight(node.name)
+        self.state.on_room_changed()
+        await self.settle()
+
+    async def ends(self, tenant: str) -> None:
+        """The Pod of a tenant is gone, and so is its row."""
+        self.state.drop_pod(f"pod-of-{tenant}")
+        self.state.cluster.release(self.placed[tenant], TenantId(tenant))
+        self.placed.pop(tenant)
+        self.state.on_room_changed()
+        await self.settle()
+
+    async def comes_back(self, tenant: str) -> None:
+        """The next Pod of a tenant asks for a place."""
+        uid, priority = f"next-pod-of-{tenant}", self._priorities[tenant]
+        self.state.put_pod(pod_object(uid=uid, name=tenant, owner=tenant, gated=True, priority=priority))
+        self.loop.want_place(tenant)
+        await self.settle()
+
+    def deletes(self, tenant: str, *, ends_by: str | bool = True) -> None:
+        """The Pod of a tenant is being deleted: its grace period ends now, or then."""
+        self._see(tenant, deleting=ends_by)
+
+    def _see(self, tenant: str, *, deleting: bool | str = False) -> None:
+        raw = pod_object(
+            uid=f"pod-of-{tenant}",
+            name=tenant,
+            owner=tenant,
+            version=3 if deleting else 2,
+            node=self.placed[tenant],
+            phase="Running",
+            priority=self._priorities[tenant],
+            deleting=deleting,
+        )
+        self.state.put_pod(raw)
+
+    def kept(self) -> set[str]:
+        """The tenants that GPUs are kept for."""
+        return {item.tenant for item in self.state.cluster.kept()}
+
+    def request_of(self, tenant: str) -> int:
+        """The request of a tenant's row."""
+        return self.state.cluster.reservations_of(TenantId(tenant))[0][1].request_milli
+
+
+@asynccontextmanager
+async def playing(**options: Any) -> AsyncIterator[Playing]:
+    world = Playing(**options)
+    world.node("a")
+    deciding = asyncio.create_task(world.loop.run())
+    yield world
+    deciding.cancel()
+    await asyncio.gather(deciding, return_exceptions=True)
