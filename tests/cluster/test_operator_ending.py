@@ -267,3 +267,44 @@ def test_a_gpunode_without_tenants_that_an_admin_deleted_is_made_again(world: Wo
     namespace = world.cluster.namespace("remade")
     world.apply(namespace, "one", {"request": 0.7}, on="remade")
     world.phase(namespace, "one", "Running")
+
+
+@pytest.mark.promise("budgets-sharepod-final")
+def test_totals_of_all_runs_are_in_the_status_and_final_once_the_share_is_gone(world: World) -> None:
+    (node,) = world.nodes("totals")
+    namespace = world.cluster.namespace("totals")
+    made = world.apply(namespace, "one", {"request": 0.5}, on="totals", restartPolicy="OnFailure")
+    tenant = made["metadata"]["uid"]
+
+    def counted(since: int, held: int, borrowed: int, reserved: int, memory: int) -> None:
+        world.agents.report(
+            tenant,
+            countedSince=f"2026-01-0{since}T00:00:00.000Z",
+            heldSeconds=held,
+            borrowedSeconds=borrowed,
+            reservedSeconds=reserved,
+            memoryMebibyteSeconds=memory,
+        )
+
+    def consumed() -> Any:
+        found = world.sharepod(namespace, "one")["status"].get("consumed") or {}
+        return [found.get(f"{name}Seconds") for name in ("held", "borrowed", "reserved", "memoryMebibyte")]
+
+    world.phase(namespace, "one", "Running")
+    counted(1, 400, 100, 300, 9)
+    wait(lambda: consumed() == [400, 100, 300, 9], what="the totals of a while")
+    counted(1, 440, 110, 330, 10)
+    evict(world, namespace, "one")
+    world.until(
+        namespace,
+        "one",
+        lambda seen: (seen["status"].get("restarts") or 0) == 1 and seen["status"]["phase"] == "Running",
+        what="the second run",
+    )
+    assert consumed() == [440, 110, 330, 10], "those of the first run are final"
+    counted(2, 5, 0, 7, 1)
+    world.kubelets.finish(namespace, "one", phase="Succeeded", exit_code=0)
+    world.phase(namespace, "one", "Succeeded")
+    wait(lambda: not world.rows(node), what="the row is gone")
+    assert consumed() == [445, 110, 337, 11]
+    assert world.sharepod(namespace, "one")["status"]["consumed"]["since"] == "2026-01-01T00:00:00.000Z"

@@ -177,7 +177,7 @@ def test_the_uses_of_a_gpu_are_its_time_and_the_series_are_the_accounts_whenever
     everybody = [*node.tenants.values(), *node.gone]
     assert books["held"] == sum(tenant.held_ns for tenant in everybody)
     assert books["unmetered"] <= unmetered_at_most
-    assert {name: total[0] for name, total in node.meter.totals().items()} == {
+    assert {name: total.held_seconds for name, total in node.meter.totals().items()} == {
         name: tenant.held_ns // NS for name, tenant in node.tenants.items()
     }
     by_namespace = {one.namespace: one for one in node.series()}

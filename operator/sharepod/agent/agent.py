@@ -23,6 +23,7 @@ import structlog
 from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
+from sharepod.agent.shares.consumption_meter import TenantTotals
 from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue, nothing_replaced
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.surroundings import Surroundings
@@ -49,7 +50,15 @@ _FIRST_READING_S = 1.0
 """Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
 
 
-_WITHOUT_USAGE = {"memory": 0, "held_milli": 0, "held_seconds": None, "reserved_seconds": None}
+_WITHOUT_USAGE = {
+    "memory": 0,
+    "held_milli": 0,
+    "counted_since": None,
+    "held_seconds": None,
+    "borrowed_seconds": None,
+    "reserved_seconds": None,
+    "memory_mebibyte_seconds": None,
+}
 """Usage in the status of a tenant."""
 
 
@@ -102,8 +111,8 @@ class Agent:
         """Series of consumption that the operator has taken in. May be replaced at any time."""
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
         """What namespaces have had of the GPUs, as the GPUNode's status has it, and when it was so."""
-        self._totals: Mapping[str, tuple[int, int]] = {}
-        """Seconds that each tenant has held, and that were reserved for it, as they are reported."""
+        self._totals: Mapping[str, TenantTotals] = {}
+        """Totals of each tenant as they are reported."""
         self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, around=around)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
@@ -232,10 +241,19 @@ class Agent:
         return None if view is None else self._with_totals(view.status())
 
     def _with_totals(self, status: TenantStatus) -> TenantStatus:
-        if status.id not in self._totals:
+        """Add a tenant's totals: as they were last told, or, once nothing is left of it, the final ones."""
+        totals = self.tenants.totals_now(status.id) if status.drained else self._totals.get(status.id)
+        if totals is None:
             return status
-        held, reserved = self._totals[status.id]
-        return status.model_copy(update={"held_seconds": held, "reserved_seconds": reserved})
+        return status.model_copy(
+            update={
+                "counted_since": totals.since,
+                "held_seconds": totals.held_seconds,
+                "borrowed_seconds": totals.borrowed_seconds,
+                "reserved_seconds": totals.reserved_seconds,
+                "memory_mebibyte_seconds": totals.memory_mebibyte_seconds,
+            }
+        )
 
     async def _count(self) -> None:
         """Count GPU time, and keep the count for the next agent."""

@@ -266,10 +266,16 @@ class TenantStatus(Model):
     """Device memory in use, in bytes."""
     held_milli: CountField = 0
     """Time for which it held the token within the last 10 s, in thousandths."""
+    counted_since: TimestampField | None = None
+    """When the following totals were 0: since it has its row, over all agents."""
     held_seconds: Annotated[int | None, Field(ge=0)] = None
-    """GPU time that it has held since it has its row, in seconds of one GPU; over its agents."""
+    """GPU time that it has held, in seconds of one GPU."""
+    borrowed_seconds: Annotated[int | None, Field(ge=0)] = None
+    """Part of heldSeconds beyond what was guaranteed."""
     reserved_seconds: Annotated[int | None, Field(ge=0)] = None
-    """GPU time that was reserved for it since it has its row, in seconds of one GPU."""
+    """GPU time that was reserved for it, in seconds of one GPU."""
+    memory_mebibyte_seconds: Annotated[int | None, Field(ge=0)] = None
+    """GPU memory that was reserved for it x time, in MiB x s."""
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None

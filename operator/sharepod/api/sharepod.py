@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .bounds import MAX_CONDITIONS, MAX_COUNT, MAX_FIELD, MAX_MESSAGE, clipped
+from .consumption import MAX_COUNTER
 from .gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
@@ -37,6 +38,7 @@ MUTABLE = ("request", "limit", "memory", "movable")
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
+Total = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 
 
 class PlacementPolicy(StrEnum):
@@ -243,6 +245,30 @@ class Usage(Model):
     """The time as kubectl get shows it."""
 
 
+class GpuTotals(Model):
+    """GPU time and memory that were had, each GPU counted."""
+
+    held_seconds: Total = 0
+    """GPU time held, in seconds of one GPU."""
+    borrowed_seconds: Total = 0
+    """Part of heldSeconds beyond what was guaranteed."""
+    reserved_seconds: Total = 0
+    """GPU time reserved, in seconds of one GPU."""
+    memory_mebibyte_seconds: Total = 0
+    """GPU memory reserved x time, in MiB x s."""
+
+
+class SharePodConsumption(GpuTotals):
+    """Totals of a SharePod over all of its runs, as its agents have counted them."""
+
+    since: str
+    """When they were 0: its first share was in force."""
+    counted_since: str
+    """When its agent began to count for its last share: names that count."""
+    former: GpuTotals = GpuTotals()
+    """Part of the totals that earlier shares had."""
+
+
 CONDITION_PLACED = "Placed"
 CONDITION_ENFORCED = "Enforced"
 CONDITION_GPU_HEALTHY = "GPUHealthy"
@@ -316,6 +342,8 @@ class SharePodStatus(Model):
     """Share as kubectl get shows it."""
     usage: Usage | None = None
     """Use of its GPUs."""
+    consumed: SharePodConsumption | None = None
+    """GPU time and memory that it has had: as of its last write, final once it has no share."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     """Conditions: Ready, Placed, PodReady, Enforced and others."""
     observed_generation: int | None = None

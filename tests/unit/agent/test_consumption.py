@@ -13,7 +13,7 @@ import pytest
 from sharepod import protocol
 from sharepod.agent.state.consumption_file import KeptConsumption, read_consumption
 from sharepod.agent.state.files import FolderFiles
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Mode, TenantState
 from unit.agent.client import GPU0, GPU1, Client, row, until
 from unit.agent.in_process import started
 from unit.agent.program import Program, tenant_directory, value, write_tenants
@@ -130,8 +130,25 @@ async def test_a_tenants_status_says_what_it_had_since_it_has_its_row(
     async with started(directory) as agent:
         await agent.tenants.apply([row("a", 500, gpus=(GPU0, GPU1))])
         await until(lambda: (agent.facts().tenants[0].reserved_seconds or 0) >= 1)
-        assert agent.facts().tenants[0].held_seconds == 0
-        assert agent.facts().without_usage().tenants[0].reserved_seconds is None
+        seen = agent.facts().tenants[0]
+        assert (seen.held_seconds, seen.borrowed_seconds) == (0, 0)
+        assert (seen.memory_mebibyte_seconds or 0) >= 2 * (row("a").memory >> 20)
+        assert agent.facts().without_usage().tenants[0].model_dump(exclude_defaults=True).keys() <= {"id"}
+
+
+async def test_the_last_report_of_a_tenant_has_its_final_totals(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.agent._COUNT_S", 3600.0)
+    async with started(directory) as agent:
+        held = row("a", 1000)
+        await agent.tenants.apply([held])
+        await asyncio.sleep(0.1)
+        await agent.tenants.apply([held.model_copy(update={"state": TenantState.RELEASING})])
+        await until(lambda: agent.facts().tenants[0].drained)
+        seen = agent.facts().tenants[0]
+        assert (seen.memory_mebibyte_seconds or 0) >= (held.memory >> 20) // 10, "no count has told that yet"
+        assert seen.counted_since is not None
 
 
 async def test_a_file_that_cannot_be_read_is_told_and_counts_as_none(directory: Path) -> None:

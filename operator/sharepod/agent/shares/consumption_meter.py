@@ -43,6 +43,18 @@ class Moment:
     wall_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantTotals:
+    """Totals of one tenant since it has its row, over all agents; of one GPU. `since` names them: it is when they were
+    0."""
+
+    since: str
+    held_seconds: int
+    borrowed_seconds: int
+    reserved_seconds: int
+    memory_mebibyte_seconds: int
+
+
 @dataclass
 class _MeteredTenant:
     namespace: str
@@ -53,8 +65,11 @@ class _MeteredTenant:
     held_ns: int
     borrowed_ns: int
     at_ns: int
+    since_ms: int
     total_held_ns: int = 0
+    total_borrowed_ns: int = 0
     total_reserved_ns: int = 0
+    total_memory_mib_ns: int = 0
     resumed: bool = False
     """Its account has not been read since this agent began: what it held meanwhile was unmetered."""
 
@@ -109,8 +124,11 @@ class ConsumptionMeter:
                 one.held_ns if same_boot else 0,
                 one.borrowed_ns if same_boot else 0,
                 min(one.at_ns + shift, now.monotonic_ns),
+                one.since_ms or now.wall_ms,
                 one.total_held_ns,
+                one.total_borrowed_ns,
                 one.total_reserved_ns,
+                one.total_memory_mib_ns,
                 resumed=True,
             )
         for series in kept.series:
@@ -142,8 +160,11 @@ class ConsumptionMeter:
                     held_ns=one.held_ns,
                     borrowed_ns=one.borrowed_ns,
                     at_ns=one.at_ns,
+                    since_ms=one.since_ms,
                     total_held_ns=one.total_held_ns,
+                    total_borrowed_ns=one.total_borrowed_ns,
                     total_reserved_ns=one.total_reserved_ns,
+                    total_memory_mib_ns=one.total_memory_mib_ns,
                 )
                 for tenant_id, one in self._tenants.items()
             },
@@ -181,8 +202,11 @@ class ConsumptionMeter:
             known.held_ns if known and not moved else usage.held_ns if usage else 0,
             known.borrowed_ns if known and not moved else usage.borrowed_ns if usage else 0,
             self._now().monotonic_ns,
+            known.since_ms if known is not None else self._now().wall_ms,
             known.total_held_ns if known is not None else 0,
+            known.total_borrowed_ns if known is not None else 0,
             known.total_reserved_ns if known is not None else 0,
+            known.total_memory_mib_ns if known is not None else 0,
             resumed=known.resumed if known is not None else False,
         )
         for model in set(gpus.values()):
@@ -215,7 +239,9 @@ class ConsumptionMeter:
                 one.resumed = False
         one.at_ns = now.monotonic_ns
         one.total_held_ns += held * len(one.gpus)
+        one.total_borrowed_ns += min(borrowed, held) * len(one.gpus)
         one.total_reserved_ns += elapsed * one.request_milli // 1000 * len(one.gpus)
+        one.total_memory_mib_ns += elapsed * one.memory_mib * len(one.gpus)
         for model in set(one.gpus.values()):
             gpus = sum(1 for each in one.gpus.values() if each == model)
             was = self._open(one.namespace, model, now)
@@ -236,12 +262,17 @@ class ConsumptionMeter:
             self.settle(tenant_id, usage)
             del self._tenants[tenant_id]
 
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """Return for each tenant the seconds of one GPU that it has held, and that were reserved for it, since it has
-        its row."""
+    def totals(self) -> dict[str, TenantTotals]:
+        """Return the totals of each tenant as it was last settled."""
         second = 1_000_000_000
         return {
-            tenant_id: (one.total_held_ns // second, one.total_reserved_ns // second)
+            tenant_id: TenantTotals(
+                since=_timestamp(one.since_ms),
+                held_seconds=min(one.total_held_ns // second, MAX_COUNTER),
+                borrowed_seconds=min(one.total_borrowed_ns // second, MAX_COUNTER),
+                reserved_seconds=min(one.total_reserved_ns // second, MAX_COUNTER),
+                memory_mebibyte_seconds=min(one.total_memory_mib_ns // second, MAX_COUNTER),
+            )
             for tenant_id, one in self._tenants.items()
         }
 

@@ -37,9 +37,13 @@ class KeptTenant(Model):
     borrowed_ns: Nanoseconds
     at_ns: int
     """When it was metered, by the node's monotonic clock."""
+    since_ms: int = 0
+    """When its totals were 0, in milliseconds since 1970; 0: an earlier version kept them."""
     total_held_ns: Nanoseconds = 0
+    total_borrowed_ns: Nanoseconds = 0
     total_reserved_ns: Nanoseconds = 0
-    """What it has held, and was reserved, since it has its row; of one GPU."""
+    total_memory_mib_ns: Nanoseconds = 0
+    """What it has had since then; of one GPU."""
 
 
 class KeptSeries(Model):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 
 from sharepod.agent.devices.inventory import Reading
-from sharepod.agent.shares.consumption_meter import ConsumptionMeter, Moment
+from sharepod.agent.shares.consumption_meter import ConsumptionMeter, Moment, TenantTotals
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.state.boot import boot_id
 from sharepod.agent.state.consumption_file import keep_consumption, read_consumption
@@ -100,9 +100,14 @@ class TenantMetering:
         """Return all series as the GPUNode's status has them, and when they were so."""
         return self._meter.consumption(), self._meter.metered_at
 
-    def totals(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each tenant the seconds of one GPU that it has held, and that were reserved for it."""
+    def totals(self) -> Mapping[str, TenantTotals]:
+        """Return the totals of each tenant as they were last counted."""
         return self._meter.totals()
+
+    def totals_now(self, entry: Entry) -> TenantTotals | None:
+        """Count what a tenant has had until now, and return its totals; None if it is not metered."""
+        self._enter(entry.row.gpus)
+        return self._meter.totals().get(entry.row.id)
 
     def _enter(self, uuids: Iterable[str]) -> None:
         for uuid in uuids:

@@ -20,6 +20,7 @@ import structlog
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution
 from sharepod.agent.settings import AgentSettings
+from sharepod.agent.shares.consumption_meter import TenantTotals
 from sharepod.agent.shares.histogram import Histogram
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
@@ -229,9 +230,14 @@ class TenantRegistry:
         """Return the count by namespace and model as the GPUNode's status has it, and when it was so."""
         return self._metering.consumption()
 
-    def totals(self) -> Mapping[str, tuple[int, int]]:
-        """Return for each tenant the seconds of one GPU that it has held, and that were reserved for it."""
+    def totals(self) -> Mapping[str, TenantTotals]:
+        """Return the totals of each tenant as they were last counted."""
         return self._metering.totals()
+
+    def totals_now(self, tenant_id: str) -> TenantTotals | None:
+        """Count what a tenant has had until now, and return its totals; None if it is not metered."""
+        entry = self._entries.get(tenant_id)
+        return self._metering.totals_now(entry) if entry is not None else None
 
     @property
     def hand_offs(self) -> Histogram:

@@ -22,6 +22,7 @@ from sharepod.api.sharepod import (
     CONDITION_STALLED,
     Phase,
     RestartPolicy,
+    SharePodConsumption,
     SharePodStatus,
 )
 from sharepod.api.units import format_fraction
@@ -67,6 +68,8 @@ class StatusInputs:
     """Usage has moved, and may be written now."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
+    consumed: SharePodConsumption | None = None
+    """Totals to be written now; None: they stay as they are."""
     unreachable: str | None = None
     """Node that does not answer, where the tenant's Pod or share cannot go before it does."""
 

@@ -81,6 +81,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "granted": granted(row) if row is not None else was.granted.dump() if over and was.granted else None,
         "share": _shown(row, sharepod.gpu) if row is not None or not over else was.share.dump() if was.share else None,
         "usage": None if over or between else _usage(was, inputs.seen, inputs.usage_due),
+        "consumed": known.dump() if (known := inputs.consumed or was.consumed) is not None else None,
         "conditions": [_dated(was, item, inputs.now, sharepod.generation) for item in stated if item is not None],
         "observedGeneration": sharepod.generation,
     }
@@ -178,6 +179,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
         inputs.blocked,
         inputs.unreachable,
         inputs.snapshot.between_runs,
+        inputs.consumed,
         finish,
     )
 
@@ -193,6 +195,7 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
         inputs.row,
         inputs.gpus,
         sharepod.gpu,
+        inputs.consumed,
         finish,
     )
 
@@ -206,7 +209,8 @@ def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
     if "conditions" in changes and _by_type(written.get("conditions")) == _by_type(changes["conditions"]):
         del changes["conditions"]
     changes |= {key: None for key in written if key not in wanted}
-    for key in ("usage", "granted", "share", "lastEnd"):  # merged field by field: nothing of the former value may stay
+    # These are merged field by field: nothing of the former value may stay.
+    for key in ("usage", "consumed", "granted", "share", "lastEnd"):
         if isinstance(changes.get(key), dict):
             changes[key] = dict.fromkeys(written.get(key) or {}) | changes[key]
     return changes

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from sharepod.api.pod import PodSettings
-from sharepod.api.sharepod import Usage
+from sharepod.api.sharepod import SharePodStatus
 from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
 
@@ -357,7 +357,7 @@ class ClusterState:
             self.holders.follow(item.name)
         if before is None or placement_facts(before) != placement_facts(item):
             self.refresh_node(item.name)
-        for tenant in tenants_concerned(before, item, self._usage_written):
+        for tenant in tenants_concerned(before, item, self._status_written):
             self.on_tenant_changed(tenant)
         if before is None or reconciler_facts(before) != reconciler_facts(item):
             self.on_node_changed(item.name)
@@ -366,9 +366,9 @@ class ClusterState:
         if item.error is not None:
             self._unreadable_log.say(kind, item.error, follows="it takes no tenants", name=item.name)
 
-    def _usage_written(self, tenant: str) -> Usage | None:
+    def _status_written(self, tenant: str) -> SharePodStatus | None:
         sharepod = self.sharepods.get(tenant)
-        return sharepod.status.usage if sharepod is not None else None
+        return sharepod.status if sharepod is not None else None
 
     def put_unreadable_gpunode(self, metadata: Json, why: str) -> None:
         """Keep the ledger of a GPUNode that cannot be read any more, and place nothing there until it can be."""

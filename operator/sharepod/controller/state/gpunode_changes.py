@@ -1,7 +1,8 @@
 """Concern with a new version of a GPUNode: for whom it changes something; everyone else is left alone.
 
 Guarantees:
-- Usage that has moved by less than a step since it was written concerns nobody: at rest no tenant is looked at.
+- Usage that has moved, and totals that have grown, by less than a step since they were written concern nobody: at rest
+  no tenant is looked at.
 - Memory, by which a smaller share may become possible, concerns its tenant however little of it is freed.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sharepod.api.gpunode import Tenant, TenantStatus
-from sharepod.api.sharepod import Usage
+from sharepod.api.sharepod import SharePodStatus, Usage
+from sharepod.budgets.sharepod_totals import totals_to_write
 
 from .facts.node_facts import GpuNodeFacts
 
@@ -21,14 +23,14 @@ Metrics and GPUNode show smaller ones.
 
 
 def tenants_concerned(
-    before: GpuNodeFacts | None, now: GpuNodeFacts, written: Callable[[str], Usage | None]
+    before: GpuNodeFacts | None, now: GpuNodeFacts, written: Callable[[str], SharePodStatus | None]
 ) -> set[str]:
     """Return the tenants whose row, report or release is not as it was.
 
     Args:
         before: The GPUNode as it was known; None: it was not.
         now: The GPUNode.
-        written: Return the usage in a tenant's status, as it was last written.
+        written: Return a tenant's status, as it was last written; None of a claim.
     """
     rows = now.rows
     if before is None:
@@ -41,7 +43,7 @@ def tenants_concerned(
         tenant
         for tenant in {*seen, *was}
         if _differ(one := seen.get(tenant), other := was.get(tenant))
-        and not (_only_held(one, other) and not usage_moved(written(tenant), one, rows.get(tenant)))
+        and not (_only_held(one, other) and not _moved(written(tenant), one, rows.get(tenant)))
     }
     health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
     turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
@@ -49,6 +51,13 @@ def tenants_concerned(
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
     return tenants | (before.forced ^ now.forced)
+
+
+def _moved(was: SharePodStatus | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
+    """Return whether usage or totals that an agent reports are worth a write."""
+    if usage_moved(was.usage if was is not None else None, seen, row):
+        return True
+    return was is not None and totals_to_write(was.consumed, seen, drained=False) is not None
 
 
 def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:

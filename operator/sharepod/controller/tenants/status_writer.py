@@ -3,6 +3,7 @@
 Guarantees:
 - Nothing is written that did not change, and nothing is composed again of the same inputs.
 - Usage is written when it has moved by five points, at most every `usage_interval`; at rest it is not written.
+- Totals are written when they have grown by an eighth, and once they are final.
 - A change of conditions alone is written at most once a second.
 - A new process announces nothing that the status showed before.
 - A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
@@ -20,6 +21,7 @@ import structlog
 
 from sharepod.api.objects import API_VERSION
 from sharepod.api.sharepod import KIND
+from sharepod.budgets.sharepod_totals import totals_to_write
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
@@ -137,7 +139,7 @@ class StatusWriter:
         memo.shown = None
         known = self._state.sharepods.get(sharepod.uid)
         if known is not None and str(known.version) == answer["metadata"]["resourceVersion"]:
-            memo.shown = status.looked_at(known, replace(inputs, usage_due=False))
+            memo.shown = status.looked_at(known, replace(inputs, usage_due=False, consumed=None))
         announced = memo.announced
         if announced is None:
             announced = announced_before(sharepod.status, inputs.seen)
@@ -174,9 +176,11 @@ class StatusWriter:
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
-        gpus, seen = None, None
+        gpus, seen, totals = None, None, None
         if row is not None and gpunode is not None:
             gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
+            was = snapshot.sharepod.status.consumed if snapshot.sharepod is not None else None
+            totals = totals_to_write(was, seen, drained=reserved is not None and reserved.drained)
         return StatusInputs(
             snapshot=snapshot,
             node=reserved.node if reserved is not None else None,
@@ -189,6 +193,7 @@ class StatusWriter:
             blocked=memo.blocked,
             usage_due=False,
             now=datetime.datetime.fromtimestamp(snapshot.wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            consumed=totals,
             unreachable=self._unreachable(snapshot),
         )
 

@@ -1,0 +1,63 @@
+"""Totals of a SharePod: what is written of the counts that its agents report, and when. Pure.
+
+Guarantees:
+- Totals are the sum over its shares of the largest count of each: nothing is counted twice, however often a report is
+  read, and the count of one share goes on over agents.
+- They are written when they have grown by an eighth and by `_LEAST_S`, and once they are final: at rest never.
+- A report of an earlier share, which its agent has not replaced yet, is not taken for one of the present.
+"""
+
+from __future__ import annotations
+
+from sharepod.api.consumption import MAX_COUNTER
+from sharepod.api.gpunode import TenantStatus
+from sharepod.api.sharepod import GpuTotals, SharePodConsumption
+
+_LEAST_S = 600
+"""Least growth that is written, in seconds of GPU time held and reserved: a SharePod with one GPU is not written for it
+more often than each five minutes."""
+_PART = 8
+"""Growth that is written, as a part of what was written: some 30 writes in the first day, a few on each later one."""
+_AMOUNTS = tuple(GpuTotals.model_fields)
+
+
+def totals_to_write(
+    was: SharePodConsumption | None, seen: TenantStatus | None, *, drained: bool
+) -> SharePodConsumption | None:
+    """Return the totals if they are to be written, else None.
+
+    Args:
+        was: The totals as they were last written.
+        seen: The agent's report.
+        drained: The agent has confirmed that nothing is left of the share: the count is final.
+    """
+    if seen is None or seen.drained != drained:
+        return None
+    now = _totals(was, seen)
+    if now is None:
+        return None
+    grown = _time(now) - _time(was)
+    if drained:
+        return now if was is None or any(getattr(now, name) > getattr(was, name) for name in _AMOUNTS) else None
+    return now if grown >= _LEAST_S and grown * _PART >= _time(was) else None
+
+
+def _totals(was: SharePodConsumption | None, seen: TenantStatus) -> SharePodConsumption | None:
+    """Return the totals with what an agent reports; None if it reports no count."""
+    if seen.counted_since is None:
+        return None
+    same = was is not None and was.counted_since == seen.counted_since
+    former = GpuTotals() if was is None else was.former if same else _as_former(was)
+    amounts = {name: min(getattr(former, name) + (getattr(seen, name) or 0), MAX_COUNTER) for name in _AMOUNTS}
+    if was is not None:
+        amounts = {name: max(amount, getattr(was, name)) for name, amount in amounts.items()}
+    since = was.since if was is not None else seen.counted_since
+    return SharePodConsumption(since=since, counted_since=seen.counted_since, former=former, **amounts)
+
+
+def _as_former(was: SharePodConsumption) -> GpuTotals:
+    return GpuTotals(**{name: getattr(was, name) for name in _AMOUNTS})
+
+
+def _time(totals: GpuTotals | None) -> int:
+    return totals.held_seconds + totals.reserved_seconds if totals is not None else 0
