@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from enum import StrEnum
@@ -95,7 +95,7 @@ class BillLine:
 def bill_lines(accounts: Mapping[str, NamespaceAccount], month: str, prices: Prices) -> list[BillLine]:
     """Return the lines of a month's bill, by namespace and model."""
     return [
-        _line(namespace, model, amounts, prices)
+        charged_line(namespace, model, amounts, prices)
         for namespace, account in sorted(accounts.items())
         for model, amounts in sorted(account.months.get(month, {}).items())
         if amounts != NOTHING
@@ -104,12 +104,16 @@ def bill_lines(accounts: Mapping[str, NamespaceAccount], month: str, prices: Pri
 
 def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
     """Return the lines as CSV, with a header."""
-    rows = [_row(line, month, prices) for line in lines]
+    return csv_text(_COLUMNS, (_row(line, month, prices) for line in lines))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
+    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([_as_text(row[column]) for column in _COLUMNS])
+        writer.writerow([_as_text(row[column]) for column in columns])
     return "".join(parts)
 
 
@@ -147,10 +151,7 @@ class _Parts(list[str]):
         self.append(piece)
 
 
-_COLUMNS = (
-    "namespace",
-    "month",
-    "gpuModel",
+AMOUNT_COLUMNS = (
     "gpuHoursHeld",
     "gpuHoursBorrowed",
     "gpuHoursReserved",
@@ -161,13 +162,16 @@ _COLUMNS = (
     "totalCost",
     "currency",
 )
+_COLUMNS = ("namespace", "month", "gpuModel", *AMOUNT_COLUMNS)
 
 
 def _row(line: BillLine, month: str, prices: Prices) -> dict[str, str | Decimal]:
+    return {"namespace": line.namespace, "month": month, "gpuModel": line.model} | amount_columns(line, prices)
+
+
+def amount_columns(line: BillLine, prices: Prices) -> dict[str, str | Decimal]:
+    """Return what a line says of amounts and costs, by column."""
     return {
-        "namespace": line.namespace,
-        "month": month,
-        "gpuModel": line.model,
         "gpuHoursHeld": line.held_hours,
         "gpuHoursBorrowed": line.borrowed_hours,
         "gpuHoursReserved": line.reserved_hours,
@@ -180,7 +184,8 @@ def _row(line: BillLine, month: str, prices: Prices) -> dict[str, str | Decimal]
     }
 
 
-def _line(namespace: str, model: str, amounts: Amounts, prices: Prices) -> BillLine:
+def charged_line(namespace: str, model: str, amounts: Amounts, prices: Prices) -> BillLine:
+    """Return amounts with what they cost."""
     price = prices.of(model)
     charged = {
         Charged.HELD: amounts.held_ms,

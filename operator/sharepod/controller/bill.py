@@ -1,9 +1,10 @@
 """Bill: `python -m sharepod.controller.bill` prints what namespaces have had of GPUs in a month, at given prices.
 
-It reads GPUStatements and nothing else, and writes nothing.
+It reads GPUStatements or, for `--by owner`, SharePods, and writes nothing.
 
 Guarantees:
-- A statement that cannot be read is named on the standard error, the others are billed, and the exit status is 1.
+- A statement or SharePod that cannot be read is named on the standard error, the others are billed, and the exit status
+  is 1.
 - Wrong prices are refused by field before anything is read.
 """
 
@@ -21,9 +22,11 @@ import yaml
 from pydantic import ValidationError
 
 from sharepod.api.objects import API_VERSION
+from sharepod.api.sharepod import PLURAL, SharePodStatus
 from sharepod.api.statement import STATEMENT_PLURAL, GPUStatementStatus
 from sharepod.budgets.charges import Prices, as_allocations, as_csv, bill_lines
 from sharepod.budgets.namespace_account import NamespaceAccount
+from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
 from sharepod.budgets.statement_status import account_of
 from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFoundError
 
@@ -84,17 +87,58 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
         raise BillError(f"{what}; the operator makes one once an agent has counted for it") from None
 
 
-async def _run(given: argparse.Namespace, prices: Prices) -> int:
-    api = await Connection.open(given.kubeconfig, "sharepod-bill")
-    try:
-        accounts, wrong = await statements(api, given.namespace)
-    finally:
-        await api.close()
+async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[Json, SharePodStatus]], list[str]]:
+    """Return metadata and status of all SharePods, or of those of a namespace, and what is wrong with those that cannot
+    be read. Raises `ApiError`."""
+    found: list[tuple[Json, SharePodStatus]] = []
+    wrong: list[str] = []
+    path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}" if namespace else f"/apis/{API_VERSION}/{PLURAL}"
+    token = ""
+    while True:
+        listed = await api.get(path, {"limit": str(_PAGE), **({"continue": token} if token else {})})
+        for item in listed.get("items") or ():
+            metadata: Json = item["metadata"]
+            try:
+                found.append((metadata, SharePodStatus.model_validate(item.get("status") or {}, extra="ignore")))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(map(str, first["loc"]))
+                name = f"{metadata['namespace']}/{metadata['name']}"
+                wrong.append(f"the status of SharePod {name} cannot be read: {where}: {first['msg']}")
+        token = str(listed["metadata"].get("continue") or "")
+        if not token:
+            return found, wrong
+
+
+async def _bill_by_owner(api: Connection, given: argparse.Namespace, prices: Prices) -> list[str]:
+    """Print what the SharePods of each owner have had since they began; return what is wrong."""
+    found, wrong = await sharepods(api, given.namespace)
+    lines = owner_lines(found, prices)
+    if given.format == "csv":
+        print(owners_as_csv(lines, prices), end="")
+    else:
+        print(json.dumps(owners_as_allocations(lines, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", prices), indent=2))
+    return wrong
+
+
+async def _bill_by_namespace(api: Connection, given: argparse.Namespace, prices: Prices) -> list[str]:
+    """Print what namespaces have had in a month; return what is wrong."""
+    accounts, wrong = await statements(api, given.namespace)
     lines = bill_lines(accounts, given.month, prices)
     if given.format == "csv":
         print(as_csv(lines, given.month, prices), end="")
     else:
         print(json.dumps(as_allocations(lines, given.month, prices), indent=2))
+    return wrong
+
+
+async def _run(given: argparse.Namespace, prices: Prices) -> int:
+    api = await Connection.open(given.kubeconfig, "sharepod-bill")
+    try:
+        by = _bill_by_owner if given.by == "owner" else _bill_by_namespace
+        wrong = await by(api, given, prices)
+    finally:
+        await api.close()
     for text in wrong:
         print(f"sharepod bill: {text}", file=sys.stderr)
     return 1 if wrong else 0
@@ -117,6 +161,12 @@ def main() -> int:
     this = f"{datetime.now(UTC):%Y-%m}"
     parser.add_argument("--month", type=_month, default=this, help="such as 2026-01, or last; default: this month")
     parser.add_argument("--namespace", help="only this namespace")
+    parser.add_argument(
+        "--by",
+        choices=("namespace", "owner"),
+        default="namespace",
+        help="owner: what the SharePods that exist have had since they began, by their controller; default: namespace",
+    )
     parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML file of prices; without it all costs are 0")
     parser.add_argument(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sharepod.budgets.charges import Charged
-from sharepod.controller.bill import BillError, read_prices, statements
+import yaml
+from sharepod.budgets.charges import Charged, Prices
+from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
+from sharepod.controller.bill import BillError, read_prices, sharepods, statements
 from sharepod.kube import Json, NotFoundError
 
 EXAMPLE = """
@@ -75,3 +78,43 @@ async def test_without_statements_it_says_what_is_missing() -> None:
         await statements(server, None)
     with pytest.raises(BillError, match="namespace team has no GPUStatement"):
         await statements(server, "team")
+
+
+def sharepod(name: str, held: int, *, owner: str | None = None, namespace: str = "team", **status: Any) -> Json:
+    references = [{"kind": "Workflow", "name": owner, "controller": True}] if owner else []
+    consumed = {
+        "since": f"2026-01-0{held % 9 + 1}T00:00:00.000Z",
+        "countedSince": "2026-01-09T00:00:00.000Z",
+        "heldSeconds": held,
+        "borrowedSeconds": held // 2,
+        "reservedSeconds": 3600,
+        "memoryMebibyteSeconds": 1024 * 3600,
+    }
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": references}
+    return {"metadata": metadata, "status": {"consumed": consumed, **status}}
+
+
+@pytest.mark.promise("operator-bill-owners")
+async def test_the_bill_by_owner_adds_up_what_the_sharepods_of_each_have_had() -> None:
+    gpu: Any = {"gpus": [{"uuid": "u", "index": 0, "model": "T"}]}
+    server: Any = _Pages(
+        [sharepod("one", 3600, owner="train", **gpu), sharepod("two", 1800, owner="train", **gpu)],
+        [sharepod("alone", 7200), {"metadata": {"name": "new", "namespace": "team"}}],
+        [sharepod("broken", 1, restarts=-1)],
+    )
+    found, wrong = await sharepods(server, None)
+    assert [text.partition(":")[0] for text in wrong] == ["the status of SharePod team/broken cannot be read"]
+    prices = Prices.model_validate(yaml.safe_load(EXAMPLE))
+    text = owners_as_csv(owner_lines(found, prices), prices)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [(row["controllerKind"], row["controller"], row["gpuModel"]) for row in rows] == [
+        ("SharePod", "alone", "unknown"),
+        ("Workflow", "train", "T"),
+    ]
+    assert [float(row["gpuHoursHeld"]) for row in rows] == [2.0, 1.5]
+    assert [float(row["gpuHoursReserved"]) for row in rows] == [1.0, 2.0]
+    assert [float(row["totalCost"]) for row in rows] == [3.0, 3.62]
+    assert rows[1]["since"] == "2026-01-01T00:00:00.000Z"
+    whole = owners_as_allocations(owner_lines(found, prices), "2026-02-01T00:00:00Z", prices)
+    assert whole["totalCost"] == pytest.approx(3.0 + 1.5 * 2.4 + 0.02)
+    assert [one["properties"]["controller"] for one in whole["allocations"]] == ["alone", "train"]
