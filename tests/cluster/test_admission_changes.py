@@ -28,6 +28,8 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     changed = server.api.patch(path, {"spec": {"gpu": {"request": 0.4, "limit": 0.8, "memory": "2Gi"}}})
     assert changed["spec"]["gpu"]["limit"] == 0.8
     server.api.patch(path, {"spec": {"gpu": {"limit": None}}})
+    for movable in (True, False, None):
+        server.api.patch(path, {"spec": {"gpu": {"movable": movable}}})
     server.api.patch(path, {"spec": {"gpu": {"count": 1}}})  # what it is by default
     server.api.patch(path, {"metadata": {"labels": {"a": "b"}, "annotations": {"note": "x"}}})
     for field, value in {
@@ -40,7 +42,7 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     }.items():
         cleared = {"request": None, "limit": None, "memory": None} if field == "mode" else {}
         message = refusal(server.api, path, {"spec": {"gpu": {field: value, **cleared}}})
-        assert_fixed(message, f"spec.gpu.{field}", "request, limit and memory")
+        assert_fixed(message, f"spec.gpu.{field}", "request, limit, memory and movable")
     assert_fixed(
         refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}}), "spec.gpu.affinity", "request, limit"
     )
