@@ -163,6 +163,13 @@ class Client:
         assert isinstance(frame, kind), f"{frame} came, not {kind.__name__}"
         return frame
 
+    async def granted_again(self, ended: int) -> protocol.Grant:
+        """The next grant. A REVOKE of the one that has ended may come first: it was sent before the agent knew."""
+        while (frame := await self.receive()) == protocol.Revoke(ended):
+            pass
+        assert isinstance(frame, protocol.Grant), f"{frame} came, not Grant"
+        return frame
+
     async def nothing_comes(self, for_s: float = 0.1) -> bool:
         """True if no frame comes for a while."""
         try:

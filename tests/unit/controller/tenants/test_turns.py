@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 from doubles.apiserver.server import Call, Fault
 from sharepod.api.sharepod import KIND
-from sharepod.controller.apiserver import worker_lanes
 from sharepod.kube import Json
 from unit.controller.acting_world import NAMESPACE, PATIENCE_S, World, acting_world
 
@@ -60,7 +59,6 @@ async def test_slow_webhooks_on_many_namespaces_do_not_hold_the_writers_of_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each of the slow namespaces alone has more Pods to create than there are writers."""
-    monkeypatch.setattr(worker_lanes, "SLOW_S", 0.1)
     async with acting_world(writers=WRITERS) as world:
         monkeypatch.setattr(world.client, "_write_timeout", 10 * PATIENCE_S)
         answers = asyncio.Event()
@@ -92,10 +90,7 @@ async def test_slow_webhooks_on_many_namespaces_do_not_hold_the_writers_of_other
 
 
 @pytest.mark.promise("operator-turns")
-async def test_a_slow_webhook_on_the_events_of_some_namespaces_delays_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(worker_lanes, "SLOW_S", 0.1)
+async def test_a_slow_webhook_on_the_events_of_some_namespaces_delays_no_others() -> None:
     async with acting_world() as world:
         answers = asyncio.Event()
 
