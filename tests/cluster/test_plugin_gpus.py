@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cluster.operator_world import GPUNODES, World, a_world, wait
@@ -12,6 +13,7 @@ from harness.installation import NAMESPACE
 from sharepod.api.objects import HOLDER_LABEL
 
 GPU = "nvidia.com/gpu"
+ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +22,10 @@ def world() -> Iterator[World]:
         yield made
 
 
-def plugin_node(world: World, prefix: str) -> str:
-    """A node of pool `device-plugin` whose plugin has two GPUs for pods."""
+def plugin_node(world: World, prefix: str, gpus: int = 2) -> str:
+    """A node of pool `device-plugin` whose plugin has so many GPUs for pods."""
     (name,) = world.nodes(prefix, pool="device-plugin", agents=False)
-    amounts = {GPU: "2"}
+    amounts = {GPU: str(gpus)}
     world.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
     world.agents.start(name)
     return name
@@ -71,6 +73,47 @@ def test_sharepods_share_a_gpu_that_a_holder_has_and_it_goes_back_when_they_have
         world.delete(namespace, name)
     wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU given back")
     world.cluster.wait_for(second, lambda seen: seen and seen["spec"].get("nodeName"), what="the GPU given back used")
+
+
+@pytest.mark.promise("placement-holder-withdrawn", "placement-holder-demand")
+def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_to_the_other(world: World) -> None:
+    node = plugin_node(world, "race", gpus=1)
+    namespace = world.cluster.namespace("race")
+    winners = set()
+    for number in range(ROUNDS):
+        name, path = f"one-{number}", f"/api/v1/namespaces/{namespace}/pods/whole-{number}"
+        ask = [
+            lambda name=name: world.apply(namespace, name, {"request": 0.4}, on="race"),
+            lambda number=number: native(world, namespace, f"whole-{number}", "race"),
+        ]
+        with ThreadPoolExecutor(2) as both:  # every other round the one, then the other begins
+            list(both.map(lambda one: one(), ask if number % 2 else reversed(ask)))
+
+        def bound(path: str = path) -> bool:
+            return bool(world.api.get(path)["spec"].get("nodeName"))
+
+        wait(lambda: bound() or _held(world, node), what="an owner of the GPU", timeout=30)
+        if bound():
+            assert world.condition(namespace, name, "Placed", status="False")
+            wait(lambda: not holder_pods(world, node), what="the holder withdrawn", timeout=30)
+            assert not _held(world, node)
+            winners.add("native")
+            world.api.delete(path, grace=0)
+            world.phase(namespace, name, "Running", timeout=40)
+            world.delete(namespace, name)
+        else:
+            world.phase(namespace, name, "Running", timeout=40)
+            assert not bound()
+            winners.add("holder")
+            world.delete(namespace, name)
+            wait(bound, what="the GPU for the native pod", timeout=40)
+            world.api.delete(path, grace=0)
+        wait(lambda: not holders(world, node) and not holder_pods(world, node), what="no holder", timeout=40)
+    print(f"first in {ROUNDS} rounds: {sorted(winners)}")
+
+
+def _held(world: World, node: str) -> bool:
+    return any(row["state"] == "Held" for row in holders(world, node))
 
 
 @pytest.mark.promise("placement-holder-crash")

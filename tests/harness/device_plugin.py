@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 
@@ -21,6 +23,8 @@ from harness.services import Service
 
 LIBNVML = ROOT / "build" / "doubles" / "libnvml"
 _CONFIG = "/var/lib/sharepod/device-plugin.json"
+_DRIVER_VERSION = "simulated"
+"""Version of the driver that the double of NVML tells."""
 
 
 def start_device_plugin(
@@ -32,8 +36,7 @@ def start_device_plugin(
 ) -> Service:
     """Start the device plugin; its log is `name`.log of the node.
 
-    `config`: its configuration file, such as `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY. Its watch for
-    Xids is off: the double of NVML has no events.
+    `config`: its configuration file, such as `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY.
     """
     program: list[str] = [str(own_programs(DEVICE_PLUGIN) / DEVICE_PLUGIN_PROGRAM)]
     if config is not None:
@@ -43,11 +46,37 @@ def start_device_plugin(
         "LD_LIBRARY_PATH": str(LIBNVML),
         "FAKE_CUDA_STATE": str(machine.state),
         "FAKE_CUDA_VISIBLE": "all",
-        "DP_DISABLE_HEALTHCHECKS": "all",
+        "FAKE_NVML_EVENTS": str(_xids(machine)),
         "DEVICE_DISCOVERY_STRATEGY": "nvml",
+        **dict.fromkeys(("CONTAINER_DRIVER_ROOT", "NVIDIA_DRIVER_ROOT", "NVIDIA_DEV_ROOT"), str(_driver_root(machine))),
+        "NVIDIA_CDI_HOOK_PATH": "/bin/true",
         **(env or {}),
     }
     return machine.real.start(name, program, env={**os.environ, **settings})
+
+
+def report_xid(machine: RealNode, gpu: str, xid: int) -> None:
+    """Let the driver report an Xid of a GPU to who listens: the device plugin, which calls the GPU unhealthy then."""
+    with _xids(machine).open("a") as file:
+        file.write(f"{gpu} {xid}\n")
+
+
+def _driver_root(machine: RealNode) -> Path:
+    """Return a folder with device nodes and libraries as a driver's, for the plugin to put into a CDI specification."""
+    root = machine.directory / "driver"
+    if not root.exists():
+        libraries = root / "usr" / "lib64"
+        libraries.mkdir(parents=True)
+        (root / "dev").mkdir()
+        for name in ("nvidiactl", *(f"nvidia{index}" for index in range(len(machine.gpus)))):
+            os.mknod(root / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # as /dev/null
+        for name in ("libcuda", "libnvidia-ml"):
+            (libraries / f"{name}.so.{_DRIVER_VERSION}").touch()
+    return root
+
+
+def _xids(machine: RealNode) -> Path:
+    return machine.directory / "xids"
 
 
 def await_gpus(cluster: Cluster, node: str, count: int, plugin: Service, *, timeout: float = 60.0) -> None:

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -169,9 +169,10 @@ class Node:
         """The last lines of the kubelet's log, under a heading that names the file."""
         return self._kubelet.log_tail(lines)
 
-    def restart_kubelet(self) -> None:
-        """Kill the kubelet and start it again; containers go on."""
+    def restart_kubelet(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Kill the kubelet and start it again; containers go on. `meanwhile`: what happens while there is none."""
         self._kubelet.stop()
+        meanwhile()
         self._kubelet = self._start_kubelet()
 
     def _write_files(self, settings: Mapping[str, Any]) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from harness.cluster import suppress_reason, wait_until
 from node.plugin_node import NATIVE, PODS, PluginNode
 
-FAULTS = ("forced deletion", "kill -9", "kubelet restart", "plugin restart", "operator kill -9")
+FAULTS = (
+    "forced deletion",
+    "eviction",
+    "boot without plugin",
+    "kill -9",
+    "kubelet restart",
+    "plugin restart",
+    "operator kill -9",
+    "agent kill -9",
+)
 BACK_WITHIN_S = 30.0
 """Seconds after which a SharePod runs again that lost its GPU, once the node has one for it."""
 
@@ -29,11 +38,8 @@ class HolderFaults:
 
     def run(self, rounds: int) -> None:
         """Let so many faults happen, each kind once before any comes again."""
-        node = self._node
         self._alpha()
-        for _ in node.gpus[1:]:
-            node.seen_by(self._native())
-        self._native()
+        self._fill()
         faults: list[str] = []
         while len(faults) < rounds:
             faults += self._random.sample(FAULTS, len(FAULTS))
@@ -56,6 +62,9 @@ class HolderFaults:
     def _operator_kill_9(self) -> None:
         self._goes_on(self._node.restart_operator)
 
+    def _agent_kill_9(self) -> None:
+        self._goes_on(self._node.restart_agent)
+
     def _goes_on(self, fault: Callable[[], None]) -> None:
         before, pods = self._node.holders(), [pod["metadata"]["uid"] for pod in self._node.holder_pods()]
         runs = self._pod()
@@ -75,10 +84,16 @@ class HolderFaults:
     # The GPU goes to the pod that waits
 
     def _forced_deletion(self) -> None:
+        self.forced.append(time.monotonic())
+        self._inherited(self._node.force_delete_holder)
+
+    def _eviction(self) -> None:
+        self._inherited(self._node.evict_holder)
+
+    def _inherited(self, fault: Callable[[], None]) -> None:
         node, heir, before = self._node, self._natives[-1], self._pod()
         (lost,) = [row["uuid"] for row in node.holders()]
-        self.forced.append(time.monotonic())
-        node.force_delete_holder()
+        fault()
         wait_until(lambda: node.phase(heir) in ("Running", "Failed"), what=f"the GPU for {heir}", timeout=60)
         wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
@@ -90,13 +105,38 @@ class HolderFaults:
             gone = self._natives.pop(0)
         with suppress_reason("NotFound"):
             node.cluster.api.delete(f"{PODS}/{gone}", grace=0)
+        self._back()
+        self._native()
+
+    # Every pod with a GPU of the plugin is refused, the holder too
+
+    def _boot_without_plugin(self) -> None:
+        node, before = self._node, self._pod()
+        node.boot_without_plugin()
+        wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        refused = [name for name in self._natives if node.phase(name) == "Failed"]
+        for name in refused:
+            node.cluster.api.delete(f"{PODS}/{name}", grace=0)
+            self._natives.remove(name)
+        self.told.append(f"  the kubelet refused {len(refused)} native pods and the holder")
+        self._back()
+        self._fill()
+
+    def _back(self) -> None:
+        """Wait until alpha runs again; then begin it anew, else each end delays the next run."""
         began = time.monotonic()
-        node.sharepod("alpha", timeout=BACK_WITHIN_S)
+        self._node.sharepod("alpha", timeout=BACK_WITHIN_S)
         self.told.append(f"  alpha runs again {time.monotonic() - began:.1f} s after a GPU was free")
-        node.cluster.kubectl(
-            "delete", "sharepod", "alpha", "-n", NATIVE, timeout=60
-        )  # else each end delays the next run
+        self._node.cluster.kubectl("delete", "sharepod", "alpha", "-n", NATIVE, timeout=60)
         self._alpha()
+
+    def _fill(self) -> None:
+        """Let native pods have every GPU that alpha has not, and one more wait."""
+        while len(self._natives) < len(self._node.gpus) - 1:
+            self._native()
+        for name in self._natives:
+            self._node.seen_by(name)
         self._native()
 
     def _alpha(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class PluginNode:
         self.gpus = [gpu["uuid"] for gpu in machine.gpus]
         self.operator = installation.start_operator(env=SETTINGS)
         self.agent = machine.start_agent(installation)
-        self._operators = self._plugins = 1
+        self._operators = self._plugins = self._agents = 1
 
     def restart_kubelet(self) -> None:
         """Kill the kubelet and start it; return once the plugin has registered with it, so that pods get GPUs again."""
@@ -51,12 +51,43 @@ class PluginNode:
         self.machine.real.restart_kubelet()
         self._await_registration(before)
 
-    def restart_plugin(self) -> None:
-        """Kill the plugin and start the next one; return once it has registered."""
+    def restart_plugin(
+        self, *, env: Mapping[str, str] | None = None, config: Mapping[str, object] | None = None
+    ) -> None:
+        """Kill the plugin and start the next one; return once it has registered. `env`, `config`: its settings."""
         self.plugin.stop(grace=0)
+        self._start_plugin(env, config)
+
+    def _start_plugin(self, env: Mapping[str, str] | None = None, config: Mapping[str, object] | None = None) -> None:
         self._plugins += 1
-        self.plugin = start_device_plugin(self.machine, f"device-plugin-{self._plugins}")
+        self.plugin = start_device_plugin(self.machine, f"device-plugin-{self._plugins}", config=config, env=env)
         self._await_registration(0)
+
+    def boot_without_plugin(self) -> None:
+        """End every container as a boot does, and let the kubelet start them before the plugin has registered."""
+        (holder,) = self.holder_pods()
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{holder['metadata']['name']}"
+        self.plugin.stop(grace=0)
+        self.machine.real.restart_kubelet(self._end_containers)
+
+        def refused(pod: Object | None) -> bool:
+            return (
+                pod is None or pod["metadata"]["uid"] != holder["metadata"]["uid"] or pod["status"]["phase"] == "Failed"
+            )
+
+        self.cluster.wait_for(path, refused, what="the holder refused by the kubelet", timeout=60)
+        self._start_plugin()
+
+    def _end_containers(self) -> None:
+        for pod in (*self.holder_pods(), *self.cluster.api.get(PODS)["items"]):
+            for process in processes_of(pod["metadata"]["uid"]):
+                os.kill(process, signal.SIGKILL)
+
+    def restart_agent(self) -> None:
+        """Kill the agent and start the next one."""
+        self.agent.stop(grace=0)
+        self._agents += 1
+        self.agent = self.machine.start_agent(self.installation, f"agent-{self._agents}")
 
     def _registrations(self) -> int:
         return self.plugin.log.read_text(errors="replace").count(_REGISTERED)
@@ -81,6 +112,13 @@ class PluginNode:
         """Delete the one holder as an administrator who does not wait for the kubelet."""
         (pod,) = self.holder_pods()
         self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", grace=0)
+
+    def evict_holder(self) -> None:
+        """Evict the one holder as an administrator's `kubectl drain` does."""
+        (pod,) = self.holder_pods()
+        name = pod["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+        self.cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction", body)
 
     def restart_operator(self) -> None:
         """Kill the operator and start the next one."""
@@ -139,15 +177,17 @@ class PluginNode:
         (gpu,) = self.sharepod(name)["gpus"]
         return str(gpu["uuid"])
 
-    def run_native(self, name: str, gpus: int = 1) -> None:
-        """Create a Pod that asks the device plugin for GPUs, prints which it sees, and stays."""
+    def run_native(self, name: str, gpus: int = 1, priority: str | None = None) -> None:
+        """Create a Pod that asks the device plugin for GPUs, prints which it sees, and stays. `priority`: its class."""
         container: Object = {
             "name": "main",
             "image": CUDA_IMAGE,
             "command": ["sh", "-c", "nvidia-smi -L; trap exit TERM; while true; do sleep 0.2; done"],
             "resources": {"limits": {DEVICE_PLUGIN_RESOURCE: gpus}},
         }
-        spec = {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 1, "containers": [container]}
+        spec: Object = {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 1, "containers": [container]}
+        if priority is not None:
+            spec["priorityClassName"] = priority
         self.cluster.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 
     def phase(self, name: str) -> str:
@@ -170,13 +210,23 @@ class PluginNode:
         wait_until(lambda: bool(shown()), what=f"the GPUs that {name} sees", timeout=30)
         return shown()
 
+    def no_room(self, name: str) -> None:
+        """Wait until a SharePod is told that there is no room."""
+
+        def told(seen: Object | None) -> bool:
+            conditions = (seen or {}).get("status", {}).get("conditions", [])
+            return any((each["type"], each["reason"]) == ("Placed", "NoRoom") for each in conditions)
+
+        self.cluster.wait_for(f"{SHAREPODS}/{name}", told, what=f"{name} without room", timeout=60)
+
     def clear(self) -> None:
-        """Delete every SharePod and every native Pod, and wait until they are gone."""
+        """Delete every SharePod and every native Pod, and wait until they and the holders are gone."""
         self.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=120)
         for pod in self.cluster.api.get(PODS)["items"]:
             with suppress_reason("NotFound"):
                 self.cluster.api.delete(f"{PODS}/{pod['metadata']['name']}", grace=1)
         wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=120)
+        wait_until(lambda: not self.holders() and not self.holder_pods(), what="every GPU given back", timeout=60)
 
 
 @contextmanager

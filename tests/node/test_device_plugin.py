@@ -11,12 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from harness.api import Object
 from harness.cluster import Cluster, wait_until
+from harness.device_plugin import report_xid
 from harness.installation import Installation
 from harness.shares import measured
 from node.gpu_owners import CLOSED_WITHIN_S, GpuOwners
-from node.holder_faults import FAULTS, HolderFaults
-from node.plugin_node import PluginNode, plugin_node
+from node.holder_faults import BACK_WITHIN_S, FAULTS, HolderFaults
+from node.plugin_node import GPUNODES, PODS, SHAREPODS, PluginNode, plugin_node
 
 COUNT = 3
 _RATIO = "sharepod_tenant_request_ratio{"
@@ -76,6 +78,105 @@ def test_two_sharepods_share_a_held_gpu_beside_a_native_pod_on_another(node: Plu
     assert node.seen_by("whole") == [native]
 
 
+@pytest.mark.promise("node-plugin-health")
+def test_a_gpu_that_the_plugin_calls_unhealthy_takes_no_new_tenants_and_others_are_held_instead(
+    node: PluginNode,
+) -> None:
+    node.apply("alpha", 0.3, "--kernel-us", "2000")
+    ill = node.gpu_of("alpha")
+    report_xid(node.machine, ill, 79)
+    told = node.cluster.wait_for(
+        f"{SHAREPODS}/alpha",
+        lambda seen: seen and condition(seen, "GPUHealthy") == "False",
+        what="alpha told",
+        timeout=60,
+    )
+    assert told is not None
+    assert "NVIDIA's device plugin does not offer it" in str(told["status"]["conditions"])
+    node.apply("beta", 0.3)
+    well = node.gpu_of("beta")
+    assert well != ill
+    assert {row["uuid"] for row in node.holders()} == {ill, well}
+    assert node.gpu_of("alpha") == ill, "it goes on while its program does"
+    node.restart_plugin()  # as after a reset of the GPU
+    node.cluster.wait_for(
+        f"{SHAREPODS}/alpha",
+        lambda seen: seen and condition(seen, "GPUHealthy") == "True",
+        what="alpha told",
+        timeout=60,
+    )
+
+
+STRATEGIES = [
+    {"DEVICE_ID_STRATEGY": "index"},
+    {"DEVICE_LIST_STRATEGY": "volume-mounts"},
+    {"DEVICE_LIST_STRATEGY": "cdi-annotations"},
+    {"DEVICE_LIST_STRATEGY": "cdi-cri"},
+]
+
+
+@pytest.mark.promise("node-plugin-strategies")
+@pytest.mark.parametrize("env", STRATEGIES, ids=lambda env: "-".join(env.values()))
+def test_a_holder_is_found_by_its_gpu_whatever_the_plugin_gives_containers(
+    node: PluginNode, env: dict[str, str]
+) -> None:
+    try:
+        node.restart_plugin(env=env)
+        node.run_native("whole")
+        wait_until(lambda: node.phase("whole") == "Running", what="the native Pod", timeout=60)
+        node.apply("alpha", 0.5)
+        held = node.gpu_of("alpha")
+        assert [row["uuid"] for row in node.holders()] == [held]
+        gpus = {gpu["uuid"]: gpu for gpu in node.gpunode()["status"]["gpus"]}
+        assert [uuid for uuid, gpu in gpus.items() if gpu.get("taken")] != [held]
+        assert sum(bool(gpu.get("taken")) for gpu in gpus.values()) == 1
+    finally:
+        node.clear()
+        node.restart_plugin()
+
+
+@pytest.mark.promise("node-whole-gpus")
+def test_a_plugin_that_slices_time_itself_gets_no_holders_and_the_node_says_why(node: PluginNode) -> None:
+    sharing = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+    try:
+        node.restart_plugin(config={"sharing": sharing})
+        told = node.cluster.wait_for(
+            f"{GPUNODES}/{node.machine.node}",
+            lambda seen: seen and condition(seen, "AgentReady") == "False",
+            what="the agent's word",
+            timeout=60,
+        )
+        assert told is not None
+        (said,) = [each for each in told["status"]["conditions"] if each["type"] == "AgentReady"]
+        assert said["reason"] == "DevicePluginUnusable"
+        assert "no whole GPUs (GPU-" in said["message"]
+        assert "::" in said["message"]
+        node.apply("alpha", 0.5)
+        node.no_room("alpha")
+        assert node.holders() == []
+    finally:
+        node.clear()
+        node.restart_plugin()
+
+
+@pytest.mark.promise("placement-holder-lost")
+def test_tenants_of_a_holder_that_kube_scheduler_preempts_are_told_and_come_back(node: PluginNode) -> None:
+    for name in ("one", "two"):
+        node.run_native(name, priority="system-cluster-critical")
+        node.seen_by(name)
+    node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
+    held = node.gpu_of("alpha")
+    with GpuOwners(node.machine) as owners:
+        node.run_native("urgent", priority="system-node-critical")
+        assert node.seen_by("urgent") == [held]
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        node.no_room("alpha")
+        node.cluster.api.delete(f"{PODS}/one", grace=1)
+        node.sharepod("alpha", timeout=BACK_WITHIN_S)
+    print(owners.report())
+    assert owners.overlaps == [], owners.report()
+
+
 @pytest.mark.promise("node-held-overlap")
 @pytest.mark.alone
 def test_no_gpu_has_two_owners_under_kills_and_restarts(node: PluginNode) -> None:
@@ -88,6 +189,12 @@ def test_no_gpu_has_two_owners_under_kills_and_restarts(node: PluginNode) -> Non
     assert owners.versions
     assert owners.longest_use() <= CLOSED_WITHIN_S, owners.report()
     assert owners.overlaps_but_after(faults.forced) == [], owners.report()
+
+
+def condition(item: Object, kind: str) -> str | None:
+    """Return the status of an object's condition."""
+    found = (each["status"] for each in item.get("status", {}).get("conditions", []) if each["type"] == kind)
+    return next(found, None)
 
 
 def metrics_of(installation: Installation, name: str = "agent") -> str:

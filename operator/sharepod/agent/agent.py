@@ -179,9 +179,11 @@ class Agent:
         """Last reading of the inventory."""
         return self._reading
 
-    def know_plugin_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
-        """Take the pods that have a GPU of their own now, by GPU UUID, and why the plugin's GPUs cannot be shared."""
-        self.held_gpus.know_pods(given, problem)
+    def know_plugin_pods(
+        self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
+    ) -> None:
+        """Take what the kubelet tells of the device plugin's GPUs, as `HeldGpus.know_pods` does."""
+        self.held_gpus.know_pods(given, problem, offered)
         self._compare_soon()
 
     @property

@@ -208,6 +208,9 @@ class Gpu(Model):
     """Id of that holder, as in its row of the ledger."""
     taken: bool | None = None
     """In pool `device-plugin`: the device plugin has given the GPU to a pod that is no holder of ours."""
+    offered: bool | None = None
+    """In pool `device-plugin`: false where the device plugin gives the GPU to no pod, as it does with one that it calls
+    unhealthy."""
 
     @model_validator(mode="before")
     @classmethod

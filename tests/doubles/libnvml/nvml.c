@@ -6,7 +6,8 @@
  * the container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
  * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance
  * of MIG. FAKE_NVML_PROCESSES=none: no process is on any device, for a process whose pids are not those that the
- * others see of themselves. What is not here is not found; what a GPU may lack is not supported.
+ * others see of themselves. events.c has the events. What is not here is not found; what a GPU may lack is not
+ * supported.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,19 +15,7 @@
 #include <time.h>
 
 #include "device/state.h"
-
-#define EXPORT __attribute__((visibility("default")))
-
-enum {
-    NVML_SUCCESS = 0,
-    NVML_UNINITIALIZED = 1,
-    NVML_INVALID_ARGUMENT = 2,
-    NVML_NOT_SUPPORTED = 3,
-    NVML_NOT_FOUND = 6,
-    NVML_INSUFFICIENT_SIZE = 7,
-    NVML_DRIVER_NOT_LOADED = 9,
-    NVML_ARGUMENT_VERSION_MISMATCH = 25
-};
+#include "nvml.h"
 
 /* SAMPLE_EACH: ns between two samples of utilization. PCI_DOMAIN: of every device; no machine has a bus in it.
  * TOPOLOGY_NODE: two devices on one NUMA node. */
@@ -378,9 +367,4 @@ EXPORT int nvmlDeviceGetProcessUtilization(void *handle, struct process_utilizat
     if (found == 0)
         return NVML_NOT_FOUND;
     return found <= room ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
-}
-
-EXPORT int nvmlEventSetCreate(void **set) {
-    (void)set;
-    return NVML_NOT_SUPPORTED;
 }

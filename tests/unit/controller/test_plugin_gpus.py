@@ -99,6 +99,19 @@ async def test_a_sharepod_gets_a_gpu_that_a_holder_takes_for_it(world: World) ->
     assert len(holder_pods(world)) == 1
 
 
+@pytest.mark.promise("node-plugin-health")
+@pytest.mark.parametrize("offered", [False, True], ids=["by the plugin's word", "by the agent's own"])
+async def test_an_unhealthy_gpu_stops_holders_only_where_the_plugin_could_give_it(world: World, offered: bool) -> None:
+    ill = {"health": "Unhealthy", "shareable": False, "offered": offered, "held": False}
+    gpus = [world.gpu("node-a", held=False, offered=True), world.gpu("node-a", 1, **ill)]
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=gpus), status=True)
+    await world.gated()
+    world.place()
+    await world.until_answered(world.tenant)
+    await world.look_at_holders()
+    assert len(holder_pods(world)) == int(not offered)
+
+
 @pytest.mark.promise("placement-holder-idle")
 async def test_a_holder_with_a_tenant_stays(world: World) -> None:
     await held(world)

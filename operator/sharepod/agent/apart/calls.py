@@ -166,6 +166,7 @@ class Pods:
 
     given: dict[str, PluginPod] | None
     problem: str | None
+    offered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

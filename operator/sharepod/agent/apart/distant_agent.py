@@ -161,10 +161,12 @@ class DistantAgent:
 
         await self._insist(apply)
 
-    def know_plugin_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
-        """Take the pods that have a GPU of their own now."""
-        self.held_gpus.know_pods(given, problem)
-        self._pods = calls.Pods(dict(given) if given is not None else None, problem)
+    def know_plugin_pods(
+        self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
+    ) -> None:
+        """Take the pods that have a GPU of their own now, and which GPUs the device plugin offers."""
+        self.held_gpus.know_pods(given, problem, offered)
+        self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
         self.line.tell(calls.TELLER_KNOW_PODS, self._pods)
         self.changed.set()
 

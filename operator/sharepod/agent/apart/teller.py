@@ -114,7 +114,7 @@ class Teller:
         ]
         takes: list[tuple[Call[Any, Any], Taker]] = [
             (calls.TELLER_KNOW_LEDGER, lambda told: self._agent.held_gpus.know_ledger(told.pool, told.holders)),
-            (calls.TELLER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem)),
+            (calls.TELLER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem, told.offered)),
             (calls.TELLER_TAKEN_IN, self._take_taken_in),
             (calls.TELLER_STAND, self._stand),
         ]

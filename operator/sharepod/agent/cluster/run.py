@@ -176,7 +176,7 @@ async def _first_word(agent: AnyAgent) -> PluginPods:
     """Ask the kubelet which pod has which GPU, before any tenant is served: GPUs of the device plugin may be closed."""
     plugin_pods = PluginPods(agent.settings.kubelet_root)
     await plugin_pods.ask()
-    agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem)
+    agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem, plugin_pods.offered)
     return plugin_pods
 
 

@@ -4,16 +4,22 @@ Guarantees:
 - HG1 held-first: in pool `device-plugin` a GPU is open to tenants only while the kubelet's last answer shows it as
   given to a pod that the ledger has as a holder, and the holder is not being released.
 - HG2 names: a holder is known by the namespace of the agent and its Pod's name, both the operator's.
+- HG3 plugins-health: in pool `device-plugin` a GPU that the plugin does not offer beside others is unhealthy.
 - In pool `dedicated` every GPU is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharepod.api.gpunode import Gpu, HolderState, PluginHolder, Pool
+from sharepod.api.gpunode import Gpu, Health, HolderState, PluginHolder, Pool
 from sharepod.api.objects import HOLDER_PREFIX
+
+_NOT_OFFERED = (
+    "NVIDIA's device plugin does not offer it to pods any more, as it does with a GPU that it calls unhealthy; the "
+    "plugin's log says why"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class HeldGpus:
         self._holders: Mapping[str, str] = {}
         """Ids of the holders that are not being released, by Pod name."""
         self._given: Mapping[str, PluginPod] | None = None
+        self._offered: Collection[str] = ()
+        """UUIDs of the GPUs that the plugin offers; empty: it tells nothing."""
         self.pool = Pool.DEDICATED
         self.problem: str | None = None
         """Reason why no GPU of the device plugin can be shared now; None if there is none."""
@@ -49,14 +57,17 @@ class HeldGpus:
         self._holders = {each.pod_name: each.id for each in holders if each.state is not HolderState.RELEASING}
         self._settle()
 
-    def know_pods(self, given: Mapping[str, PluginPod] | None, problem: str | None) -> None:
+    def know_pods(
+        self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: Collection[str] = ()
+    ) -> None:
         """Take which pod has which GPU from the device plugin, by UUID.
 
         Args:
             given: None if the kubelet does not tell.
             problem: why the plugin's GPUs cannot be shared; None if they can.
+            offered: GPUs that the plugin offers, given away or not; empty: it tells nothing of its GPUs' health.
         """
-        self._given, self.problem = given, problem
+        self._given, self.problem, self._offered = given, problem, offered
         self._settle()
 
     def mark(self, gpu: Gpu) -> Gpu:
@@ -65,7 +76,11 @@ class HeldGpus:
             return gpu
         holder = self._holder_of(gpu.uuid)
         taken = self._given is not None and gpu.uuid in self._given and holder is None
-        return gpu.model_copy(update={"held": holder is not None, "holder": holder, "taken": taken})
+        offered = not self._offered or gpu.uuid in self._offered
+        marks: dict[str, object] = {"held": holder is not None, "holder": holder, "taken": taken, "offered": offered}
+        if not offered and gpu.health is Health.HEALTHY:
+            marks |= {"health": Health.UNHEALTHY, "reason": _NOT_OFFERED}
+        return gpu.model_copy(update=marks)
 
     def native(self) -> Mapping[str, PluginPod]:
         """Return the pods with a GPU from the device plugin that are no holders of ours, by the GPU's UUID."""

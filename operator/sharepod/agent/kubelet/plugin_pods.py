@@ -4,12 +4,14 @@ Guarantees:
 - PP1 last-word: while no kubelet listens, its last answer is valid: a kubelet that does not run gives GPUs to nobody.
 - While a kubelet listens and does not answer, its last answer is valid for a minute.
 - Devices of the plugin that are no whole GPUs (replicas of time slicing, MIG) belong to no pod here, and are named.
+- A GPU that the kubelet shows with two pods is neither one's, so it is no holder's.
+- A plugin that offers nothing says nothing about a GPU: one that is away and one whose GPUs all failed look alike.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -32,12 +34,14 @@ STANDS_S = 60.0
 """Seconds for which the last answer of a kubelet that listens is valid: more than a busy kubelet keeps one waiting."""
 _RESOURCE = "nvidia.com/"
 """Prefix of the resources that NVIDIA's device plugin offers."""
+_SEVERAL = PluginPod("", "several pods")
+"""Stands for the pods of a GPU that has more than one: no holder, in no namespace."""
 _NAMED = 3
 """Devices that are no whole GPUs and are named in a message."""
 
 
-KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None], None]
-"""Takes the pod of each GPU, and why GPUs of the device plugin cannot be shared."""
+KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None, frozenset[str]], None]
+"""Takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs that it offers."""
 
 
 class PluginPods:
@@ -50,12 +54,14 @@ class PluginPods:
         self._not_whole: tuple[str, ...] = ()
         self.given: Mapping[str, PluginPod] | None = None
         """Pod of each GPU that the plugin has given away, by UUID; None while that is not known."""
+        self.offered: frozenset[str] = frozenset()
+        """UUIDs of the whole GPUs that the plugin offers, given away or not: those that it calls healthy."""
 
     async def run(self, known: KnowPods, interval_s: Callable[[], float]) -> None:
-        """Ask at intervals until cancelled; call `known` with `given` and `problem` each time."""
+        """Ask at intervals until cancelled; call `known` with `given`, `problem` and `offered`."""
         while True:
             await self.ask()
-            known(self.given, self.problem)
+            known(self.given, self.problem, self.offered)
             await asyncio.sleep(interval_s())
 
     @property
@@ -82,20 +88,31 @@ class PluginPods:
             given, offered = await self._list()
         except grpc.RpcError as error:
             self._say(f"{error.code().name}: {error.details()}")
-            stands = error.code() is grpc.StatusCode.UNAVAILABLE
-            if not stands and (self._asked_at is None or now - self._asked_at > STANDS_S):
-                self.given = None
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                self._expire(now)
+            return
+        if given is None or offered is None:
+            self._say("its answer cannot be read")
+            self._expire(now)
             return
         self._asked_at, self._failing = now, None
         self.given, self._not_whole = by_gpu(given), not_whole(offered.devices)
+        self.offered = whole(offered.devices)
+
+    def _expire(self, now: float) -> None:
+        """Believe the last answer no longer if it is too old."""
+        if self._asked_at is None or now - self._asked_at > STANDS_S:
+            self.given = None
 
     def _say(self, why: str) -> None:
         if self._failing is None:
             log.info("kubelet does not tell which pod has which GPU", socket=str(self._socket), error=why)
         self._failing = why
 
-    async def _list(self) -> tuple[podresources.ListPodResourcesResponse, podresources.AllocatableResourcesResponse]:
-        """Return which pod has which devices, and which devices there are for pods."""
+    async def _list(
+        self,
+    ) -> tuple[podresources.ListPodResourcesResponse | None, podresources.AllocatableResourcesResponse | None]:
+        """Return which pod has which devices, and which devices there are for pods; None for what cannot be read."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
             pods = channel.unary_unary(
                 "/v1.PodResourcesLister/List",
@@ -115,20 +132,29 @@ class PluginPods:
 
 
 def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
-    """Return the pod of each GPU, by UUID. A GPU that the plugin shares in replicas is left out."""
+    """Return the pod of each GPU, by UUID; `_SEVERAL` if there is more than one. Replicas of a GPU are left out."""
     found: dict[str, PluginPod] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
             for devices in container.devices:
                 if devices.resource_name.startswith(_RESOURCE):
                     owner = PluginPod(pod.namespace, pod.name)
-                    found.update((each, owner) for each in devices.device_ids if is_gpu_uuid(each))
+                    for gpu in filter(is_gpu_uuid, devices.device_ids):
+                        found[gpu] = owner if found.get(gpu, owner) == owner else _SEVERAL
     return found
 
 
 def not_whole(offered: Iterable[podresources.ContainerDevices]) -> tuple[str, ...]:
     """Return the ids of the plugin's devices that are no whole GPUs."""
-    ids: Sequence[str] = [
-        each for devices in offered if devices.resource_name.startswith(_RESOURCE) for each in devices.device_ids
-    ]
-    return tuple(sorted(each for each in ids if not is_gpu_uuid(each)))
+    return tuple(sorted(each for each in _ids(offered) if not is_gpu_uuid(each)))
+
+
+def whole(offered: Iterable[podresources.ContainerDevices]) -> frozenset[str]:
+    """Return the UUIDs of the plugin's devices that are whole GPUs."""
+    return frozenset(each for each in _ids(offered) if is_gpu_uuid(each))
+
+
+def _ids(offered: Iterable[podresources.ContainerDevices]) -> Iterator[str]:
+    for devices in offered:
+        if devices.resource_name.startswith(_RESOURCE):
+            yield from devices.device_ids

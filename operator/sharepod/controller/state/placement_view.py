@@ -131,7 +131,7 @@ def _gpu_state(gpu: Gpu, *, held: bool) -> GpuState:
         available=available,
         reason=reason,
         held=held,
-        taken=gpu.taken is True,
+        taken=gpu.taken is True or gpu.offered is False,
         numa_node=gpu.numa_node,
         links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
     )

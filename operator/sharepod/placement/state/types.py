@@ -128,8 +128,8 @@ class GpuState:
 
     `memory`: bytes that tenants can have. `reason`: why the GPU is not `available`, in words that fit after "because":
     "MIG is on", "it is unhealthy: Xid 79". `links`: connections to other GPUs of the node, by UUID, in the words of
-    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it. `taken`: the
-    device plugin has given it to a pod, so no new holder can get it.
+    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it. `taken`: no
+    new holder can get it, because the device plugin has given it to a pod or offers it to none.
     """
 
     uuid: GpuUuid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
-from sharepod.api.gpunode import Gpu, HolderState, PluginHolder, Pool
+from sharepod.api.gpunode import Gpu, Health, HolderState, PluginHolder, Pool
 from unit.agent.client import GPU0, GPU1
 
 OURS = "sharepod-system"
@@ -41,6 +41,28 @@ def test_a_gpu_is_open_once_ledger_and_kubelet_say_that_a_holder_has_it(node: No
     assert (held.held, held.holder, held.taken) == (True, "uid-1", False)
     assert (taken.held, taken.holder, taken.taken) == (False, None, True)
     assert node.gpus.native() == {GPU1: PluginPod("team", "one")}
+
+
+@pytest.mark.promise("node-plugin-health")
+def test_a_gpu_that_the_plugin_does_not_offer_beside_others_is_unhealthy_and_stays_open_to_its_tenants(
+    node: Node,
+) -> None:
+    node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
+    node.gpus.know_pods({GPU0: ITS_POD}, None, {GPU1})
+    ill, well = (node.gpus.mark(gpu) for gpu in GPUS)
+    assert (ill.health, ill.offered, ill.held) == (Health.UNHEALTHY, False, True)
+    assert "NVIDIA's device plugin does not offer it" in ill.reason
+    assert (well.health, well.offered, well.reason) == (Health.HEALTHY, True, "")
+    assert node.told[-1] == frozenset({GPU0})
+    own_word = GPUS[0].model_copy(update={"health": Health.UNHEALTHY, "reason": "Xid 79"})
+    assert node.gpus.mark(own_word).reason == "Xid 79"
+
+
+@pytest.mark.promise("node-plugin-health")
+def test_a_plugin_that_offers_nothing_is_away_and_says_nothing_about_health(node: Node) -> None:
+    node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
+    node.gpus.know_pods({GPU0: ITS_POD}, None, frozenset())
+    assert {node.gpus.mark(gpu).health for gpu in GPUS} == {Health.HEALTHY}
 
 
 @pytest.mark.promise("node-held-first")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.kubelet.plugin_pods import PluginPods, by_gpu, not_whole
@@ -24,6 +26,9 @@ class Kubelet:
         self.gives = listed(one=GPU0)
         self.offers = [GPU0, GPU1]
         self.fails = False
+        self.answering = asyncio.Event()
+        """Not set: the kubelet leaves questions unanswered."""
+        self.answering.set()
         lister = service(
             podresources.DESCRIPTOR,
             "PodResourcesLister",
@@ -32,6 +37,7 @@ class Kubelet:
         self.server = UnixServer(root / "pod-resources" / "kubelet.sock", lister)
 
     async def _list(self, _: object) -> podresources.ListPodResourcesResponse:
+        await self.answering.wait()
         if self.fails:
             raise RuntimeError("no answer")
         return self.gives
@@ -60,6 +66,12 @@ def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
 
 def test_only_whole_gpus_of_nvidias_plugin_belong_to_a_pod() -> None:
     assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: ONE}
+
+
+def test_a_gpu_of_two_pods_is_neither_ones() -> None:
+    both = listed(one=GPU0, two=GPU0)
+    assert by_gpu(both)[GPU0] not in (ONE, PluginPod("team", "two"))
+    assert by_gpu(listed(one=GPU0, two=GPU1)) == {GPU0: ONE, GPU1: PluginPod("team", "two")}
 
 
 async def test_a_kubelet_that_was_never_heard_has_told_nothing(kubelet: Kubelet) -> None:
@@ -97,6 +109,45 @@ async def test_a_kubelet_that_listens_and_fails_is_believed_for_a_minute(
     await kubelet.server.stop(0)
 
 
+@pytest.mark.promise("node-held-believed")
+async def test_a_kubelet_that_hangs_is_believed_for_a_minute_and_heard_again_once_it_answers(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.TIMEOUT_S", 0.05)
+    pods = PluginPods(kubelet.root)
+    await kubelet.server.start()
+    await pods.ask()
+    kubelet.answering.clear()
+    await pods.ask()
+    assert pods.given == {GPU0: ONE}
+    monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.STANDS_S", -1.0)
+    await pods.ask()
+    assert pods.given is None
+    assert "DEADLINE_EXCEEDED" in (pods.problem or "")
+    kubelet.answering.set()
+    await pods.ask()
+    assert (pods.given, pods.problem) == ({GPU0: ONE}, None)
+    await kubelet.server.stop(0)
+
+
+@pytest.mark.promise("node-held-believed")
+async def test_an_answer_that_cannot_be_read_is_no_answer(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def garble(*_: object) -> bytes:
+        return b"\xff\xff\xff"
+
+    garbled = grpc.method_handlers_generic_handler(
+        "v1.PodResourcesLister",
+        {name: grpc.unary_unary_rpc_method_handler(garble) for name in ("List", "GetAllocatableResources")},
+    )
+    server = UnixServer(kubelet.root / "pod-resources" / "kubelet.sock", garbled)
+    pods = PluginPods(kubelet.root)
+    await server.start()
+    await pods.ask()
+    assert pods.given is None
+    assert "does not tell which pod has which GPU" in (pods.problem or "")
+    await server.stop(0)
+
+
 @pytest.mark.promise("node-whole-gpus")
 @pytest.mark.parametrize("device", [f"{GPU1}::0", "MIG-10000000-0000-0000-0000-000000000001"])
 async def test_devices_that_are_no_whole_gpus_are_refused_and_named(kubelet: Kubelet, device: str) -> None:
@@ -108,6 +159,22 @@ async def test_devices_that_are_no_whole_gpus_are_refused_and_named(kubelet: Kub
     kubelet.offers = [GPU0, GPU1]
     await pods.ask()
     assert pods.problem is None
+    await kubelet.server.stop(0)
+
+
+@pytest.mark.promise("node-plugin-health")
+async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_offers(kubelet: Kubelet) -> None:
+    pods = PluginPods(kubelet.root)
+    told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+    await kubelet.server.start()
+    running = asyncio.create_task(pods.run(lambda given, problem, offered: told.put_nowait(offered), lambda: 0.01))
+    assert await told.get() == frozenset((GPU0, GPU1))
+    kubelet.offers = [GPU1]
+    while (offered := await told.get()) == frozenset((GPU0, GPU1)):
+        pass
+    running.cancel()
+    assert offered == frozenset((GPU1,))
+    assert (pods.given, pods.problem) == ({GPU0: ONE}, None), "its pod keeps it, and the others can be shared"
     await kubelet.server.stop(0)
 
 
