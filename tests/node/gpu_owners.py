@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,6 @@ CLOSED_WITHIN_S = HELD_INTERVAL_S + TIMEOUT_S
 _GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 _SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _PERIOD_S = 0.05
-_AFTER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class GpuOwners:
         with self._lock:
             return list(self._found.values())
 
-    def overlaps_but_after(self, forced: list[float]) -> list[Overlap]:
-        """Return those that did not begin within a minute of a forced deletion of a holder."""
-        return [each for each in self.overlaps if not any(0 <= each.since - at < _AFTER_S for at in forced)]
+    def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
+        """Return those of other native pods than these, which got their GPU by a forced deletion of a holder."""
+        return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:
         """Return for how many seconds at most a SharePod used a GPU that a native pod had."""

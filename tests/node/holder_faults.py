@@ -33,8 +33,8 @@ class HolderFaults:
         self._count = 0
         self.told = [f"SEED={seed}"]
         """What happened, for a person."""
-        self.forced: list[float] = []
-        """When holders were deleted by force, by the monotonic clock."""
+        self.heirs: set[str] = set()
+        """Native pods that got a GPU because its holder was deleted by force, with their namespace."""
 
     def run(self, rounds: int) -> None:
         """Let so many faults happen, each kind once before any comes again."""
@@ -84,7 +84,7 @@ class HolderFaults:
     # The GPU goes to the pod that waits
 
     def _forced_deletion(self) -> None:
-        self.forced.append(time.monotonic())
+        self.heirs.add(f"{NATIVE}/{self._natives[-1]}")
         self._inherited(self._node.force_delete_holder)
 
     def _eviction(self) -> None:

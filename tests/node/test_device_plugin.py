@@ -188,7 +188,7 @@ def test_no_gpu_has_two_owners_under_kills_and_restarts(node: PluginNode) -> Non
     assert owners.answers
     assert owners.versions
     assert owners.longest_use() <= CLOSED_WITHIN_S, owners.report()
-    assert owners.overlaps_but_after(faults.forced) == [], owners.report()
+    assert owners.overlaps_but_of(faults.heirs) == [], owners.report()
 
 
 def condition(item: Object, kind: str) -> str | None:
