@@ -1,6 +1,6 @@
 """16 SharePods of half a GPU, all at once, on 8 GPUs of 4 nodes, again and again, on a real API server.
 
-    PYTHONPATH=tests:benchmarks python benchmarks/burst.py [--rounds 100]
+    PYTHONPATH=tests:benchmarks python benchmarks/burst.py [--rounds 100] [--thirds]
 
 Each round must place all 16, two on each GPU, and no GPU may have three at any time: every version of every ledger is
 looked at, not only the last. Ends with status 1 if not. Prints a table and writes build/results/burst.json.
@@ -16,16 +16,22 @@ import time
 from cluster.audit import Audit
 from cluster.burst import SHAREPODS, Burst
 from cluster.operator_world import GIB, a_world
+from cluster.plain_world import install_plain
 from results import Row, write
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument(
+        "--thirds", action="store_true", help="a third each SharePods, plain Pods with claims and with a resource line"
+    )
     options = parser.parse_args()
     rounds, took = [], []
     with a_world() as world, Audit(world.api, memory=16 * GIB) as audit:
-        burst = Burst(world, audit)
+        if options.thirds:
+            install_plain(world.cluster)
+        burst = Burst(world, audit, doors=options.thirds)
         for number in range(options.rounds):
             begun = time.monotonic()
             rounds.append(burst.round())
@@ -33,7 +39,7 @@ def main() -> int:
             if number % 10 == 9:
                 print(f"{number + 1} of {options.rounds} rounds", flush=True)
         gaps, doubled = audit.gaps, len(audit.doubled)
-    case = f"{SHAREPODS} of 0.5 on 8 GPUs"
+    case = f"{SHAREPODS} of 0.5 on 8 GPUs" + (", by three doors" if options.thirds else "")
     short = sum(one.placed != SHAREPODS for one in rounds)
     most = max(one.most_on_a_gpu for one in rounds)
     over = rounds[-1].over_committed

@@ -1,7 +1,7 @@
 """2,000 SharePods on 1,010 fake nodes while the operator is killed and the weather is bad, on a real API server.
 
     PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1010] [--kills 10] [--faults 36]
-        [--seed N] [--limit SECONDS]
+        [--seed N] [--limit SECONDS] [--thirds]
 
 Ten kills (SIGKILL) and 36 faults between the operator and the API server (silence, errors, late and lost answers,
 outages, restarts of the API server: `tests/cluster/weather/storm.py`) are drawn from the seed, which is printed first;
@@ -25,6 +25,7 @@ from dataclasses import replace
 from cluster.audit import Audit
 from cluster.chaos import Asked, Outcome, restored, run
 from cluster.operator_world import GIB
+from cluster.plain_world import install_plain
 from cluster.weather.storm import Storm
 from cluster.weather.world import bad_weather
 from results import Row, write
@@ -51,6 +52,9 @@ def main() -> int:
         "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(1 << 31))
     )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds within which there is a result")
+    parser.add_argument(
+        "--thirds", action="store_true", help="a third each SharePods, plain Pods with claims and with a resource line"
+    )
     options = parser.parse_args()
     ends = time.monotonic() + options.limit
     strangers = options.nodes // 50
@@ -69,6 +73,7 @@ def main() -> int:
         timeout=0.0,
         strangers=strangers,
         taken=options.sharepods // 100,
+        thirds=options.thirds,
         spread=_SECONDS_A_FAULT * options.faults,
     )
     times = {"SHAREPOD_AGENT_DURATION": str(_AGENT_LEASE)}
@@ -76,12 +81,15 @@ def main() -> int:
         bad_weather(times=times, agent_lease=_AGENT_LEASE, agent_renew=20.0, pace=1.0) as weather,
         Audit(weather.world.api, memory=16 * GIB) as audit,
     ):
+        if options.thirds:
+            install_plain(weather.world.cluster)
         storm = Storm(weather, seed=options.seed, faults=options.faults, backup=True)
         asked = replace(asked, timeout=ends - _RESTORED * options.limit - time.monotonic())
         outcomes = {"killed, in bad weather": run(weather.world, audit, asked, storm=storm)}
         if storm.backup is not None:
             outcomes["store put back"] = restored(weather.world, audit, storm.backup, ends - time.monotonic())
-    about = f"{asked.sharepods} SharePods, {asked.nodes} nodes, seed {asked.seed}"
+    what = "shares by three doors" if asked.thirds else "SharePods"
+    about = f"{asked.sharepods} {what}, {asked.nodes} nodes, seed {asked.seed}"
     rows = [row for name, outcome in outcomes.items() for row in _rows(f"{about}: {name}", outcome)]
     rows += [Row(f"{about}: faults", kind, "count", count) for kind, count in sorted(storm.played.items())]
     write("chaos", rows)

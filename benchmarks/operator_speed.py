@@ -1,6 +1,7 @@
 """Speed of the operator beside a bare client: latency, sustained rate, processor time, calls, restart, memory.
 
     PYTHONPATH=tests:benchmarks python benchmarks/operator_speed.py [--planes memory,real] [--cases latency,rate,...]
+        [--doors SharePods,claims,lines]
 
 Two control planes: the real one, and the API server double in a process of its own. The bare client creates Pods by the
 same library and connections, and the same scheduler binds them. Cases:
@@ -13,6 +14,9 @@ same library and connections, and the same scheduler binds them. Cases:
     delete    500 SharePods deleted at once: calls for each
     ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
 
+On the real control plane latency and rate are measured by each of `--doors`: SharePods, plain Pods with a claim of a
+template each, plain Pods with a resource line. These two have no gate, so nothing is said of when they are opened.
+
 `calls` are the operator's: by audit log on the real control plane, by user agent on the double. `server_cpu` is the
 processor time of the real API server, whoever calls. Prints a table and writes build/results/operator.json.
 """
@@ -24,12 +28,12 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack
 
 from harness.errors import HarnessError
 from harness.fakes import FakeKubelets
 from operatorkit import accounting
-from operatorkit.client import LoadClient, client, percentile
+from operatorkit.client import Door, LoadClient, client, percentile
 from operatorkit.planes import MemoryPlane, Plane, RealPlane
 from operatorkit.process import Stalls, cpu_of, rss_of
 from results import Row, write
@@ -63,6 +67,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--planes", default="memory,real", help="memory, real")
     parser.add_argument("--cases", default="latency,rate", help=", ".join(CASES))
+    doors = [door.value for door in Door if door is not Door.BARE]
+    parser.add_argument("--doors", default=",".join(doors), help=f"on the real control plane: {', '.join(doors)}")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the case rate")
     parser.add_argument("--sharepods", type=int, default=10_000, help="of the cases rest and restart")
     parser.add_argument("--foreign", type=int, default=30_000, help="foreign Pods of the case restart")
@@ -71,17 +77,20 @@ def main() -> int:
     cases = options.cases.split(",")
     if unknown := set(cases) - set(CASES):
         parser.error(f"--cases {', '.join(sorted(unknown))}: no such case; there are {', '.join(CASES)}")
+    if unknown := set(options.doors.split(",")) - set(doors):
+        parser.error(f"--doors {', '.join(sorted(unknown))}: no such door; there are {', '.join(doors)}")
     rows: list[Row] = []
     if "ablation" in cases:
         rows += accounting.ablation(options.nodes)
     measured = [case for case in cases if case != "ablation"]
     for name in options.planes.split(",") if measured else ():
-        kinds = {"memory": MemoryPlane, "real": RealPlane}
-        if name not in kinds:
-            parser.error(f"--planes {name}: there are {', '.join(kinds)}")
+        if name not in ("memory", "real"):
+            parser.error(f"--planes {name}: there are memory, real")
+        asked = [Door(door) for door in options.doors.split(",")] if name == "real" else [Door.SHAREPODS]
+        by_claims = any(door is not Door.SHAREPODS for door in asked)
         try:
-            with kinds[name](options.nodes) as plane:
-                rows += asyncio.run(Measurement(plane, options).run(measured))
+            with MemoryPlane(options.nodes) if name == "memory" else RealPlane(options.nodes, doors=by_claims) as plane:
+                rows += asyncio.run(Measurement(plane, options, asked).run(measured))
         except (HarnessError, TimeoutError) as error:
             print(f"{name}: {error!r}", file=sys.stderr)
             write("operator", rows)
@@ -93,8 +102,9 @@ def main() -> int:
 class Measurement:
     """Measurement of one control plane."""
 
-    def __init__(self, plane: Plane, options: argparse.Namespace) -> None:
+    def __init__(self, plane: Plane, options: argparse.Namespace, doors: list[Door]) -> None:
         self._plane = plane
+        self._doors = doors
         self._options = options
         self._rows: list[Row] = []
         self._bare_rate = 0.0
@@ -107,10 +117,11 @@ class Measurement:
         """Measure these cases."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
-        async with client(self._plane.kubeconfig, self._plane.namespace("warm"), sharepods=True) as load:
-            for _ in range(_WARM):
-                await load.create()
-                await load.all_bound()
+        for door in self._doors:
+            async with self._client(f"warm-{door.value.lower()}", door) as load:
+                for _ in range(_WARM):
+                    await load.create()
+                    await load.all_bound()
         await self._bare()
         if "latency" in cases:
             with ExitStack() as stack:
@@ -118,17 +129,23 @@ class Measurement:
                     stack.enter_context(FakeKubelets(self._plane.cluster.api))
                 await self._latency(SLOW_RATE)
             await self._latency(self._bare_rate / 2)
-        namespace = self._plane.namespace("sharepods")
-        async with client(self._plane.kubeconfig, namespace, sharepods=True) as load:
-            if "rate" in cases:
-                await self._rate(load)
+        async with self._client("sharepods", Door.SHAREPODS) as load:
+            if "rate" in cases and Door.SHAREPODS in self._doors:
+                await self._rate(load, "sustained")
             if "rest" in cases:
                 await self._rest(load)
             if "restart" in cases:
                 await self._restart(load)
             if "delete" in cases:
                 await self._delete(load)
+        for door in self._doors if "rate" in cases else ():
+            if door is not Door.SHAREPODS:
+                async with self._client(door.value, door) as load:
+                    await self._rate(load, f"sustained, {door.value}")
         return self._rows
+
+    def _client(self, namespace: str, door: Door) -> AbstractAsyncContextManager[LoadClient]:
+        return client(self._plane.kubeconfig, self._plane.namespace(namespace), door)
 
     async def _settle(self) -> None:
         """Wait until the operator makes no more calls, of the kinds that come of SharePods."""
@@ -155,7 +172,7 @@ class Measurement:
         )
 
     async def _bare(self) -> None:
-        async with client(self._plane.kubeconfig, self._plane.namespace("bare"), sharepods=False) as load:
+        async with self._client("bare", Door.BARE) as load:
             before = self._server_cpu()
             self._bare_rate = await load.in_flight(IN_FLIGHT, seconds=_BARE_S)
             await load.all_bound()
@@ -171,27 +188,30 @@ class Measurement:
             self._row(case, "server_cpu", "ms per object", (self._server_cpu() - before) / count * 1000)
 
     async def _latency(self, rate: float) -> None:
-        case, count = f"{rate:.0f}/s", min(_LATENCY_MOST, max(200, round(rate * _LATENCY_S)))
-        found: dict[tuple[str, bool, int], float] = {}
-        for sharepods in (False, True):
-            name = f"{'shared' if sharepods else 'bare'}-{rate:.0f}"
+        count = min(_LATENCY_MOST, max(200, round(rate * _LATENCY_S)))
+        bare = await self._delays(Door.BARE, rate, count)
+        for door in self._doors:
+            case = f"{rate:.0f}/s" if door is Door.SHAREPODS else f"{rate:.0f}/s, {door.value}"
             before, cpu = self._calls(), cpu_of(self._plane.pid)
-            async with client(self._plane.kubeconfig, self._plane.namespace(name), sharepods=sharepods) as load:
-                with Stalls(self._plane.probe) if sharepods else nullcontext() as stalls:
-                    await load.at_rate(rate, count)
-            for moment in ("opened", "bound"):
-                for percent in (50, 99):
-                    found[moment, sharepods, percent] = percentile(load.seen.delays(moment), percent)
-            if sharepods:
-                await self._settle()
-                self._costs(case, before, cpu, count)
-                if stalls is not None:
-                    self._row(case, "longest_stall", "ms", stalls.longest * 1000)
-        for moment in ("opened", "bound"):
-            for percent in (50, 99):
-                shared, bare = found[moment, True, percent], found[moment, False, percent]
-                self._row(case, f"{moment}_p{percent}", "ms", shared)
-                self._row(case, f"{moment}_added_p{percent}", "ms", shared - bare)
+            with Stalls(self._plane.probe) as stalls:
+                found = await self._delays(door, rate, count)
+            await self._settle()
+            self._costs(case, before, cpu, count)
+            self._row(case, "longest_stall", "ms", stalls.longest * 1000)
+            for (moment, percent), delay in found.items():
+                if moment == "bound" or door is Door.SHAREPODS:
+                    self._row(case, f"{moment}_p{percent}", "ms", delay)
+                    self._row(case, f"{moment}_added_p{percent}", "ms", delay - bare[moment, percent])
+
+    async def _delays(self, door: Door, rate: float, count: int) -> dict[tuple[str, int], float]:
+        """Return percentiles of the delays of so many objects at this rate, by moment and percent."""
+        async with self._client(f"{door.value.lower()}-{rate:.0f}", door) as load:
+            await load.at_rate(rate, count)
+        return {
+            (moment, percent): percentile(load.seen.delays(moment), percent)
+            for moment in ("opened", "bound")
+            for percent in (50, 99)
+        }
 
     def _costs(self, case: str, before: Counter[str], cpu: float, count: int) -> None:
         """Rows of processor time and calls for each SharePod since then."""
@@ -203,8 +223,8 @@ class Measurement:
         for key, number in sorted(made.items()):
             self._row(f"{case}, {key}", "calls", "per SharePod", number / count)
 
-    async def _rate(self, load: LoadClient) -> None:
-        case, before, cpu, server = "sustained", self._calls(), cpu_of(self._plane.pid), self._server_cpu()
+    async def _rate(self, load: LoadClient, case: str) -> None:
+        before, cpu, server = self._calls(), cpu_of(self._plane.pid), self._server_cpu()
         with Stalls(self._plane.probe) as stalls:
             rate = await load.in_flight(IN_FLIGHT, seconds=self._options.seconds)
             used, bound = cpu_of(self._plane.pid) - cpu, len(load.seen.bound)

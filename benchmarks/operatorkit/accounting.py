@@ -26,7 +26,7 @@ from typing import Any
 
 from results import Row
 
-from operatorkit.client import client
+from operatorkit.client import Door, client
 from operatorkit.planes import MemoryPlane
 from operatorkit.process import cpu_of
 
@@ -102,13 +102,13 @@ async def _one(nodes: int) -> tuple[float, dict[str, float]]:
         out = plane.kubeconfig.parent / "accounts.json"
         arguments = ["--out", str(out)]
         plane.start_operator([sys.executable, "-m", "operatorkit.accounting", *arguments])
-        async with client(plane.kubeconfig, "warm", sharepods=True) as load:
+        async with client(plane.kubeconfig, "warm", Door.SHAREPODS) as load:
             await load.in_flight(8, count=_WARM)
             await load.all_bound()
         await asyncio.sleep(3)
         plane.signal(signal.SIGUSR1)
         begun = cpu_of(plane.pid)
-        async with client(plane.kubeconfig, "counted", sharepods=True) as load:
+        async with client(plane.kubeconfig, "counted", Door.SHAREPODS) as load:
             await load.at_rate(_RATE, _COUNT)
         await asyncio.sleep(3)
         used = (cpu_of(plane.pid) - begun) / _COUNT * 1000

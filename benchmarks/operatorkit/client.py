@@ -1,7 +1,7 @@
-"""Client that creates Pods or SharePods and follows their Pods.
+"""Client that creates Pods or shares, by any door, and follows their Pods.
 
 Guarantees:
-- Both kinds are created over the same library and connections (`sharepod.kube`), and their Pods seen by one watch.
+- All kinds are created over the same library and connections (`sharepod.kube`), and their Pods seen by one watch.
 - All times run from the moment at which an object is sent.
 - A Pod counts as opened once it has no scheduling gate; a SharePod's Pod also has its node pin.
 """
@@ -16,18 +16,35 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from cluster.claims_world import claim_spec
+from cluster.plain_world import MILLI
 from sharepod.kube import ApiError, Connection, GoneError, Json
 
 SHAREPODS = "/apis/sharepod.dev/v1alpha1/namespaces/{}/sharepods"
 PODS = "/api/v1/namespaces/{}/pods"
-_CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates"
+_CONTAINER: Json = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}
 _CREATORS = 32
 """Creates under way at the same time where the rate is not given: as many as the operator has writers."""
+_REQUESTS = range(100, 501, 50)
+"""Thousandths that are asked for, drawn for each share."""
 _SETTLE_S = 300.0
 """Longest wait for what was created to be bound."""
+
+
+class Door(Enum):
+    """Kind of object that is created: a bare Pod, or one of the ways to ask for a share."""
+
+    BARE = "bare"
+    SHAREPODS = "SharePods"
+    CLAIMS = "claims"
+    """Plain Pods, each with a claim of a template."""
+    LINES = "lines"
+    """Plain Pods with a resource line."""
 
 
 @dataclass(slots=True)
@@ -45,12 +62,12 @@ class Seen:
 
 
 class LoadClient:
-    """Client in one namespace. `opened`: whether Pods are SharePods' (`sharepods`) or bare ones."""
+    """Client in one namespace, by one door."""
 
-    def __init__(self, api: Connection, namespace: str, *, sharepods: bool, seed: int = 1) -> None:
+    def __init__(self, api: Connection, namespace: str, door: Door, *, seed: int = 1) -> None:
         self._api = api
         self._namespace = namespace
-        self._sharepods = sharepods
+        self._door = door
         self._chance = random.Random(seed)
         self._number = 0
         self._bound = asyncio.Condition()
@@ -60,15 +77,37 @@ class LoadClient:
         """Create one object. Raises `ApiError`."""
         name = f"p{self._number}"
         self._number += 1
-        body: Json = {"metadata": {"name": name}, "spec": {"containers": [_CONTAINER]}}
-        if self._sharepods:
-            gpu = {"request": self._chance.randrange(100, 501, 50) / 1000}
-            body |= {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
-            body["spec"] = {**body["spec"], "gpu": gpu}
-        else:
-            body |= {"apiVersion": "v1", "kind": "Pod"}
+        path = (SHAREPODS if self._door is Door.SHAREPODS else PODS).format(self._namespace)
+        body = self._body(name)
         self.seen.sent[name] = time.monotonic()
-        await self._api.create((SHAREPODS if self._sharepods else PODS).format(self._namespace), body)
+        await self._api.create(path, body)
+
+    async def make_templates(self) -> None:
+        """Create the templates that Pods with claims name. Raises `ApiError`."""
+        for milli in _REQUESTS:
+            body = {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaimTemplate",
+                "metadata": {"name": f"t{milli}"},
+                "spec": {"spec": claim_spec(milli, memory=None)},
+            }
+            await self._api.create(TEMPLATES.format(self._namespace), body)
+
+    def _body(self, name: str) -> Json:
+        container: Json = dict(_CONTAINER)
+        spec: Json = {"containers": [container]}
+        body: Json = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        milli = self._chance.choice(_REQUESTS)
+        resources: Json = dict(_CONTAINER["resources"])
+        if self._door is Door.SHAREPODS:
+            body |= {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
+            spec["gpu"] = {"request": milli / 1000}
+        elif self._door is Door.CLAIMS:
+            spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": f"t{milli}"}]
+            container["resources"] = resources | {"claims": [{"name": "gpu"}]}
+        elif self._door is Door.LINES:
+            container["resources"] = resources | {"limits": {MILLI: str(milli)}}
+        return body
 
     async def at_rate(self, rate: float, count: int) -> None:
         """Create so many objects at so many a second, however long each takes; return when all Pods are bound."""
@@ -139,14 +178,17 @@ class LoadClient:
                 self._bound.notify_all()
 
     def _is_open(self, spec: Json) -> bool:
-        return not spec.get("schedulingGates") and (not self._sharepods or "matchFields" in str(spec.get("affinity")))
+        pinned = self._door is not Door.SHAREPODS or "matchFields" in str(spec.get("affinity"))
+        return not spec.get("schedulingGates") and pinned
 
 
 @asynccontextmanager
-async def client(kubeconfig: Path, namespace: str, *, sharepods: bool, seed: int = 1) -> AsyncIterator[LoadClient]:
+async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1) -> AsyncIterator[LoadClient]:
     """A client that follows its namespace."""
     api = await Connection.open(kubeconfig, "benchmark")
-    made = LoadClient(api, namespace, sharepods=sharepods, seed=seed)
+    made = LoadClient(api, namespace, door, seed=seed)
+    if door is Door.CLAIMS:
+        await made.make_templates()
     following = asyncio.create_task(made.follow())
     try:
         await asyncio.sleep(0.5)  # the watch is there before the first object

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from cluster.fake_agents import FakeAgents
+from cluster.plain_world import install_plain
 from harness.api import Api
 from harness.cluster import Cluster, free_ports, wait_until
 from harness.fakes import FakeKubelets
@@ -174,13 +175,15 @@ class MemoryPlane:
 class RealPlane:
     """etcd, API server, scheduler and controller manager, with nodes that have nothing behind them.
 
-    `kubelets`: report Pods as running; without, Pods are bound and no more.
+    `kubelets`: report Pods as running; without, Pods are bound and no more. `doors`: with `manifests/claims` and
+    `manifests/plain`.
     """
 
     name = "real"
 
-    def __init__(self, nodes: int, *, kubelets: bool = False, **settings: str) -> None:
+    def __init__(self, nodes: int, *, kubelets: bool = False, doors: bool = False, **settings: str) -> None:
         self._nodes = nodes
+        self._doors = doors
         self._settings = settings
         self._kubelets = kubelets
         self._stack = ExitStack()
@@ -202,6 +205,8 @@ class RealPlane:
         self.kubeconfig = self.cluster.kubeconfig
         self._installation = Installation(self.cluster)
         self.cluster.runtime_class()
+        if self._doors:
+            install_plain(self.cluster)
         labels = {"sharepod.dev/pool": "dedicated"}
         nodes = self.cluster.add_fake_nodes(self._nodes, labels=labels, cpu="640", memory="2560Gi", pods=500)
         self.start_operator()

@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from types import TracebackType
 from typing import Self
 
+from cluster.doors import DOOR_LABEL
 from cluster.fake_agents import GPUNODES
 from harness.api import Api, ApiError, Object, Watch
 from sharepod.api.objects import TENANT_LABEL
@@ -77,7 +78,7 @@ class Audit:
             return [(node, row) for node, rows in self._rows.items() for row in rows.values()]
 
     def pods(self) -> list[Object]:
-        """The Pods of tenants, as of now."""
+        """The Pods of SharePods, and plain Pods of the other doors, as of now."""
         with self._lock:
             return list(self._pods.values())
 
@@ -146,10 +147,10 @@ class Audit:
             if path == GPUNODES:
                 self._judge(item, gone)
                 return
-            tenant = item["metadata"].get("labels", {}).get(TENANT_LABEL)
+            labels, uid = item["metadata"].get("labels", {}), item["metadata"]["uid"]
+            tenant = labels.get(TENANT_LABEL) or (uid if DOOR_LABEL in labels else None)
             if tenant is None:
                 return
-            uid = item["metadata"]["uid"]
             if gone:
                 self._pods.pop(uid, None)
             else:

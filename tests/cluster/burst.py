@@ -1,7 +1,9 @@
-"""SharePods that all come at once and just fit: 16 of half a GPU on 8 GPUs of 4 nodes.
+"""Shares that all come at once and just fit: 16 of half a GPU on 8 GPUs of 4 nodes.
+
+They are SharePods, or with `doors` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
 
 Guarantees: each round begins with empty ledgers and ends when they are empty again, given back by the operator and the
-agents as always. All SharePods of a round are sent by connections of their own that wait for each other.
+agents as always. All shares of a round are sent by connections of their own that wait for each other.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cluster.audit import Audit
+from cluster.doors import Door, ask, end, open_doors, thirds
 from cluster.operator_world import World, wait
 
 GPUS, SHAREPODS = 8, 16
@@ -18,7 +21,7 @@ GPUS, SHAREPODS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Result of one round: SharePods whose Pod was bound, and the most tenants that any GPU had at any time."""
+    """Result of one round: shares whose Pod was bound, and the most tenants that any GPU had at any time."""
 
     placed: int
     most_on_a_gpu: int
@@ -28,17 +31,20 @@ class Round:
 class Burst:
     """The nodes and the namespace of a series of rounds."""
 
-    def __init__(self, world: World, audit: Audit, name: str = "burst16") -> None:
+    def __init__(self, world: World, audit: Audit, name: str = "burst16", *, doors: bool = False) -> None:
         self._world = world
+        names = [f"p{number}" for number in range(SHAREPODS)]
+        self._doors = thirds(names, seed=1) if doors else dict.fromkeys(names, Door.SHAREPOD)
         self._audit = audit
         self._name = name
         self.nodes = world.nodes(name, GPUS // 2)
         self.namespace = world.cluster.namespace(name)
+        if doors:
+            open_doors(world, self.namespace, [500])
 
     def round(self) -> Round:
         """One round, from empty ledgers to empty ledgers."""
         self._audit.most.clear()
-        names = [f"p{number}" for number in range(SHAREPODS)]
         start = threading.Barrier(SHAREPODS)
         failures: list[BaseException] = []
 
@@ -46,12 +52,12 @@ class Burst:
             try:
                 self._world.api.get(self._world.path(self.namespace))  # so that its connection is there
                 start.wait(30)
-                self._world.apply(self.namespace, name, {"request": 0.5}, on=self._name)
+                ask(self._world, self.namespace, name, 500, self._doors[name], on=self._name)
             except BaseException as error:
                 failures.append(error)
                 start.abort()
 
-        threads = [threading.Thread(target=apply, args=(name,)) for name in names]
+        threads = [threading.Thread(target=apply, args=(name,)) for name in self._doors]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -61,8 +67,8 @@ class Burst:
         # Ledgers and Pods are followed by a watch each: what one has shown the other may still bring.
         wait(lambda: self._reserved().total() == SHAREPODS, what=f"{SHAREPODS} rows of the ledgers", timeout=60)
         ended = Round(self._bound(), max(self._audit.most.values()), len(self._audit.over_committed))
-        for name in names:
-            self._world.delete(self.namespace, name)
+        for name, door in self._doors.items():
+            end(self._world, self.namespace, name, door)
         wait(self._empty, what="empty ledgers", timeout=60)
         return ended
 

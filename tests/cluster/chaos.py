@@ -1,10 +1,12 @@
-"""Many SharePods while the operator is killed, again and again, at random moments, in bad weather if asked for.
+"""Many shares while the operator is killed, again and again, at random moments, in bad weather if asked for.
 
-Guarantees: everything random comes from the seed: the requests, which SharePods are deleted while others are still
-placed, how many reservations each kill waits for and how long after that it comes, whether the successor is the same
-pod started again or another one, which has to wait for the Lease, which GPUs have a stranger's process, which names of
-Pods are taken, and the weather. There are as many GPUs without strangers as SharePods, so that in the end each
-SharePod that was not deleted must run.
+They are SharePods, or with `thirds` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
+
+Guarantees: everything random comes from the seed: the requests and the doors, which SharePods are deleted while
+others are still placed, how many reservations each kill waits for and how long after that it comes, whether the
+successor is the same pod started again or another one, which has to wait for the Lease, which GPUs have a stranger's
+process, which names of Pods are taken, and the weather. There are as many GPUs without strangers as SharePods, so
+that in the end each SharePod that was not deleted must run.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from http.client import HTTPException
 from pathlib import Path
 
 from cluster.audit import Audit
+from cluster.doors import DOOR_LABEL, Door, ask, asked_for, end, open_doors, thirds
 from cluster.fake_agents import gpu_uuid
 from cluster.operator_world import World, wait
 from cluster.weather.objects import foreign_pod
 from cluster.weather.storm import Storm
-from harness.api import Api, ApiError, Object
+from harness.api import ApiError, Object
 from sharepod.api.objects import TENANT_LABEL
 
 REQUESTS = (200, 300, 400, 500, 600, 700, 800, 1000)  # thousandths
@@ -48,6 +51,8 @@ class Asked:
     """Number of GPUs with a process of no tenant, which must take nobody."""
     taken: int = 0
     """Number of SharePods whose Pod's name is taken until the weather is fair."""
+    thirds: bool = False
+    """A third of the shares each are SharePods, plain Pods with claims and plain Pods with a line."""
     spread: float = 0.0
     """Seconds over which the SharePods are created; 0: as fast as the API server takes them."""
 
@@ -83,7 +88,9 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     kills = [(count, chance.uniform(0, 0.5), chance.random() < 0.5) for count in after]
     nodes = [f"{prefix}-{number}" for number in range(asked.nodes)]
     strangers = {gpu_uuid(node, chance.randrange(2)) for node in chance.sample(nodes, asked.strangers)}
-    taken = chance.sample(sorted(set(names) - to_delete), asked.taken)
+    doors = thirds(names, asked.seed) if asked.thirds else dict.fromkeys(names, Door.SHAREPOD)
+    sharepods = {name for name in names if doors[name] is Door.SHAREPOD}
+    taken = chance.sample(sorted(sharepods - to_delete), asked.taken)
 
     told = _Stages()
     audit.forbidden |= strangers
@@ -91,6 +98,8 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     world.nodes(prefix, asked.nodes)
     told(f"{asked.nodes} nodes are there")
     namespace = world.cluster.namespace(prefix)
+    if asked.thirds:
+        open_doors(world, namespace, REQUESTS)
     for name in taken:
         world.api.create(f"/api/v1/namespaces/{namespace}/pods", foreign_pod(name))
     before, begun, over = len(audit.reserved), time.monotonic(), threading.Event()
@@ -98,7 +107,13 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     killing = _Killing(world, audit, kills, before, over)
     clients = [
         _Client(
-            world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete, asked, over
+            world,
+            namespace,
+            prefix,
+            {name: (requests[name], doors[name]) for name in names[first::_CLIENTS]},
+            to_delete,
+            asked,
+            over,
         )
         for first in range(_CLIENTS)
     ]
@@ -134,7 +149,7 @@ def restored(world: World, audit: Audit, backup: Path, timeout: float, prefix: s
     world.kubelets.forget()
     audit.forget()
     audit.expecting = True
-    for pod in world.cluster.pods(prefix, selector=f"!{TENANT_LABEL}"):
+    for pod in world.cluster.pods(prefix, selector=f"!{TENANT_LABEL},!{DOOR_LABEL}"):
         world.api.delete(f"/api/v1/namespaces/{prefix}/pods/{pod['metadata']['name']}", grace=0)
     failed = _settle(world, audit, prefix, killing, begun + timeout)
     outcome = _outcome(world, audit, prefix, killing, failed, time.monotonic() - begun)
@@ -186,7 +201,7 @@ class _Client(threading.Thread):
         world: World,
         namespace: str,
         on: str,
-        requests: dict[str, int],
+        requests: dict[str, tuple[int, Door]],
         to_delete: set[str],
         asked: Asked,
         over: threading.Event,
@@ -204,19 +219,22 @@ class _Client(threading.Thread):
     def run(self) -> None:
         try:
             doomed: list[str] = []
-            for name, milli in self._requests.items():
-                gpu = {"request": milli / 1000}
-                self._surely(partial(self._world.apply, self._namespace, name, gpu, on=self._on), done=409)
+            for name, (milli, door) in self._requests.items():
+                self._surely(partial(ask, self._world, self._namespace, name, milli, door, on=self._on), done=409)
                 if name in self._to_delete:
                     doomed.append(name)
                 if len(doomed) > 5:
-                    self._surely(partial(self._world.delete, self._namespace, doomed.pop(0)), done=404)
+                    self._delete(doomed.pop(0))
                 if self._over.wait(self._pause):
                     return
             for name in doomed:
-                self._surely(partial(self._world.delete, self._namespace, name), done=404)
+                self._delete(name)
         except (ApiError, OSError, HTTPException) as error:
             self.failures.append(repr(error))
+
+    def _delete(self, name: str) -> None:
+        _, door = self._requests[name]
+        self._surely(partial(end, self._world, self._namespace, name, door), done=404)
 
     def _surely(self, write: Callable[[], object], done: int) -> None:
         """Write, again and again while the API server is away or just begins; the code `done` says that it has happened
@@ -300,14 +318,14 @@ class _Killing(threading.Thread):
 
 
 def _names(world: World, namespace: str) -> set[str]:
-    """Return the names of the SharePods that the store holds and nobody deletes."""
-    items = world.api.get(world.path(namespace))["items"]
+    """Return the names of what the store holds that asks for a share and nobody deletes."""
+    items = asked_for(world, namespace)
     return {item["metadata"]["name"] for item in items if "deletionTimestamp" not in item["metadata"]}
 
 
-def _running(api: Api, path: str) -> dict[str, Object]:
-    """The SharePods that run, by name, as the API server shows them."""
-    items = api.get(path)["items"]
+def _running(world: World, namespace: str) -> dict[str, Object]:
+    """SharePods and plain Pods with a share that run, by name, as the API server shows them."""
+    items = asked_for(world, namespace)
     return {item["metadata"]["name"]: item for item in items if (item.get("status") or {}).get("phase") == "Running"}
 
 
@@ -321,13 +339,13 @@ def _settled(world: World, audit: Audit, namespace: str) -> bool:
     if len(rows) != len(pods) or any(row["state"] != "Reserved" for row in rows):
         return False  # without a list, which costs the API server more than all that the operator asks of it
     staying = _names(world, namespace)
-    return len(rows) == len(staying) and _running(world.api, world.path(namespace)).keys() == staying
+    return len(rows) == len(staying) and _running(world, namespace).keys() == staying
 
 
 def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
     """Count the phases and reasons of these SharePods."""
     found: Counter[str] = Counter()
-    for item in world.api.get(world.path(namespace))["items"]:
+    for item in asked_for(world, namespace):
         if item["metadata"]["name"] in names:
             status = item.get("status") or {}
             said = [f"{one['type']} {one['reason']}" for one in status.get("conditions") or ()]
@@ -339,7 +357,7 @@ def _outcome(
     world: World, audit: Audit, namespace: str, killing: _Killing, failed: list[str], seconds: float
 ) -> Outcome:
     staying = _names(world, namespace)
-    running = _running(world.api, world.path(namespace))
+    running = _running(world, namespace)
     rows, pods = _mine(audit, namespace)
     for words, count in _why_lost(world, namespace, staying - running.keys()).items():
         print(f"chaos: {count} not running: {words}", file=sys.stderr, flush=True)

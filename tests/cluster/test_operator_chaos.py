@@ -11,6 +11,7 @@ from cluster import chaos
 from cluster.audit import Audit
 from cluster.burst import SHAREPODS, Burst, Round
 from cluster.operator_world import GIB, World, a_world
+from cluster.plain_world import install_plain, serves_mutating_policies
 from cluster.weather.storm import Storm
 from cluster.weather.world import Weather
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with a_world() as running:
+        if serves_mutating_policies(running.api):
+            install_plain(running.cluster)
         yield running
 
 
@@ -32,7 +35,7 @@ def audit(world: World) -> Iterator[Audit]:
 
 @pytest.mark.promise("operator-no-over-commit")
 def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: World, audit: Audit) -> None:
-    burst = Burst(world, audit)
+    burst = Burst(world, audit, doors=serves_mutating_policies(world.api))
     for _ in range(10):
         audit.cut()  # no version is missed by that
         assert burst.round() == Round(placed=SHAREPODS, most_on_a_gpu=2, over_committed=0)
@@ -40,7 +43,8 @@ def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: 
 
 
 def test_killed_at_random_the_operator_loses_doubles_and_overcommits_nothing(world: World, audit: Audit) -> None:
-    asked = chaos.Asked(sharepods=60, nodes=30, kills=2, seed=1, deleted=6, timeout=200)
+    thirds = serves_mutating_policies(world.api)
+    asked = chaos.Asked(sharepods=60, nodes=30, kills=2, seed=1, deleted=6, timeout=200, thirds=thirds)
     outcome = chaos.run(world, audit, asked)
     wrong = (outcome.lost, outcome.doubled, outcome.over_committed, outcome.left)
     assert (outcome.running, outcome.kills, outcome.failed, wrong) == (54, 2, (), (0, 0, 0, 0)), outcome

@@ -1,0 +1,89 @@
+"""Shares by each door in turn: SharePods, plain Pods with a claim of a template, plain Pods with a resource line.
+
+Guarantees:
+- What is looked at has one shape, whatever the door: name, uid of the ledger's row, phase, uid of the Pod.
+- Plain Pods of these doors carry `DOOR_LABEL`, so that they are told from Pods that are nobody's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from enum import Enum
+
+from cluster.claims_world import claim_path, make_template, pod_body
+from cluster.operator_world import World
+from cluster.plain_world import container, line_pod
+from harness.api import Object
+
+DOOR_LABEL = "test.sharepod.dev/door"
+
+
+class Door(Enum):
+    """Way to ask for a share."""
+
+    SHAREPOD = "SharePod"
+    CLAIM = "claim"
+    LINE = "line"
+
+
+def thirds(names: Iterable[str], seed: int) -> dict[str, Door]:
+    """Return a door for each name: a third each, in an order drawn from the seed."""
+    chance, found = random.Random(f"doors {seed}"), dict[str, Door]()
+    for number, name in enumerate(names):
+        if number % 3 == 0:
+            turn = chance.sample(list(Door), 3)
+        found[name] = turn[number % 3]
+    return found
+
+
+def open_doors(world: World, namespace: str, requests: Iterable[int]) -> None:
+    """Make the templates of claims of these thousandths in a namespace."""
+    for milli in sorted(set(requests)):
+        make_template(world, namespace, f"t{milli}", time_milli=milli, memory=None)
+
+
+def ask(world: World, namespace: str, name: str, milli: int, door: Door, *, on: str) -> Object:
+    """Ask for a share of one GPU on nodes labelled `test=ON`."""
+    if door is Door.SHAREPOD:
+        return world.apply(namespace, name, {"request": milli / 1000}, on=on)
+    if door is Door.CLAIM:
+        body = pod_body(name, template=f"t{milli}", nodeSelector={"test": on})
+    else:
+        body = line_pod(container(milli=str(milli), mib=None), name=name, nodeSelector={"test": on})
+    body["metadata"]["labels"] = {DOOR_LABEL: door.value}
+    return world.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
+
+
+def end(world: World, namespace: str, name: str, door: Door) -> None:
+    """Delete what asked for a share."""
+    if door is Door.SHAREPOD:
+        world.delete(namespace, name)
+    else:
+        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+
+def asked_for(world: World, namespace: str) -> list[Object]:
+    """SharePods as the store has them, and plain Pods of the doors in their shape."""
+    sharepods: list[Object] = world.api.get(world.path(namespace))["items"]
+    pods = world.cluster.pods(namespace, selector=DOOR_LABEL)
+    if not pods:
+        return sharepods
+    row_of: dict[str, str] = {}
+    for claim in world.api.get(claim_path(namespace))["items"]:
+        for owner in claim["metadata"].get("ownerReferences", ()):
+            row_of[owner["uid"]] = claim["metadata"]["uid"]
+    return sharepods + [_as_sharepod(pod, row_of) for pod in pods]
+
+
+def _as_sharepod(pod: Object, row_of: dict[str, str]) -> Object:
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    uid = row_of.get(metadata["uid"], f"no claim of {metadata['name']}")
+    return {
+        "metadata": {**metadata, "uid": uid},
+        "status": {
+            "phase": status.get("phase"),
+            "podUID": metadata["uid"],
+            "conditions": [{"reason": "", **one} for one in status.get("conditions") or ()],
+        },
+    }
