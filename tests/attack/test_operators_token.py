@@ -12,7 +12,11 @@ from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
 from sharepod.api.holder_pod import holder_pod
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import Milli, TenantId
+from sharepod.controller.scaling.placeholder_pod import PlaceholderSettings, placeholder_pod
 from sharepod.controller.settings import OperatorSettings
+from sharepod.placement.state.types import PlacementRequest
 
 POD: Object = {"spec": {"containers": [{"name": "main", "image": "x"}]}}
 HOLDERS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -152,6 +156,46 @@ def test_a_holder_of_the_operators_has_nothing_of_its_node_or_namespace(
     operator: Api, holder: Object, beyond: str
 ) -> None:
     body = copy.deepcopy(holder)
+    BEYOND[beyond](body)
+    assert "no business with pods in namespace" in create_refused(operator, HOLDERS, body)
+
+
+@pytest.fixture(scope="module")
+def placeholder(holder: Object) -> Object:
+    """A placeholder as the operator makes them."""
+    settings = OperatorSettings()
+    gpu = GpuRequest(request_milli=Milli(400), limit_milli=Milli(400), memory=None)
+    request = PlacementRequest(tenant=TenantId("t"), namespace="default", name="train", gpu=gpu)
+    asked = PlaceholderSettings(
+        namespace=NAMESPACE,
+        image=settings.holder_image,
+        priority_class=settings.placeholder_priority_class,
+        with_line=True,
+    )
+    made: Object = placeholder_pod(request, asked)
+    return made
+
+
+@pytest.mark.promise("security-operator-own-pods")
+def test_a_placeholder_of_the_operators_is_made_so_and_not_otherwise(operator: Api, placeholder: Object) -> None:
+    operator.create(HOLDERS, placeholder)
+    path = f"{HOLDERS}/{placeholder['metadata']['name']}"
+    said = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
+    operator.delete(path)
+    assert "no business with pods in namespace" in said
+    assert "create pods with the label sharepod.dev/tenant" in create_refused(operator, PODS, in_default(placeholder))
+    for scheduler in ("default-scheduler", ""):
+        body = copy.deepcopy(placeholder)
+        spec(schedulerName=scheduler)(body)
+        assert "no business with pods in namespace" in create_refused(operator, HOLDERS, body)
+
+
+@pytest.mark.promise("security-operator-own-pods")
+@pytest.mark.parametrize("beyond", [name for name in BEYOND if "GPU" not in name])
+def test_a_placeholder_of_the_operators_has_nothing_of_its_namespace(
+    operator: Api, placeholder: Object, beyond: str
+) -> None:
+    body = copy.deepcopy(placeholder)
     BEYOND[beyond](body)
     assert "no business with pods in namespace" in create_refused(operator, HOLDERS, body)
 

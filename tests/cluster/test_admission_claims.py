@@ -187,6 +187,22 @@ def test_an_invalid_annotation_is_refused_on_a_claim_that_exists(api: Api) -> No
     api.delete(claim_path("default", "existing"))
 
 
+@pytest.mark.promise("operator-claim-class-resource")
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_the_class_by_the_name_of_an_extended_resource_is_refused(api: Api, kind: str) -> None:
+    asks = {
+        "name": "asks",
+        "image": "x",
+        "resources": {"limits": {"deviceclass.resource.kubernetes.io/sharepod.dev": "1"}},
+    }
+    spec: Object = {"containers": [{"name": "main", "image": "x"}]}
+    body: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "extended"}, "spec": {**spec, kind: [asks]}}
+    with pytest.raises(ApiError, match=r"whole devices, and SharePod publishes none; write sharepod\.dev/gpu-milli"):
+        api.create("/api/v1/namespaces/default/pods", body, dryRun="All")
+    other = {**asks, "resources": {"limits": {"deviceclass.resource.kubernetes.io/another": "1"}}}
+    api.create("/api/v1/namespaces/default/pods", {**body, "spec": {"containers": [other]}}, dryRun="All")
+
+
 @pytest.mark.promise("operator-claim-no-slices")
 def test_nobody_publishes_devices_of_the_driver(api: Api) -> None:
     spec = {

@@ -131,6 +131,10 @@ def test_no_role_has_a_wildcard_or_reaches_secrets() -> None:
         for rule in role["rules"]:
             for part in ("apiGroups", "resources", "verbs"):
                 assert "*" not in rule.get(part, ()), role["metadata"]["name"]
+            if (role["metadata"]["name"], role["kind"]) == ("sharepod-webhook", "Role"):
+                assert rule["resourceNames"] == ["sharepod-webhook"], "one Secret, whose name is known"
+                assert rule["verbs"] == ["get", "patch"]
+                continue
             assert not {"secrets", "configmaps", "serviceaccounts", "roles", "clusterroles"} & set(
                 rule.get("resources", ())
             )
@@ -223,11 +227,14 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         for container in document["spec"]["template"]["spec"].get("containers", [])  # a component's patch may have none
         for port in container.get("ports", [])
     }
-    (conversion,) = documents(MANIFESTS / "conversion" / "operator.yaml")
-    (environment,) = (each["env"] for each in conversion["spec"]["template"]["spec"]["containers"])
-    says = {each["name"]: each["value"] for each in environment}
+    says: dict[str, str] = {}
+    for component in ("conversion", "plain-webhook"):
+        (patch,) = documents(MANIFESTS / component / "operator.yaml")
+        (environment,) = (each["env"] for each in patch["spec"]["template"]["spec"]["containers"])
+        says |= {each["name"]: each["value"] for each in environment}
     assert found == {
         ("operator", "conversion"): int(says["SHAREPOD_CONVERSION_PORT"]),
+        ("operator", "webhook"): int(says["SHAREPOD_WEBHOOK_PORT"]),
         ("operator", "health"): OperatorSettings.model_fields["health_port"].default,
         ("operator", "metrics"): OperatorSettings.model_fields["metrics_port"].default,
         ("agent", "metrics"): AgentSettings.model_fields["http_port"].default,

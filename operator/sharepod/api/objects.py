@@ -34,6 +34,21 @@ HOLDER_LABEL = f"{GROUP}/holder"
 HOLDER_FOR_ANNOTATION = f"{GROUP}/holder-for"
 """Annotation of a holder: id of the tenant that waits for it."""
 
+PLACEHOLDER_PREFIX = f"{GROUP.partition('.')[0]}-placeholder-"
+"""Beginning of the name of each placeholder: a Pod of the operator's namespace that asks an autoscaler for a node."""
+
+PLACEHOLDER_LABEL = f"{GROUP}/placeholder"
+"""Label of each placeholder: id of the tenant that has no room. Admission lets only the operator make Pods with it."""
+PLACEHOLDER_FOR_ANNOTATION = f"{GROUP}/placeholder-for"
+"""Annotation of a placeholder: namespace and name of what waits."""
+PLACEHOLDER_SPEC_ANNOTATION = f"{GROUP}/placeholder-spec"
+"""Annotation of a placeholder: hash of what it asks for, as the operator made it."""
+PLACEHOLDER_SCHEDULER = f"{GROUP.partition('.')[0]}-placeholder"
+"""Name of the scheduler of placeholders. There is none of that name: nobody binds them."""
+
+LINE_LABEL = f"{GROUP}/line"
+"""Label that admission puts on each plain Pod with a resource line. Placeholders keep away from such Pods."""
+
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
 

@@ -1,7 +1,7 @@
 """Kopf's handlers of the operator, at module level: `kopf run -m sharepod.controller.handlers` runs it.
 
 Kopf starts and stops the operator, asks for its credentials and its health. It watches no objects: see
-docs/decisions/0021-kopf-without-watches.md.
+docs/decisions/0021-kopf-without-watches.md. Where the webhook is on, it answers the API server's questions about Pods.
 
 Guarantees:
 - The operator starts with Kopf and has ended, with its Lease given up, before Kopf ends.
@@ -21,6 +21,7 @@ import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
+from sharepod.api.line_claim import with_claim
 from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.kube import configuration
 
@@ -62,6 +63,9 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     except Exception as error:
         memo.failure = error
         raise kopf.PermanentError(str(error)) from error
+    if (webhook := memo.operator.webhook()) is not None:
+        settings.admission.server = webhook
+        kopf.on.mutate("", "v1", "pods", id="line", operations=["CREATE"])(give_claim)
     memo.ending = asyncio.Event()
     memo.running = asyncio.create_task(memo.operator.run(memo.ending), name="operator")
     memo.running.add_done_callback(lambda task: _ended(task, memo))
@@ -101,6 +105,11 @@ async def probe(memo: Any, **_: Any) -> str:
     except RuntimeError as error:
         log.error("unhealthy", why=str(error))
         raise kopf.PermanentError(str(error)) from error
+
+
+async def give_claim(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+    """Give a Pod with a resource line the claim that its share is attached by."""
+    patch.update(with_claim(body))
 
 
 def _ended(task: asyncio.Task[None], memo: Any) -> None:

@@ -104,6 +104,11 @@ API_RETRIES = Counter(
 FAILURES = Counter(
     "sharepod_operator_failures", "Failures of work that is tried again, by queue.", ["queue"], registry=LEADERS
 )
+PLACEHOLDERS = Gauge(
+    "sharepod_operator_placeholders",
+    "Placeholders, by which shares that no node has room for ask an autoscaler for nodes.",
+    registry=LEADERS,
+)
 OVERCOMMITS = Gauge(
     "sharepod_operator_overcommits", "GPUs of which a ledger promises more than the GPU has.", registry=LEADERS
 )

@@ -35,6 +35,7 @@ from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.placing.making_room.moving import MoveLimits
+from sharepod.controller.scaling.placeholders import Placeholders
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
@@ -58,6 +59,8 @@ from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .plugin_gpus import HolderReconciler
 from .settings import OperatorSettings
+from .webhook.certificate_keeper import CertificateKeeper
+from .webhook.server import WebhookServer
 
 _TICK_S = 1.0
 """Period of the checks of agents, watches and credentials, and of garbage collection."""
@@ -217,6 +220,20 @@ class Operator:
             on_changed=self._attaching_changed,
             clock=clock,
         )
+        self.placeholders = Placeholders(
+            self.state,
+            self.client,
+            self.events,
+            self.memos,
+            self.loop,
+            settings,
+            acts=lambda: self._active and self.watches.believed(),
+            lines_in_force=lambda: bool(self.line_policy.in_force),
+            clock=clock,
+        )
+        self.certificates = CertificateKeeper(
+            self.client, settings.namespace, acts=lambda: self._active and self.leadership.acting(), clock=clock
+        )
         self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
@@ -303,6 +320,7 @@ class Operator:
         self.line_templates.queue.clear()
         self.node_reconciler.queue.clear()
         self.holder_reconciler.clear()
+        self.placeholders.clear()
         self.loop.clear()
         self.ledger.abandon()
         self.memos.clear()
@@ -438,6 +456,7 @@ class Operator:
             "attach mode": self.attach_mode.run(),
             "nodes": self.node_reconciler.run(),
             "holders": self.holder_reconciler.run(),
+            "placeholders": self.placeholders.run(),
             "statements": self.statements.run(),
             "budgets": self.budgets.run(),
             "idle reservations": self.idle_reservations.run(),
@@ -451,6 +470,8 @@ class Operator:
             parts["metrics"] = serve_metrics(self._settings.bind_address, self._settings.metrics_port, self, guard)
         if self._settings.health_port:
             parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self)
+        if self._settings.webhook_port:
+            parts["webhook certificates"] = self.certificates.run()
         if (conversions := self._conversions()) is not None:
             parts["conversion"] = conversions
         try:
@@ -464,6 +485,13 @@ class Operator:
             await self.client.close()
             await self.lease_client.close()
             await self._reviews.close()
+
+    def webhook(self) -> WebhookServer | None:
+        """Return the server that Kopf is to take reviews of Pods from; None without a port."""
+        settings = self._settings
+        if not settings.webhook_port:
+            return None
+        return WebhookServer(self.certificates, settings.bind_address, settings.webhook_port)
 
     def _conversions(self) -> Coroutine[Any, Any, None] | None:
         """Return the conversion server; None without a port, and where every kind has one version."""

@@ -145,6 +145,28 @@ class OperatorSettings(BaseSettings):
     holder_idle: Annotated[float, Field(ge=0)] = 60
     """A holder whose GPU has had no tenant for this long is given back to NVIDIA's device plugin."""
 
+    placeholders: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Most placeholders at a time: Pods of the operator's namespace by which shares that no node has room for ask a
+    cluster autoscaler for nodes. 0 turns them off: nodes cost money.
+    """
+
+    placeholders_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Most placeholders at a time for the shares of one namespace."""
+
+    placeholder_after: Annotated[float, Field(ge=0)] = 30
+    """A share asks for a node once it has been without room for this long: tenants that end in between, and those that
+    are preempted, make room sooner than a node comes."""
+
+    placeholder_for: Seconds = 900
+    """A share asks for a node for this long, then again after as long, twice as long each time, up to sixteen times as
+    long. A node of the pool that has told no GPUs for this long no longer counts as on its way. Longer than a node
+    takes to come.
+    """
+
+    placeholder_priority_class: str = "sharepod-placeholder"
+    """PriorityClass of placeholders. It has to have `preemptionPolicy: Never`, or admission refuses them, and a value
+    of at least Cluster Autoscaler's `--expendable-pods-priority-cutoff`."""
+
     resync_interval: Seconds = 600
     """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 
@@ -234,6 +256,10 @@ class OperatorSettings(BaseSettings):
 
     conversion_key: Path | None = None
     """Key of that certificate, PEM."""
+
+    webhook_port: Port = 0
+    """Port on which API servers ask for the claims of Pods with a resource line (TLS), where they serve no
+    MutatingAdmissionPolicy: `manifests/plain-webhook` sets it. 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""

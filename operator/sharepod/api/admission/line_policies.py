@@ -17,8 +17,10 @@ from sharepod.api.objects import (
     GPUS_ANNOTATION,
     GROUP,
     LINE_CLAIM,
+    LINE_LABEL,
     LINE_REQUEST,
     MAX_GPUS,
+    PLACEHOLDER_LABEL,
     PLAIN_PODS_POLICY,
     TENANT_LABEL,
 )
@@ -33,12 +35,19 @@ OPT_OUT_LABEL = f"{GROUP}/plain-pods"
 """Label of a namespace whose Pods get no claims by a line, if its value is `disabled`."""
 DISABLED = "disabled"
 
+WEBHOOK_SERVICE = "sharepod-webhook"
+WEBHOOK_PATH = "/line"
+WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
+_NOT_OPTED_OUT = {"matchExpressions": [{"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}]}
+
 _API = "admissionregistration.k8s.io/v1"
 _CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
 _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
 _OF_NO_SHAREPOD = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
 """True for a Pod without the tenant label, which only the operator can set."""
+_OF_NO_PLACEHOLDER = f"!({text(PLACEHOLDER_LABEL)} in object.metadata.?labels.orValue({{}}))"
+"""True for a Pod without the label of placeholders, which only the operator can set: they have a line and no claim."""
 PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 _MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
 
@@ -50,12 +59,38 @@ def asks(name: str) -> str:
 
 def plain_pod_policies() -> list[dict[str, Any]]:
     """Return the policies on Pods and on claims of their lines, each with its binding."""
-    everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
-    opted_out = {"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}
-    selected = everywhere | {"matchResources": {"namespaceSelector": {"matchExpressions": [opted_out]}}}
+    selected = {"policyName": PLAIN_PODS_POLICY, "matchResources": {"namespaceSelector": _NOT_OPTED_OUT}}
     return [
         _object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
         _object("MutatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, selected),
+        *refusing_policies(),
+    ]
+
+
+def plain_pod_webhook() -> list[dict[str, Any]]:
+    """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served, and the
+    policies that refuse what cannot be meant. The leading operator writes the certificates that it is trusted by."""
+    service = {"namespace": "sharepod-system", "name": WEBHOOK_SERVICE, "path": WEBHOOK_PATH, "port": 443}
+    webhook = {
+        "name": WEBHOOK_NAME,
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": service},
+        "failurePolicy": "Fail",
+        "matchConditions": _translated_pods(),
+        "namespaceSelector": _NOT_OPTED_OUT,
+        "reinvocationPolicy": "IfNeeded",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+    }
+    made = {"apiVersion": _API, "kind": "MutatingWebhookConfiguration", "metadata": {"name": PLAIN_PODS_POLICY}}
+    return [{**made, "webhooks": [webhook]}, *refusing_policies()]
+
+
+def refusing_policies() -> list[dict[str, Any]]:
+    """Return the policies that refuse Pods whose line cannot be meant or has no claim, and keep those claims."""
+    everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
+    return [
         _object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refusals()),
         _object("ValidatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, everywhere | {"validationActions": ["Deny"]}),
         _object("ValidatingAdmissionPolicy", CLAIMS_NAME, _kept_claims()),
@@ -75,7 +110,8 @@ def _rules(group: str, version: str, operations: list[str], *resources: str) -> 
 
 
 def _translation() -> dict[str, Any]:
-    """Add one claim from the namespace's template, and name it in each container with a line."""
+    """Add one claim from the namespace's template, name it in each container with a line, and label the Pod."""
+    labelled = f"metadata: Object.metadata{{labels: {{{text(LINE_LABEL)}: 'true'}}}}"
 
     def with_claim(field: str, containers: str) -> str:
         container = f"Object.spec.{field}"
@@ -89,26 +125,32 @@ def _translation() -> dict[str, Any]:
         with_claim("containers", "object.spec.containers"),
         with_claim("initContainers", "object.spec.?initContainers.orValue([])"),
     ]
-    other = (
-        f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == {text(LINE_CLAIM)} && "
-        f"r.?resourceClaimTemplateName.orValue('') != {text(LINE_CLAIM)})"
-    )
     return {
         "failurePolicy": "Fail",
         "reinvocationPolicy": "IfNeeded",
         "matchConstraints": _rules("", "v1", ["CREATE"], "pods"),
-        "matchConditions": [
-            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
-            {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
-            {"name": "name-is-free", "expression": f"!{other}"},
-        ],
+        "matchConditions": _translated_pods(),
         "mutations": [
             {
                 "patchType": "ApplyConfiguration",
-                "applyConfiguration": {"expression": f"Object{{spec: Object.spec{{{', '.join(parts)}}}}}"},
+                "applyConfiguration": {"expression": f"Object{{{labelled}, spec: Object.spec{{{', '.join(parts)}}}}}"},
             }
         ],
     }
+
+
+def _translated_pods() -> list[dict[str, str]]:
+    """Return the conditions of a Pod that is given a claim for its line."""
+    other = (
+        f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == {text(LINE_CLAIM)} && "
+        f"r.?resourceClaimTemplateName.orValue('') != {text(LINE_CLAIM)})"
+    )
+    return [
+        {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
+        {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
+        {"name": "no-placeholder", "expression": _OF_NO_PLACEHOLDER},
+        {"name": "name-is-free", "expression": f"!{other}"},
+    ]
 
 
 def _refusals() -> dict[str, Any]:
@@ -129,6 +171,7 @@ def _refusals() -> dict[str, Any]:
         "matchConditions": [
             {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {from_template}"},
             {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
+            {"name": "no-placeholder", "expression": _OF_NO_PLACEHOLDER},
             {"name": "new-or-annotations-changed", "expression": changed},
         ],
         "variables": [{"name": name, "expression": expression} for name, expression in _variables()],

@@ -1,0 +1,169 @@
+"""Pod of a placeholder: it asks an autoscaler for the node that a share needs. Pure.
+
+Guarantees:
+- It asks for what the share's Pod asks of a node, and carries the same line; it has neither claim nor volume nor gate.
+- kube-scheduler never looks at it: it names a scheduler that does not exist.
+- In an autoscaler's simulation it fits on no node with Pods of SharePod: the sum that such a node has left says nothing
+  of the GPUs that it is spread over, and the share found no room there.
+- A share that a new node is no help to has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sharepod.api.gpunode import Pool
+from sharepod.api.objects import (
+    GROUP,
+    LINE_LABEL,
+    PLACEHOLDER_FOR_ANNOTATION,
+    PLACEHOLDER_LABEL,
+    PLACEHOLDER_PREFIX,
+    PLACEHOLDER_SCHEDULER,
+    PLACEHOLDER_SPEC_ANNOTATION,
+    POOL_LABEL,
+    TENANT_LABEL,
+)
+from sharepod.api.resource_line import MEMORY, MILLI, carried
+from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, Refusal, Resources
+
+HOSTNAME = "kubernetes.io/hostname"
+_PER_NAMESPACE_CAP = "ExclusionCap"
+"""Obstacle that no node changes: the namespace keeps as many GPUs from others as the setting allows."""
+_LEAST = {"cpu": "1m", "memory": "1Mi"}
+"""Requests of a placeholder whose share's Pod asks for no cpu or memory: it never runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSettings:
+    """Settings of the Pods of placeholders. `with_line`: nodes advertise the resources of the line."""
+
+    namespace: str
+    image: str
+    priority_class: str
+    with_line: bool
+
+
+def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
+    """Return whether a node that is not there yet could take a share that was refused.
+
+    Not where the share names GPUs, models or an affinity group, which no label of a node promises; nor nodes by name.
+    """
+    asked = [one.gpu for one in (request, *request.beside)]
+    if any(gpu.uuids or gpu.models or gpu.labels.affinity is not None for gpu in asked):
+        return False
+    if any(obstacle.what == _PER_NAMESPACE_CAP for obstacle in refusal.obstacles):
+        return False
+    if HOSTNAME in request.pod.node_selector:
+        return False
+    terms = request.pod.node_affinity_terms
+    return not terms or any(True for _ in _open_terms(terms))
+
+
+def placeholder_name(tenant: str) -> str:
+    """Return the name of the placeholder of a tenant: one that was made is found again by it."""
+    return f"{PLACEHOLDER_PREFIX}{tenant}"
+
+
+def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) -> dict[str, Any]:
+    """Return the manifest of the placeholder of a share that a new node helps."""
+    needs = request.pod
+    amounts = _amounts(request, with_line=settings.with_line)
+    container = {
+        "name": "placeholder",
+        "image": settings.image,
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    of_pool = {"key": POOL_LABEL, "operator": "In", "values": sorted(pool.value for pool in Pool)}
+    terms = [[*map(_requirement, term), of_pool] for term in _open_terms(needs.node_affinity_terms)] or [[of_pool]]
+    required = {"nodeSelectorTerms": [{"matchExpressions": expressions} for expressions in terms]}
+    spec: dict[str, Any] = {
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [*_beside_nobody()]},
+        },
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "enableServiceLinks": False,
+        "nodeSelector": dict(needs.node_selector),
+        "priorityClassName": settings.priority_class,
+        "restartPolicy": "Always",
+        "schedulerName": PLACEHOLDER_SCHEDULER,
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": [{name: value for name, value in _toleration(one) if value} for one in needs.tolerations],
+    }
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": placeholder_name(str(request.tenant)),
+            "namespace": settings.namespace,
+            "labels": {PLACEHOLDER_LABEL: str(request.tenant), "app.kubernetes.io/part-of": GROUP.partition(".")[0]},
+            "annotations": {
+                PLACEHOLDER_FOR_ANNOTATION: f"{request.namespace}/{request.name}",
+                PLACEHOLDER_SPEC_ANNOTATION: digest,
+            },
+        },
+        "spec": spec,
+    }
+
+
+def unschedulable(request: PlacementRequest) -> dict[str, Any]:
+    """Return the status of a placeholder: what a scheduler says of a Pod that it finds no node for."""
+    text = f"no node has room for the share of GPUs that {request.namespace}/{request.name} waits for"
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}]}
+
+
+def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
+    """Return what the share's Pod takes of a node, with the line of all its shares together."""
+    taken: Resources = request.pod.resources
+    amounts = dict(_LEAST)
+    if taken.cpu_milli:
+        amounts["cpu"] = f"{taken.cpu_milli}m"
+    if taken.memory:
+        amounts["memory"] = str(taken.memory)
+    amounts |= {name: str(amount) for name, amount in sorted(taken.extended.items())}
+    if with_line:
+        lines = [carried(one.gpu) for one in (request, *request.beside)]
+        line = {MILLI: sum(one.milli for one in lines), MEMORY: sum(one.mib for one in lines)}
+        amounts |= {name: str(amount) for name, amount in line.items() if amount}
+    return amounts
+
+
+def _open_terms(terms: tuple[NodeSelectorTerm, ...]) -> Iterator[tuple[NodeRequirement, ...]]:
+    """Yield the requirements of those terms that a node of any name could meet, without what they say of names."""
+    for term in terms:
+        names = [one for one in term.expressions if one.key == HOSTNAME]
+        if not term.fields and all(one.operator in ("NotIn", "Exists") for one in names):
+            yield tuple(one for one in term.expressions if one.key != HOSTNAME)
+
+
+def _requirement(one: NodeRequirement) -> dict[str, Any]:
+    return {"key": one.key, "operator": one.operator, **({"values": list(one.values)} if one.values else {})}
+
+
+def _toleration(one: Any) -> Iterator[tuple[str, str]]:
+    return ((name, getattr(one, name)) for name in ("key", "operator", "value", "effect"))
+
+
+def _beside_nobody() -> Iterator[Mapping[str, Any]]:
+    """Yield the terms that keep it from nodes with Pods of SharePods, and with Pods that have a line."""
+    for label in (TENANT_LABEL, LINE_LABEL):
+        yield {
+            "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
+            "namespaceSelector": {},
+            "topologyKey": HOSTNAME,
+        }

@@ -1,0 +1,263 @@
+"""Placeholders: Pods by which shares that no node has room for ask a cluster's autoscaler for nodes.
+
+Guarantees:
+- Nothing is read or written while the setting `placeholders` is 0, but once, to remove what an earlier value has left.
+- What is there is read from the API server each time: a new leader goes on with what it finds, for as long as a share
+  may ask from then on.
+- A placeholder whose share asks for something else by now is made anew.
+- A Pod is marked Unschedulable by this process alone, and only once it is the one that is wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from sharepod.api.objects import PLACEHOLDER_LABEL, PLACEHOLDER_SPEC_ANNOTATION
+from sharepod.api.sharepod import KIND as SHAREPOD
+from sharepod.api.units import TenantId
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import PODS, Client, NotLeadingError
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.placing.claim_requests import waiting_pod
+from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.settings import OperatorSettings
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
+from sharepod.placement.state.types import Outlook, PlacementRequest
+
+from .asking_turns import AskingLimits, AskingTurns
+from .placeholder_pod import PlaceholderSettings, new_node_helps, placeholder_name, placeholder_pod, unschedulable
+
+PERIOD_S = 5.0
+"""Seconds between two looks: half of the period in which Cluster Autoscaler looks."""
+_BEGINNING_S = 30.0
+"""Seconds within which a new leader has decided for all that wait: until then what an earlier one has made stays."""
+_SLICE = 32
+"""Shares that are looked at before other tasks get a turn: half a millisecond."""
+_WITHOUT_ROOM = (Outlook.WAITING, Outlook.NEVER)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """Placeholder as the API server has it. `asks`: hash of what it asks for; `marked`: it says Unschedulable."""
+
+    tenant: str
+    name: str
+    uid: str
+    asks: str
+    marked: bool
+
+
+class Placeholders:
+    """Placeholders of the cluster, brought up to date every `PERIOD_S`.
+
+    Args:
+        state: The cluster state.
+        client: The API server.
+        events: For the owners of shares that ask.
+        memos: Say why shares were refused.
+        loop: Says who waits, and for what.
+        settings: Settings of the operator.
+        acts: Asked before each look: this process leads, and what it sees is worth believing.
+        lines_in_force: Nodes advertise the resources of the line.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        events: Events,
+        memos: TenantMemos,
+        loop: PlacementLoop,
+        settings: OperatorSettings,
+        *,
+        acts: Callable[[], bool],
+        lines_in_force: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._events = events
+        self._memos = memos
+        self._loop = loop
+        self._settings = settings
+        self._acts = acts
+        self._lines_in_force = lines_in_force
+        self._clock = clock
+        self._turns = AskingTurns(
+            AskingLimits(
+                most=settings.placeholders,
+                per_namespace=settings.placeholders_per_namespace,
+                after_s=settings.placeholder_after,
+                for_s=settings.placeholder_for,
+            )
+        )
+        self._coming: dict[str, float] = {}
+        """By node: since when it is known to be there and to take no shares yet."""
+        self._begun: float | None = None
+        """When this leader first looked."""
+        self._idle = False
+        """Nothing is left of an earlier setting."""
+
+    async def run(self) -> None:
+        """Look every `PERIOD_S` until cancelled."""
+        while True:
+            if self._acts() and not self._idle:
+                try:
+                    await self.look()
+                except (ApiError, NotLeadingError) as error:
+                    log.warning("cannot bring placeholders up to date", error=str(error))
+            await asyncio.sleep(PERIOD_S)
+
+    def clear(self) -> None:
+        """Forget whose turn it is: leadership was lost."""
+        self._turns.clear()
+        self._coming.clear()
+        self._begun, self._idle = None, False
+
+    async def look(self) -> None:
+        """Bring the placeholders up to date. Raises `ApiError` and `NotLeadingError`.
+
+        1. Find the shares that no node has room for, and those of them that ask now.
+        2. Delete placeholders that are not wanted, or ask for something else.
+        3. Make those that are missing; mark those that are there.
+        """
+        short = await self._short()
+        there = {one.tenant: one for one in await self._there()}
+        asking = self._turns.asking(
+            ((tenant, request.namespace) for tenant, request in short.items()),
+            self._clock(),
+            node_comes=self._node_comes(),
+            there=there.keys(),
+        )
+        bodies = {tenant: placeholder_pod(short[tenant], self._pod_settings()) for tenant in asking}
+        for tenant, one in list(there.items()):
+            if tenant not in short and self._undecided(tenant):
+                continue
+            if tenant not in bodies or one.asks != _asks(bodies[tenant]):
+                await self._delete(one)
+                del there[tenant]
+        for tenant, body in bodies.items():
+            found = there.get(tenant) or await self._create(short[tenant], body)
+            if found is not None and not found.marked:
+                await self._mark(found, short[tenant])
+        metrics.PLACEHOLDERS.set(len(bodies))
+        self._idle = self._settings.placeholders == 0
+
+    # Deciding
+
+    async def _short(self) -> dict[str, PlacementRequest]:
+        """Return the requests of the shares that no node has room for and a new node helps, the oldest first."""
+        found: dict[str, PlacementRequest] = {}
+        if not self._settings.placeholders:
+            return found
+        for number, tenant in enumerate(self._loop.waiting()):
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            refusal = self._memos.of(tenant).refusal
+            if refusal is None or refusal.outlook not in _WITHOUT_ROOM or self._loop.preemptions.of(tenant) is not None:
+                continue
+            request = self._loop.requests.of(tenant)
+            if request is not None and new_node_helps(request, refusal):
+                found[tenant] = request
+        return found
+
+    def _undecided(self, tenant: str) -> bool:
+        """Return whether nothing is decided of a tenant yet by this leader, which has just begun."""
+        self._begun = self._clock() if self._begun is None else self._begun
+        known = bool(self._state.sharepods.get(tenant) or self._state.seen_claims.claims.get(tenant))
+        placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
+        early = self._clock() < self._begun + _BEGINNING_S
+        return early and known and not placed and self._memos.of(tenant).refusal is None
+
+    def _node_comes(self) -> bool:
+        """Return whether a node of the pool has not told its GPUs yet, and is not given up."""
+        now = self._clock()
+        new = {node.name for node in self._state.nodes if not self._has_told(node.name)}
+        self._coming = {name: self._coming.get(name, now) for name in new}
+        return any(now < since + self._settings.placeholder_for for since in self._coming.values())
+
+    def _has_told(self, name: str) -> bool:
+        gpunode = self._state.gpunodes.named(name)
+        return gpunode is not None and bool(gpunode.status.gpus)
+
+    def _pod_settings(self) -> PlaceholderSettings:
+        settings = self._settings
+        return PlaceholderSettings(
+            namespace=settings.namespace,
+            image=settings.holder_image,
+            priority_class=settings.placeholder_priority_class,
+            with_line=self._lines_in_force(),
+        )
+
+    # Acting
+
+    async def _there(self) -> Iterable[_There]:
+        found: list[Json] = []
+        await self._client.page(
+            PODS,
+            self._settings.namespace,
+            labels=PLACEHOLDER_LABEL,
+            take=found.append,
+            unreadable=lambda *_: None,
+        )
+        return [_read(raw) for raw in found if "deletionTimestamp" not in raw["metadata"]]
+
+    async def _create(self, request: PlacementRequest, body: Json) -> _There | None:
+        try:
+            made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
+        except AlreadyExistsError:  # one that ends, or an answer that was lost: it is looked at the next time
+            return None
+        log.info("asks for a node", tenant=request.tenant, waits=f"{request.namespace}/{request.name}")
+        self._tell(request)
+        return _read(made)
+
+    async def _mark(self, one: _There, request: PlacementRequest) -> None:
+        body = {"metadata": {"uid": one.uid}, "status": unschedulable(request)}
+        try:
+            await self._client.patch_status(PODS, one.name, body, self._settings.namespace)
+        except (ConflictError, NotFoundError):
+            return
+
+    async def _delete(self, one: _There) -> None:
+        log.info("asks for a node no more", tenant=one.tenant)
+        try:
+            await self._client.delete(PODS, one.name, self._settings.namespace, uid=one.uid)
+        except (ConflictError, NotFoundError):
+            return
+
+    def _tell(self, request: PlacementRequest) -> None:
+        """Tell the owner of a share that a node is asked for."""
+        where = f"{self._settings.namespace}/{placeholder_name(str(request.tenant))}"
+        text = f"no node has room: Pod {where} asks the cluster's autoscaler for one"
+        sharepod = self._state.sharepods.get(str(request.tenant))
+        claim = self._state.seen_claims.claims.get(str(request.tenant))
+        pod = waiting_pod(self._state, claim) if claim is not None else None
+        if sharepod is not None:
+            self._events.normal(SHAREPOD, sharepod, "NodeAskedFor", "Place", text)
+        elif pod is not None:
+            self._events.normal("Pod", pod, "NodeAskedFor", "Place", text)
+
+
+def _read(raw: Json) -> _There:
+    metadata = raw["metadata"]
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    return _There(
+        tenant=str(metadata["labels"][PLACEHOLDER_LABEL]),
+        name=str(metadata["name"]),
+        uid=str(metadata["uid"]),
+        asks=str((metadata.get("annotations") or {}).get(PLACEHOLDER_SPEC_ANNOTATION) or ""),
+        marked=any(one.get("type") == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions),
+    )
+
+
+def _asks(body: Json) -> str:
+    return str(body["metadata"]["annotations"][PLACEHOLDER_SPEC_ANNOTATION])

@@ -1,0 +1,143 @@
+"""Keeper of the webhook's certificates: the leader renews them, every operator serves what the Secret holds.
+
+Guarantees:
+- Nothing is written unless this process leads, the Secret exists and the webhook's configuration does.
+- A renewal that another operator has begun is gone on with: everything that it needs stands in the two objects.
+- While the API server is away, the certificate that was read last serves on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import ssl
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api.admission.line_policies import WEBHOOK_SERVICE
+from sharepod.api.objects import PLAIN_PODS_POLICY
+from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client, NotLeadingError
+from sharepod.kube import ApiError, ConflictError, Json, NotFoundError
+
+from .certificates import Held, Pair, Step, bundle_of, held, host_of, make_pair, next_step, secret_data, trusted
+
+PERIOD_S = 5.0
+"""Seconds between two looks: a renewed certificate is served by each operator within so long."""
+
+log = structlog.get_logger(__name__)
+
+
+class CertificateKeeper:
+    """Keeper of the webhook's certificates.
+
+    Args:
+        client: The API server.
+        namespace: The operator's, which the Secret and the Service are in.
+        acts: Asked before anything is written: this process leads.
+        clock: Monotonic seconds.
+        now: Time of day.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        *,
+        acts: Callable[[], bool],
+        clock: Callable[[], float],
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._acts = acts
+        self._clock = clock
+        self._now = now
+        self._served: Pair | None = None
+        self._trusted_since: tuple[bytes, float] | None = None
+        """The coming certificate, and since when it was seen in the caBundle."""
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        """Context of the server; has a certificate once `ready`."""
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look every `PERIOD_S` until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except (ApiError, NotLeadingError) as error:
+                log.warning("cannot look at the webhook's certificates", error=str(error))
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Serve what the Secret holds; take the next step of a renewal if this process leads. Raises `ApiError`."""
+        try:
+            secret = await self._client.get(SECRETS, WEBHOOK_SERVICE, self._namespace)
+        except NotFoundError:
+            return
+        pairs = held(secret)
+        if self._acts():
+            pairs = await self._renewed(secret, pairs)
+        if pairs.serving is not None and pairs.serving != self._served:
+            _load(self.context, pairs.serving)
+            self._served = pairs.serving
+            self.ready.set()
+            log.info("the webhook serves another certificate")
+
+    async def _renewed(self, secret: Json, pairs: Held) -> Held:
+        """Take the next step; return the pairs of the Secret after it."""
+        try:
+            configuration = await self._client.get(WEBHOOKS, PLAIN_PODS_POLICY)
+        except NotFoundError:
+            return pairs
+        client = configuration["webhooks"][0]["clientConfig"]
+        bundle = trusted(client.get("caBundle"))
+        match next_step(pairs, bundle, self._now(), trusted_for_s=self._trusted_for_s(pairs, bundle)):
+            case Step.MAKE:
+                made = make_pair(host_of(client), self._now())
+                return await self._write(secret, pairs, Held(pairs.serving, made))
+            case Step.TRUST:
+                await self._trust(configuration, bundle_of(pairs, bundle, self._now()))
+            case Step.SERVE:
+                return await self._write(secret, pairs, Held(pairs.coming, None))
+        return pairs
+
+    def _trusted_for_s(self, pairs: Held, bundle: list[bytes]) -> float | None:
+        coming = pairs.coming.certificate if pairs.coming is not None else None
+        if coming is None or not any(one.strip() == coming.strip() for one in bundle):
+            self._trusted_since = None
+            return None
+        if self._trusted_since is None or self._trusted_since[0] != coming:
+            self._trusted_since = (coming, self._clock())
+        return self._clock() - self._trusted_since[1]
+
+    async def _write(self, secret: Json, before: Held, after: Held) -> Held:
+        metadata = {"uid": secret["metadata"]["uid"], "resourceVersion": secret["metadata"]["resourceVersion"]}
+        body: Json = {"metadata": metadata, "data": secret_data(after)}
+        try:
+            await self._client.patch_merge(SECRETS, WEBHOOK_SERVICE, body, self._namespace)
+        except (ConflictError, NotFoundError):
+            return before
+        return after
+
+    async def _trust(self, configuration: Json, bundle: str) -> None:
+        operations: list[Json] = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": configuration["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle},
+        ]
+        try:
+            await self._client.patch_json(WEBHOOKS, PLAIN_PODS_POLICY, operations)
+        except (ConflictError, NotFoundError):
+            return
+        log.info("the API servers are told of the webhook's certificates")
+
+
+def _load(context: ssl.SSLContext, pair: Pair) -> None:
+    """Load a certificate and its key, which `ssl` takes from files alone, from memory."""
+    file = os.memfd_create("webhook")
+    try:
+        os.write(file, pair.certificate + b"\n" + pair.key)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)

@@ -1,0 +1,193 @@
+"""Certificates of the webhook: self-signed, trusted one by one, renewed in steps. Pure but for the making of keys.
+
+Two certificates stand in one Secret: the one that is served, and the next one while it becomes trusted.
+
+Guarantees (C = what API servers trust, the caBundle of the webhook's configuration):
+- W1: a certificate is served only once C has it for `TRUSTED_S`.
+- W2: the certificate that is served is in C, or the next step puts it there.
+- W3: the next one is made when a third of the served one's life is left, and when it has no life left at all.
+- Nothing in Secret or configuration makes these functions raise: what cannot be read counts as absent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LIFE = datetime.timedelta(days=90)
+"""Life of a certificate: a key that leaks is of use for so long at most."""
+RENEWED_AT = 2 / 3
+"""Part of its life after which the next one is made: a month is left in which the API server may be away."""
+TRUSTED_S = 10.0
+"""Seconds from when a certificate is in the caBundle until it is served: API servers follow their configurations by a
+watch."""
+_MOST = 16
+"""Certificates of a caBundle that are kept."""
+_CLOCKS = datetime.timedelta(minutes=10)
+"""By how much the clocks of operator and API servers may differ."""
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Certificate and key, in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Pairs of the Secret."""
+
+    serving: Pair | None
+    coming: Pair | None
+
+
+class Step(Enum):
+    """Next step of a renewal."""
+
+    NONE = "none"
+    MAKE = "make"
+    """Make the next pair and put it into the Secret."""
+    TRUST = "trust"
+    """Put what the Secret holds into the caBundle."""
+    SERVE = "serve"
+    """Serve the next pair from now on."""
+
+
+def host_of(client: Mapping[str, Any]) -> str:
+    """Return the name or address by which API servers ask, as the webhook's `clientConfig` says it."""
+    if isinstance(url := client.get("url"), str):
+        return urlsplit(url).hostname or ""
+    service = client.get("service")
+    service = service if isinstance(service, Mapping) else {}
+    return f"{service.get('name')}.{service.get('namespace')}.svc"
+
+
+def make_pair(host: str, now: datetime.datetime) -> Pair:
+    """Make a key and its self-signed certificate for a host."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sharepod-webhook")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS)
+        .not_valid_after(now + LIFE)
+        .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Pair(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def held(secret: Mapping[str, Any]) -> Held:
+    """Read the pairs of the Secret; one that cannot be served counts as absent."""
+    data = secret.get("data")
+    data = data if isinstance(data, Mapping) else {}
+    return Held(_pair(data, "tls"), _pair(data, "next"))
+
+
+def secret_data(pairs: Held) -> dict[str, str | None]:
+    """Return the data of a Secret that holds these pairs, as a merge patch."""
+    data: dict[str, str | None] = {}
+    for prefix, pair in (("tls", pairs.serving), ("next", pairs.coming)):
+        for suffix, content in (("crt", pair and pair.certificate), ("key", pair and pair.key)):
+            data[f"{prefix}.{suffix}"] = base64.b64encode(content).decode() if content else None
+    return data
+
+
+def trusted(bundle: object) -> list[bytes]:
+    """Return the certificates of a caBundle, as the API server shows it."""
+    return _PEM.findall(_decoded(bundle))
+
+
+def next_step(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime, *, trusted_for_s: float | None) -> Step:
+    """Return the next step. `trusted_for_s`: for how long the caBundle has been seen with the coming certificate."""
+    known = set(bundle)
+    wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
+    if any(_alone(pair.certificate) not in known for pair in wanted):
+        return Step.TRUST  # W2
+    coming = pairs.coming if pairs.coming in wanted else None
+    if coming is not None:
+        enough = trusted_for_s is not None and trusted_for_s >= TRUSTED_S
+        return Step.SERVE if enough else Step.NONE  # W1
+    serving = pairs.serving if pairs.serving in wanted else None
+    return Step.MAKE if serving is None or _due(serving, now) else Step.NONE  # W3
+
+
+def bundle_of(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime) -> str:
+    """Return the caBundle that trusts these pairs, and of the others those that still live, the latest ones."""
+    ours = [_alone(pair.certificate) for pair in (pairs.serving, pairs.coming) if pair is not None]
+    others = [one for one in bundle if one not in ours and _ends(one) > now]
+    kept = [*others[-(_MOST - len(ours)) :], *ours]
+    return base64.b64encode(b"".join(one if one.endswith(b"\n") else one + b"\n" for one in kept)).decode()
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pair(data: Mapping[str, Any], prefix: str) -> Pair | None:
+    certificate, key = (_decoded(data.get(f"{prefix}.{suffix}")) for suffix in ("crt", "key"))
+    try:
+        public = x509.load_pem_x509_certificate(certificate).public_key()
+        private = serialization.load_pem_private_key(key, None)
+        if private.public_key() != public:
+            return None
+    except (ValueError, TypeError):
+        return None
+    return Pair(certificate, key)
+
+
+def _decoded(text: object) -> bytes:
+    try:
+        return base64.b64decode(text) if isinstance(text, str) else b""
+    except (ValueError, binascii.Error):
+        return b""
+
+
+def _alone(certificate: bytes) -> bytes:
+    found = _PEM.search(certificate)
+    return found.group() if found is not None else certificate
+
+
+def _ends(certificate: bytes) -> datetime.datetime:
+    """Return when a certificate ends; long ago for one that cannot be read."""
+    try:
+        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    except ValueError:
+        return datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+
+def _ended(pair: Pair, now: datetime.datetime) -> bool:
+    return _ends(pair.certificate) <= now
+
+
+def _due(pair: Pair, now: datetime.datetime) -> bool:
+    """Return whether the next certificate is to be made, or this one is from a clock that was far ahead."""
+    certificate = x509.load_pem_x509_certificate(pair.certificate)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now >= begins + (ends - begins) * RENEWED_AT or now < begins

@@ -1,0 +1,74 @@
+"""Server of the webhook: takes the reviews of API servers over HTTPS and has Kopf answer them.
+
+Kopf calls it as one of its own webhook servers, with the function that answers a review.
+
+Guarantees:
+- It listens once there is a certificate.
+- A review takes bounded bytes and time, whoever sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from sharepod.api.admission.line_policies import WEBHOOK_PATH
+from sharepod.web.http_server import KeptConnections, serve
+
+from .certificate_keeper import CertificateKeeper
+
+LARGEST_REVIEW: Final = 4 << 20
+"""Bytes of a review: the largest object that an API server takes (3 MiB), and what is said beside it."""
+_READ_S = 5.0
+"""Seconds within which a review must have arrived; the API server gives up after 5 s."""
+_OPEN_EACH, _OPEN_MAX = 256, 512
+"""Connections open at a time for one address, and in all: an API server opens one for each question under way."""
+
+Answer = Callable[..., Awaitable[Mapping[str, Any]]]
+
+log = structlog.get_logger(__name__)
+
+
+class WebhookServer:
+    """Server of the webhook, as Kopf takes it for `settings.admission.server`."""
+
+    def __init__(self, keeper: CertificateKeeper, address: str, port: int) -> None:
+        self._keeper = keeper
+        self._address = address
+        self._port = port
+
+    async def __call__(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        """Serve until cancelled. `answer`: answers a review, given as it was sent."""
+        await self._keeper.ready.wait()
+
+        async def respond(request: web.Request) -> web.Response:
+            return await _respond(request, answer)
+
+        application = web.Application(client_max_size=LARGEST_REVIEW)
+        application.add_routes([web.post(WEBHOOK_PATH, respond)])
+        kept = KeptConnections(tls=self._keeper.context, open_each=_OPEN_EACH, open_max=_OPEN_MAX)
+        server = await serve(application, self._address, self._port, kept=kept)
+        try:
+            yield {}  # nothing that Kopf would configure anything with
+            await asyncio.Event().wait()
+        finally:
+            await server.close()
+
+
+async def _respond(request: web.Request, answer: Answer) -> web.Response:
+    try:
+        async with asyncio.timeout(_READ_S):
+            review = json.loads(await request.read())
+        return web.json_response(await answer(review))
+    except TimeoutError:
+        return web.Response(status=408, text=f"send the whole review within {_READ_S:.0f} s\n")
+    except web.HTTPRequestEntityTooLarge:
+        return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
+    except Exception as error:  # whatever was sent: it costs who sent it alone
+        log.warning("a review cannot be answered", error=repr(error)[:200])
+        return web.Response(status=400, text="the body is no review of a Pod that can be read\n")

@@ -1,0 +1,153 @@
+"""Plain Pods by a line where the API server serves no MutatingAdmissionPolicy: it asks the operator by a webhook of
+`manifests/plain-webhook`, which Kopf answers, with certificates that the operator keeps itself.
+
+The API server's Services lead nowhere on the test cluster, so the webhook is asked by its address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster.claims_world import claim_made_for, row_of, runs, serves_claims
+from cluster.fake_agents import FakeAgents
+from cluster.operator_world import AGENT_LEASE, GIB, TIMES, World, wait
+from cluster.plain_world import container, line_pod, said, serves_mutating_policies
+from harness.api import Object
+from harness.cluster import Cluster, free_ports
+from harness.fakes import FakeKubelets
+from harness.installation import MANIFESTS, NAMESPACE
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/sharepod-webhook"
+_KINDS = ("mutatingadmissionpolicies", "mutatingadmissionpolicybindings")
+WITHOUT_POLICIES = (
+    "--runtime-config=" + ",".join(f"admissionregistration.k8s.io/v1/{kind}=false" for kind in _KINDS),
+    "--disable-admission-plugins=MutatingAdmissionPolicy",
+)
+"""Flags of an API server that is as one of Kubernetes 1.35."""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with (
+        Cluster(apiserver_args=WITHOUT_POLICIES) as cluster,
+        FakeKubelets(cluster.api) as kubelets,
+        FakeAgents(cluster.api, duration=AGENT_LEASE, renew=0.5) as agents,
+    ):
+        if not serves_claims(cluster.api):
+            pytest.skip("the API server does not serve resource.k8s.io/v1")
+        assert not serves_mutating_policies(cluster.api)
+        world = World(cluster, kubelets, agents, {**TIMES})
+        install_webhook(world)
+        yield world
+        assert not kubelets.failures, kubelets.failures[:3]
+        assert not agents.failures
+
+
+def install_webhook(world: World) -> None:
+    """Apply `manifests/claims` and the component, but for the Deployment; start an operator that serves."""
+    world.installation.install_claims()
+    (port,) = free_ports(1)
+    folder = MANIFESTS / "plain-webhook"
+    for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
+        documents: list[Object] = list(yaml.safe_load_all((folder / name).read_text()))
+        for one in documents:
+            if one["kind"] == "MutatingWebhookConfiguration":
+                one["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{port}/line"}
+            if one["kind"] not in ("Service", "NetworkPolicy"):
+                world.cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(one))
+    world.times = {**world.times, "SHAREPOD_WEBHOOK_PORT": str(port)}
+    world.start_operator()
+    await_answers(world)
+
+
+def await_answers(world: World) -> None:
+    """Wait until the API server is answered about a Pod with a line."""
+    wait(lambda: said(world.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)
+
+
+@pytest.mark.promise("operator-line-webhook")
+def test_a_line_becomes_a_claim_and_gets_its_share(world: World) -> None:
+    (node,) = world.nodes("hook")
+    namespace = world.cluster.namespace("hook")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    beside = {"name": "beside", "image": "test"}
+    body = line_pod(container(milli="400", mib="4096"), beside, name="one", nodeSelector={"test": "hook"})
+    made = world.api.create(path, body)
+    assert made["metadata"]["labels"]["sharepod.dev/line"] == "true"
+    assert made["spec"]["resourceClaims"] == [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
+    claims = [one["resources"].get("claims") for one in made["spec"]["containers"]]
+    assert claims == [[{"name": "sharepod"}], None]
+    runs(world, namespace, "one")
+    claim = claim_made_for(world, namespace, "one")
+    assert claim is not None
+    row = row_of(world, node, claim["metadata"]["name"])
+    assert row is not None
+    assert (row["requestMilli"], row["memory"]) == (400, 4 * GIB)
+
+
+@pytest.mark.promise("operator-line-webhook-away")
+def test_while_no_operator_answers_pods_with_a_line_are_refused_and_no_others(world: World) -> None:
+    left_out = world.cluster.namespace("left-out", labels={"sharepod.dev/plain-pods": "disabled"})
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    assert "failed calling webhook" in said(world.api, line_pod())
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bare"}}
+    world.api.create(
+        "/api/v1/namespaces/default/pods",
+        bare | {"spec": {"containers": [{"name": "main", "image": "x"}]}},
+        dryRun="All",
+    )
+    assert "failed calling webhook" not in said(world.api, line_pod(), left_out), "told by the policy alone"
+    world.start_operator("next")
+    await_answers(world)
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+def test_certificates_are_made_again_and_nothing_is_refused_meanwhile(world: World) -> None:
+    before = world.api.get(SECRET)["data"]["tls.crt"]
+    world.api.patch(SECRET, {"data": {"tls.crt": None, "tls.key": None}})
+    refused: list[str] = []
+
+    def another() -> bool:
+        refused.extend(filter(None, [said(world.api, line_pod())]))
+        return world.api.get(SECRET).get("data", {}).get("tls.crt") not in (None, before)
+
+    wait(another, what="another certificate", timeout=60)
+    wait(lambda: "next.crt" not in world.api.get(SECRET)["data"], what="the renewal's end", timeout=30)
+    for _ in range(20):
+        refused += filter(None, [said(world.api, line_pod())])
+    assert refused == []
+    client = world.api.get(f"{WEBHOOKS}/sharepod-plain-pods")["webhooks"][0]["clientConfig"]
+    assert client["caBundle"]
+
+
+def test_the_component_of_the_manifests_adds_port_service_secret_and_rights(world: World) -> None:
+    with tempfile.TemporaryDirectory(prefix="shp-") as at:
+        manifests = os.path.relpath(MANIFESTS, Path(at).resolve())
+        overlay = {"resources": [manifests], "components": [f"{manifests}/plain-webhook"]}
+        (Path(at) / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+        rendered = world.cluster.kubectl("kustomize", at).stdout
+    apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
+    world.cluster.kubectl(*apply, input=rendered, timeout=60)
+    documents = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(rendered)}
+    (webhook,) = documents["MutatingWebhookConfiguration", "sharepod-plain-pods"]["webhooks"]
+    assert webhook["failurePolicy"] == "Fail"
+    assert {one["name"] for one in webhook["matchConditions"]} >= {"has-a-line", "of-no-sharepod"}
+    service = webhook["clientConfig"]["service"]
+    assert documents["Service", service["name"]]["metadata"]["namespace"] == service["namespace"] == NAMESPACE
+    (operator,) = documents["Deployment", "sharepod-operator"]["spec"]["template"]["spec"]["containers"]
+    assert {port["name"] for port in operator["ports"]} == {"health", "metrics", "webhook"}
+
+
+@pytest.mark.promise("operator-line-refused")
+def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
+    assert "1500 is neither" in said(world.api, line_pod(container(milli="1500")))
+    forged = line_pod(resourceClaims=[{"name": "sharepod", "resourceClaimName": "of-another"}])
+    assert "spec.resourceClaims" in said(world.api, forged)

@@ -1,0 +1,87 @@
+"""Turns of shares that ask for nodes: limits, times, pauses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.controller.scaling.asking_turns import AskingLimits, AskingTurns
+
+LIMITS = AskingLimits(most=3, per_namespace=2, after_s=30, for_s=900)
+
+
+def short(*tenants: str) -> list[tuple[str, str]]:
+    """Tenants with the namespace that is their first letter."""
+    return [(tenant, tenant[0]) for tenant in tenants]
+
+
+def asking(turns: AskingTurns, now: float, *tenants: str, node_comes: bool = False) -> list[str]:
+    return turns.asking(short(*tenants), now, node_comes=node_comes)
+
+
+def test_a_share_asks_after_a_while_and_no_longer_than_it_waits() -> None:
+    turns = AskingTurns(LIMITS)
+    assert asking(turns, 0, "a1") == []
+    assert asking(turns, 29, "a1") == []
+    assert asking(turns, 30, "a1") == ["a1"]
+    assert asking(turns, 31) == []
+    assert asking(turns, 32, "a1") == []
+
+
+@pytest.mark.promise("operator-placeholder-limits")
+def test_no_namespace_and_not_all_together_ask_for_more_than_the_limits_say() -> None:
+    turns = AskingTurns(LIMITS)
+    asking(turns, 0, "a1", "a2", "a3", "b1", "b2")
+    assert asking(turns, 30, "a1", "a2", "a3", "b1", "b2") == ["a1", "a2", "b1"]
+    assert asking(turns, 31, "b2", "a3", "a1", "a2", "b1") == ["a1", "a2", "b1"], "they go on, whoever comes first now"
+    assert asking(turns, 32, "b2", "a3", "a2", "b1") == ["a2", "b1", "b2"]
+
+
+@pytest.mark.promise("operator-placeholder-ends")
+def test_a_share_stops_asking_after_a_time_and_asks_again_later_each_time() -> None:
+    turns = AskingTurns(LIMITS)
+    asking(turns, 0, "a1")
+    now, pauses = 30.0, []
+    for _ in range(7):
+        assert asking(turns, now, "a1") == ["a1"]
+        assert asking(turns, now + 899, "a1") == ["a1"]
+        ended = now + 900
+        assert asking(turns, ended, "a1") == []
+        now = ended
+        while not asking(turns, now, "a1"):
+            now += 900
+        pauses.append((now - ended) / 900)
+    assert pauses == [1, 2, 4, 8, 16, 16, 16]
+
+
+def test_what_an_earlier_leader_has_asked_for_goes_on() -> None:
+    turns = AskingTurns(LIMITS)
+    assert turns.asking(short("a1", "b1"), 0, node_comes=False, there=["a1"]) == ["a1"]
+    assert turns.asking(short("a1", "b1"), 899, node_comes=False, there=["a1"]) == ["a1", "b1"]
+    assert turns.asking(short("a1", "b1"), 900, node_comes=False, there=["a1", "b1"]) == ["b1"]
+
+
+@pytest.mark.promise("operator-placeholder-node-comes")
+def test_nobody_asks_while_a_node_is_on_its_way() -> None:
+    turns = AskingTurns(LIMITS)
+    asking(turns, 0, "a1", "b1")
+    assert asking(turns, 30, "a1", "b1") == ["a1", "b1"]
+    assert asking(turns, 40, "a1", "b1", node_comes=True) == []
+    assert asking(turns, 50, "a1", "b1") == ["a1", "b1"]
+
+
+@pytest.mark.promise("operator-placeholder-limits")
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from([f"{n}{i}" for n in "abc" for i in range(4)]), unique=True), st.booleans()),
+        max_size=40,
+    )
+)
+def test_the_limits_hold_whoever_comes_and_goes(rounds: list[tuple[list[str], bool]]) -> None:
+    turns, limits = AskingTurns(LIMITS), LIMITS
+    for number, (tenants, comes) in enumerate(rounds):
+        found = asking(turns, number * 45.0, *tenants, node_comes=comes)
+        assert len(found) <= limits.most
+        assert set(found) <= set(tenants)
+        assert len(found) == len(set(found))
+        assert all(sum(one[0] == name for one in found) <= limits.per_namespace for name in "abc")

@@ -1,0 +1,123 @@
+"""Placeholders over the API server double: made, marked, made anew, and removed, whatever the operator lived to see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sharepod.controller.scaling.placeholders import Placeholders
+from sharepod.controller.settings import OperatorSettings
+from sharepod.kube import Json
+from unit.controller.acting_world import World, acting_world
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        made.node()
+        yield made
+
+
+def placeholders(world: World, **settings: Any) -> Placeholders:
+    given = {"placeholders": 2, "placeholder_after": 0, "namespace": "system", **settings}
+    return Placeholders(
+        world.state,
+        world.client,
+        world.events,
+        world.memos,
+        world.loop,
+        OperatorSettings(**given),
+        acts=lambda: True,
+        lines_in_force=lambda: True,
+        clock=world._clock,
+    )
+
+
+def there(world: World) -> list[Json]:
+    pods = world.server.storage.select(world.kind("pods"), "system")
+    return [pod for pod in pods if "sharepod.dev/placeholder" in pod["metadata"].get("labels", {})]
+
+
+async def without_room(world: World) -> None:
+    """The SharePod `one` waits, and is told that there is no room: its node's agent sees no GPU fit for it."""
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=[small()]), status=True)
+    await world.gated(gpu={"memory": "8Gi"})
+    world.place()
+    await world.until_answered(world.tenant)
+
+
+def small() -> Json:
+    return World.gpu("node-a", memory=1 << 30)
+
+
+@pytest.mark.promise("operator-placeholder", "operator-placeholder-ends")
+async def test_a_share_without_room_has_one_that_says_unschedulable_until_it_is_placed(world: World) -> None:
+    await without_room(world)
+    made = placeholders(world)
+    await made.look()
+    (pod,) = there(world)
+    assert pod["metadata"]["name"] == f"sharepod-placeholder-{world.tenant}"
+    (condition,) = pod["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
+    await made.look()
+    assert there(world) == [pod], "nothing is written twice"
+    world.loop.leave(world.tenant)
+    await made.look()
+    assert there(world) == []
+
+
+async def test_a_share_that_asks_for_something_else_has_another(world: World) -> None:
+    await without_room(world)
+    made = placeholders(world)
+    await made.look()
+    (before,) = there(world)
+    other = placeholders(world, holder_image="another")
+    await other.look()
+    await other.look()
+    (after,) = there(world)
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["spec"]["containers"][0]["image"] == "another"
+
+
+async def test_a_next_leader_keeps_what_it_finds_until_it_has_decided(world: World) -> None:
+    await without_room(world)
+    await placeholders(world).look()
+    (pod,) = there(world)
+    world.memos.clear()
+    follower = placeholders(world)
+    await follower.look()
+    assert there(world) == [pod], "it has decided nothing yet"
+    world.now += 31
+    await follower.look()
+    assert there(world) == []
+
+
+@pytest.mark.promise("operator-placeholder-node-comes")
+async def test_while_a_node_has_told_no_gpus_nobody_asks_until_it_is_given_up(world: World) -> None:
+    await without_room(world)
+    made = placeholders(world, placeholder_for=100)
+    await made.look()
+    assert len(there(world)) == 1
+    world.node("node-b", gpunode=False)
+    await world.relist()
+    await made.look()
+    assert there(world) == []
+    world.now += 101
+    await made.look()
+    world.now += 101
+    await made.look()
+    assert len(there(world)) == 1
+
+
+async def test_with_the_setting_off_what_is_left_goes_and_then_nothing_is_asked(world: World) -> None:
+    await without_room(world)
+    await placeholders(world).look()
+    off = placeholders(world, placeholders=0)
+    off.clear()
+    world.now += 31
+    await off.look()
+    world.now += 31
+    await off.look()
+    assert there(world) == []
+    assert off._idle

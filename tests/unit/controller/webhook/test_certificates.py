@@ -1,0 +1,185 @@
+"""Renewal of the webhook's certificates: what API servers trust, what is served, and in which order."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ssl
+from typing import Any
+
+import pytest
+from sharepod.controller.webhook.certificate_keeper import CertificateKeeper
+from sharepod.controller.webhook.certificates import (
+    LIFE,
+    TRUSTED_S,
+    Held,
+    Step,
+    bundle_of,
+    held,
+    host_of,
+    make_pair,
+    next_step,
+    secret_data,
+    trusted,
+)
+from sharepod.kube import ConflictError, Json, NotFoundError
+
+BEGAN = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
+DAY = datetime.timedelta(days=1)
+
+
+class _Server:
+    """API server with the Secret and the webhook's configuration. `history`: each state of trust and Secret."""
+
+    def __init__(self) -> None:
+        self.secret: Json | None = {"metadata": {"uid": "s", "resourceVersion": "1"}}
+        self.configuration: Json | None = {
+            "metadata": {"resourceVersion": "1"},
+            "webhooks": [{"clientConfig": {"service": {"name": "sharepod-webhook", "namespace": "system"}}}],
+        }
+        self.writes: list[str] = []
+
+    async def get(self, resource: Any, _name: str, _namespace: str | None = None) -> Json:
+        found = self.secret if resource.plural == "secrets" else self.configuration
+        if found is None:
+            raise NotFoundError("GET", 404, "NotFound", "none")
+        return found
+
+    async def patch_merge(self, _resource: Any, _name: str, body: Json, _namespace: str) -> Json:
+        assert self.secret is not None
+        if body["metadata"]["resourceVersion"] != self.secret["metadata"]["resourceVersion"]:
+            raise ConflictError("PATCH", 409, "Conflict", "another")
+        data = {**self.secret.get("data", {}), **body["data"]}
+        version = str(int(self.secret["metadata"]["resourceVersion"]) + 1)
+        self.secret = {
+            "metadata": {"uid": "s", "resourceVersion": version},
+            "data": {name: value for name, value in data.items() if value is not None},
+        }
+        self.writes.append("secret")
+        return self.secret
+
+    async def patch_json(self, _resource: Any, _name: str, operations: list[Json]) -> Json:
+        assert self.configuration is not None
+        test, add = operations
+        if test["value"] != self.configuration["metadata"]["resourceVersion"]:
+            raise ConflictError("PATCH", 409, "Conflict", "another")
+        self.configuration["webhooks"][0]["clientConfig"]["caBundle"] = add["value"]
+        self.configuration["metadata"] = {"resourceVersion": str(int(test["value"]) + 1)}
+        self.writes.append("trust")
+        return self.configuration
+
+    @property
+    def bundle(self) -> list[bytes]:
+        assert self.configuration is not None
+        return trusted(self.configuration["webhooks"][0]["clientConfig"].get("caBundle"))
+
+
+class World:
+    """A keeper, or several, over one API server, on clocks that the test holds."""
+
+    def __init__(self) -> None:
+        self.server = _Server()
+        self.seconds = 0.0
+        self.at = BEGAN
+        self.leads = True
+
+    def keeper(self, *, leads: bool = True) -> CertificateKeeper:
+        client: Any = self.server
+        return CertificateKeeper(
+            client, "system", acts=lambda: leads and self.leads, clock=lambda: self.seconds, now=lambda: self.at
+        )
+
+    async def settle(self, *keepers: CertificateKeeper) -> None:
+        """Let keepers look as often as a renewal takes; at each moment what is served is trusted (W1)."""
+        for _ in range(8):
+            for keeper in keepers:
+                await keeper.look()
+                assert keeper._served is None or keeper._served.certificate in self.server.bundle
+            self.seconds += TRUSTED_S / 2
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_a_certificate_is_made_trusted_and_then_served_by_all() -> None:
+    world = World()
+    leader, standby = world.keeper(), world.keeper(leads=False)
+    await world.settle(standby, leader)
+    assert world.server.writes == ["secret", "trust", "secret"], "made, trusted, served"
+    assert leader.ready.is_set()
+    assert standby._served == leader._served is not None
+    assert leader.context.cert_store_stats() is not None
+    assert isinstance(leader.context, ssl.SSLContext)
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_it_is_renewed_while_a_third_of_its_life_is_left_and_another_leader_goes_on_with_it() -> None:
+    world = World()
+    first, second = world.keeper(), world.keeper()
+    await world.settle(first)
+    before = first._served
+    world.at = BEGAN + LIFE * 0.6
+    await world.settle(first)
+    assert first._served == before, "not yet"
+    world.at = BEGAN + LIFE * 0.7
+    await first.look()  # makes the next one, and dies
+    assert first._served == before
+    await world.settle(second)
+    assert second._served not in (None, before)
+    assert len(world.server.bundle) == 2, "the former one is still served by others"
+    world.at = BEGAN + LIFE * 1.4
+    await world.settle(second)
+    assert before is not None
+    assert before.certificate not in world.server.bundle, "it has ended"
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_what_others_have_taken_away_is_put_back() -> None:
+    world = World()
+    keeper = world.keeper()
+    await world.settle(keeper)
+    served = keeper._served
+    assert world.server.configuration is not None
+    world.server.configuration["webhooks"][0]["clientConfig"].pop("caBundle")
+    await keeper.look()
+    assert served is not None
+    assert world.server.bundle == [served.certificate]
+    world.server.secret = {"metadata": {"uid": "s", "resourceVersion": "9"}, "data": {"tls.crt": "bm9uZQ=="}}
+    await world.settle(keeper)
+    assert keeper._served not in (None, served), "a Secret that holds nothing is filled again"
+
+
+async def test_nothing_is_written_without_leading_or_without_the_manifests() -> None:
+    world = World()
+    standby = world.keeper(leads=False)
+    await world.settle(standby)
+    world.server.configuration = None
+    await world.settle(world.keeper())
+    world.server.secret = None
+    await world.settle(world.keeper())
+    assert world.server.writes == []
+    assert not standby.ready.is_set()
+
+
+def test_the_host_is_the_services_or_the_urls() -> None:
+    assert host_of({"service": {"name": "a", "namespace": "b"}}) == "a.b.svc"
+    assert host_of({"url": "https://127.0.0.1:9444/line"}) == "127.0.0.1"
+    assert b"BEGIN CERTIFICATE" in make_pair("127.0.0.1", BEGAN).certificate
+
+
+def test_what_cannot_be_read_counts_as_absent() -> None:
+    pair, other = make_pair("h", BEGAN), make_pair("h", BEGAN)
+    whole = secret_data(Held(pair, None))
+    assert held({"data": whole}) == Held(pair, None)
+    mixed = {**whole, "tls.key": base64.b64encode(other.key).decode()}
+    for secret in ({}, {"data": None}, {"data": {"tls.crt": 5}}, {"data": {"tls.crt": "%"}}, {"data": mixed}):
+        assert held(secret) == Held(None, None)
+    assert trusted(None) == []
+    assert trusted("%") == []
+    assert next_step(Held(None, None), [], BEGAN, trusted_for_s=None) is Step.MAKE
+
+
+def test_a_bundle_keeps_what_lives_and_is_bounded() -> None:
+    pair = make_pair("h", BEGAN)
+    others = [make_pair("h", BEGAN - DAY * number).certificate for number in range(20)]
+    found = trusted(bundle_of(Held(pair, None), [b"none", *others], BEGAN))
+    assert len(found) == 16
+    assert found[-1] == pair.certificate
