@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.claims_world import CLAIMS, allocation, claim_made_for, claim_path, row_of, runs
+from cluster.claims_world import (
+    CLAIMS,
+    allocation,
+    claim_made_for,
+    claim_path,
+    make_claim,
+    make_pod,
+    row_of,
+    runs,
+)
 from cluster.operator_world import GIB, TIMES, World, a_world, gpu_uuid, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
 from harness.api import ApiError, Object
@@ -326,6 +335,22 @@ def test_plain_pods_make_room_for_each_other_by_priority(world: World) -> None:
     left = [name for name in ("low0", "low1") if (world.pod(namespace, name) or {}).get("metadata")]
     assert len(left) == 1, "one made room for the memory"
     assert len(world.rows(node)) == 3
+
+
+@pytest.mark.promise("placement-preempt-claims")
+def test_a_pod_with_several_claims_has_room_made_for_all_of_them_on_one_node(world: World) -> None:
+    (node,) = world.nodes("several")
+    namespace = world.cluster.namespace("several")
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "several"}, "value": 1000})
+    for name in ("low0", "low1"):
+        start(world, namespace, name, container(milli="600", mib="8192"), on="several")
+        runs(world, namespace, name)
+    for claim in ("first", "second"):
+        make_claim(world, namespace, claim, time_milli=300, memory="12Gi")
+    make_pod(world, namespace, "high", on="several", claims=("first", "second"), priorityClassName="several")
+    runs(world, namespace, "high")
+    assert sorted(row["claim"]["name"] for row in world.rows(node)) == ["first", "second"]
+    assert len({gpu for row in world.rows(node) for gpu in row["gpus"]}) == 2
 
 
 @pytest.mark.promise("placement-move-plain")

@@ -49,7 +49,7 @@ def plan_preemption(cluster: Cluster, request: PlacementRequest, victims: Victim
     """Return what makes room for a request that fits nowhere, or None if nobody's leaving would.
 
     A plan without `lower` and `evict` says: it fits once the tenants have gone whose Pods end anyway.
-    Requests of several claims (`beside`) are not planned for: they wait.
+    Requests of several claims (`beside`) are not planned for here: see `several_claims`.
     """
     best: PreemptionPlan | None = None
     for best in plans(cluster, request, victims):  # noqa: B007 the last is the best
@@ -84,19 +84,21 @@ def still_holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPla
     if node is None or not all(passes(node, request) for passes in _NODE_CHECKS):
         return False
     here = [(tenant, node.rows[tenant]) for tenant in (*plan.lower, *plan.evict) if tenant in node.rows]
-    units = [victims.units.get(tenant) for tenant, row in here if not _leaves(tenant, row, victims)]
+    units = [victims.units.get(tenant) for tenant, row in here if not leaves(tenant, row, victims)]
     most = request.priority if plan.move_to is not None else request.priority - 1
     if any(unit is None or unit.priority > most for unit in units):
         return False
     places = affinity_places(cluster, request)
-    return (not places or (plan.node, plan.gpus) in places) and _fits(_after(node, plan, victims), request, plan.gpus)
+    return (not places or (plan.node, plan.gpus) in places) and _fits(
+        account_after(node, plan, victims), request, plan.gpus
+    )
 
 
 def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost | None) -> PreemptionPlan | None:
     """Return the cheapest plan on one node, if it costs less than `below`."""
     request = asked.request
     # 1. What tenants have whose Pods end anyway counts as free.
-    leaving = [tenant for tenant, row in node.rows.items() if _leaves(tenant, row, victims)]
+    leaving = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, leaving) if leaving else node
     units = _units(account, asked, victims)
     if not units and not leaving:
@@ -121,7 +123,7 @@ def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost
         if chosen is None or (best is not None and chosen.cost >= best.cost):
             continue
         plan = _plan(node, gpus, chosen, leaving, request, victims)
-        if _fits(_after(node, plan, victims), request, plan.gpus):
+        if _fits(account_after(node, plan, victims), request, plan.gpus):
             best = plan
     return best
 
@@ -199,7 +201,8 @@ def _in_order(tenants: Iterator[TenantId]) -> tuple[TenantId, ...]:
     return tuple(sorted(tenants))
 
 
-def _leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
+def leaves(tenant: TenantId, row: Row, victims: Victims) -> bool:
+    """Return whether what a tenant has will be free without another step."""
     return tenant in victims.leaving or (row.wanted.releasing and tenant not in victims.stuck)
 
 
@@ -214,10 +217,16 @@ def _group(cluster: Cluster, request: PlacementRequest, places: Sequence[GroupPl
 
 def _units(node: NodeAccount, asked: _Asked, victims: Victims) -> list[Unit]:
     """Return the units that may make room on this node."""
-    priority, units = asked.request.priority, victims.units
+    found = units_below(node, asked.request, victims)
+    return [unit for unit in found if not asked.group or asked.group.isdisjoint(unit.tenants)]
+
+
+def units_below(node: NodeAccount, request: PlacementRequest, victims: Victims) -> list[Unit]:
+    """Return the units of a node with a lower priority than the request's, by name."""
+    priority, units = request.priority, victims.units
     here = (unit for tenant in node.rows if (unit := units.get(tenant)) is not None and unit.priority < priority)
     found = {unit.name: unit for unit in here}
-    return [unit for _, unit in sorted(found.items()) if not asked.group or asked.group.isdisjoint(unit.tenants)]
+    return [unit for _, unit in sorted(found.items())]
 
 
 def _gpus(node: NodeAccount, asked: _Asked) -> list[GpuAccount]:
@@ -265,9 +274,9 @@ def _ranked(gpus: Sequence[GpuAccount], request: PlacementRequest) -> list[GpuAc
     return sorted(gpus, key=effort)
 
 
-def _after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> NodeAccount:
+def account_after(node: NodeAccount, plan: PreemptionPlan, victims: Victims) -> NodeAccount:
     """Return the node's account as it is once the plan has been carried out."""
-    gone = [tenant for tenant, row in node.rows.items() if _leaves(tenant, row, victims)]
+    gone = [tenant for tenant, row in node.rows.items() if leaves(tenant, row, victims)]
     account = _without(node, [*gone, *plan.evict])
     for tenant in plan.lower:
         row = account.rows.get(tenant)

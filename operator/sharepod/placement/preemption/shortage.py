@@ -88,7 +88,7 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
                 _add(frees.by_end, ("time", uuid), row.request_milli)
                 _add(frees.by_end, ("memory", uuid), row.memory)
                 _add(frees.by_end, ("interactive", uuid), int(row.wanted.latency is Latency.INTERACTIVE))
-                if unit.lowerable and _gives_time(row):
+                if unit.lowerable and gives_time(row):
                     _add(frees.by_lowering, ("time", uuid), row.request_milli)
         _add(frees.by_end, "rows", 1)
     for name, amount in taken_of_node(node, unit.tenants).items():
@@ -98,7 +98,7 @@ def freed_by(node: NodeAccount, unit: Unit, gpus: Sequence[GpuAccount], short: M
     return frees
 
 
-def _gives_time(row: Row) -> bool:
+def gives_time(row: Row) -> bool:
     """Return whether a row may have request 0: a whole GPU has no share to change, and Interactive spends a request."""
     return row.wanted.mode is Mode.SHARED and row.wanted.latency is not Latency.INTERACTIVE
 

@@ -25,8 +25,9 @@ from sharepod.controller.placing.waiting import WaitingTenant
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.engine import queue_key
 from sharepod.placement.preemption.planner import plans, still_holds
+from sharepod.placement.preemption.several_claims import holds_for_several, plans_for_several
 from sharepod.placement.preemption.victims import PreemptionPlan, Victims
-from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.cluster import Cluster, HeadReservation
 from sharepod.placement.state.types import Assignment, PlacementRequest
 from sharepod.rate_limit import RateLimiter
 
@@ -63,6 +64,12 @@ def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tupl
     in_order = sorted(asked, key=lambda item: queue_key(item[0]))
     first, others = in_order[: TRIES // 2], in_order[TRIES // 2 :]
     return first + sorted(others, key=lambda item: _last_turn(item[1]))[: TRIES - len(first)]
+
+
+def _holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
+    """Return whether a plan would still do."""
+    holds = holds_for_several if request.beside else still_holds
+    return holds(cluster, request, plan, victims)
 
 
 def _last_turn(waiting: WaitingTenant) -> float:
@@ -201,7 +208,6 @@ class Preemptions:
             for request, waiting in requests
             if request is not None
             and request.may_preempt
-            and not request.beside
             and request.tenant not in with_holder
             and (request.priority > lowest or (equals_help and request.priority == lowest))
         ]
@@ -217,7 +223,8 @@ class Preemptions:
         """Return what makes room for a request. Others have a turn meanwhile."""
         best: PreemptionPlan | None = None
         began = time.monotonic()
-        for best in plans(self._state.cluster, request, victims):  # noqa: B007 the last is the best
+        look = plans_for_several if request.beside else plans
+        for best in look(self._state.cluster, request, victims):  # noqa: B007 the last is the best
             if time.monotonic() - began > _YIELD_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
@@ -233,7 +240,7 @@ class Preemptions:
     ) -> bool:
         """Begin a preemption: keep the GPUs, lower, and hand over whom to evict. Return False if it may not begin."""
         cluster = self._state.cluster
-        if places.get(waiting.tenant) is not waiting or not still_holds(cluster, request, plan, victims):
+        if places.get(waiting.tenant) is not waiting or not _holds(cluster, request, plan, victims):
             return False
         if plan.refused_lately:
             metrics.PREEMPTIONS.labels("protected").inc()
@@ -246,7 +253,8 @@ class Preemptions:
                 return False
             self.moving.begin(request, mover, plan)
         # 1. Nobody slips in; 2. time changes hands at once; 3. others are evicted, and told.
-        cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority))
+        open_to = request.namespace if request.beside else None  # its other claims are other tenants
+        cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority, open_to=open_to))
         for tenant in plan.lower:
             row = next((row for node, row in cluster.reservations_of(tenant) if node == plan.node), None)
             if row is not None:
@@ -279,6 +287,6 @@ class Preemptions:
                 self.end(tenant, "left")
             elif now - item.began > _UNTOUCHED_S and stays:
                 self.end(tenant, "stuck")
-            elif not still_holds(self._state.cluster, request, item.plan, victims):
+            elif not _holds(self._state.cluster, request, item.plan, victims):
                 self.end(tenant, "overtaken")
         return len(self._running) < before
