@@ -125,8 +125,8 @@ EVICTIONS = Counter(
 )
 PREEMPTIONS = Counter(
     "sharepod_operator_preemptions",
-    "Preemptions by outcome: begun, placed, left (the SharePod waits no longer), refused (by a disruption budget), "
-    "protected (only disruption budgets stand in the way), overtaken, stuck.",
+    "Preemptions, moves included, by outcome: begun, placed, left (the SharePod waits no longer), refused (by a "
+    "disruption budget), protected (only disruption budgets stand in the way), overtaken, stuck.",
     ["outcome"],
     registry=LEADERS,
 )
