@@ -262,7 +262,8 @@ class Preemptions:
                 self._on_lowered(tenant, plan.node)
         preemption = OngoingPreemption(request, plan, self._clock())
         self._running[waiting.tenant] = preemption
-        self._limiter.charge(len(plan.lower) + len(plan.evict))
+        if plan.move_to is None:  # moves have a limit of their own
+            self._limiter.charge(len(plan.lower) + len(plan.evict))
         metrics.PREEMPTIONS.labels("begun").inc()
         log.info(
             "makes room",
