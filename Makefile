@@ -31,7 +31,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,7 +169,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-offences ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -235,6 +235,9 @@ bench-new-holder: shim doubles cluster ## from apply to running where a holder t
 
 bench-weather: shim cluster ## each fault between operator and API server, played once: how long it was blind (10 minutes); WEATHER_ARGS
 	@$(BIN)/python benchmarks/weather.py $(WEATHER_ARGS)
+
+bench-queue-flood: shim ## from apply to Pod while thousands of SharePods of another namespace arrive and wait (two minutes); QUEUE_FLOOD_ARGS
+	@PYTHONPATH=tests:benchmarks $(BIN)/python benchmarks/queue_flood.py $(QUEUE_FLOOD_ARGS)
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py

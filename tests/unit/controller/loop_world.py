@@ -28,6 +28,14 @@ _MOMENT_S = 0.001
 """A time shorter than any timer of the loop."""
 
 
+def node_state(name: str, gpus: int = 1) -> NodeState:
+    states = tuple(
+        GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model="m", memory=Bytes(1 << 34))
+        for index in range(gpus)
+    )
+    return NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states)
+
+
 class World:
     """A running placement loop over nodes with one or more GPUs. To be made inside an event loop on a virtual clock."""
 
@@ -68,11 +76,7 @@ class World:
         self.state.on_room_changed = self.loop.room_changed
 
     def node(self, name: str, gpus: int = 1) -> None:
-        states = tuple(
-            GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model="m", memory=Bytes(1 << 34))
-            for index in range(gpus)
-        )
-        self.put_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
+        self.put_node(node_state(name, gpus))
 
     def put_node(self, node: NodeState) -> None:
         """Add a node, or change one, as `ClusterState.refresh_node` does."""

@@ -1,8 +1,9 @@
 """Placement loop: the one place where shares are decided.
 
 Guarantees:
-- Decisions are taken one at a time, in queue order (effective priority, standing of the namespace, age), each on a
-  state that holds all earlier ones, written or not.
+- Decisions are taken one at a time, by effective priority, standing of the namespace, turns of namespaces and age
+  (`namespace_turns.py`), each on a state that holds all earlier ones, written or not.
+- One that comes while others are tried is tried among them: it waits for one of each other namespace at most.
 - Nothing is decided before everything was listed, nor while this process does not lead.
 - A decision is handed to the ledger writer at once and never waited for.
 - A refused SharePod is tried again when a node has gained room that it could use, and only then.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import structlog
@@ -43,6 +44,7 @@ from .making_room.movers_seen import MoversSeen
 from .making_room.moving import NO_MOVES, MoveLimits, Moving
 from .making_room.preemptions import Preemptions
 from .making_room.victims_seen import VictimsSeen
+from .namespace_turns import NamespaceTurns
 from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
 from .waiting import WaitingTenant
@@ -125,6 +127,8 @@ class PlacementLoop:
         self._unexplained: dict[str, WaitingTenant] = {}
         self._places: dict[str, WaitingTenant] = {}
         self._resizes: dict[str, WaitingTenant] = {}
+        self._came: list[WaitingTenant] = []
+        """Those that have come since the turns of the present pass were worked out."""
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._cycles = 0
@@ -179,7 +183,8 @@ class PlacementLoop:
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place."""
         if tenant not in self._places:
-            self._places[tenant] = WaitingTenant(tenant, self._clock())
+            self._places[tenant] = waiting = WaitingTenant(tenant, self._clock())
+            self._came.append(waiting)
             self._kick.set()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
@@ -206,7 +211,7 @@ class PlacementLoop:
     def order_changed(self) -> None:
         """Try every SharePod that waits again: standings have changed, and with them whose turn it is."""
         for waiting in self._places.values():
-            waiting.refused_at_version = None
+            waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
@@ -233,6 +238,7 @@ class PlacementLoop:
     def clear(self) -> None:
         """Empty the queue."""
         self._places.clear()
+        self._came.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
         self.preemptions.clear()
@@ -263,21 +269,27 @@ class PlacementLoop:
             if waiting.refused_at_version != cluster.room_version and not has_request_0(cluster, waiting.tenant):
                 self._resize(waiting)
         cycle.end_of("resize")
-        # 2. Sort the queue: highest priority first, then those that have used least of their entitlement, then oldest.
-        queue = self._in_order()
+        # 2. Line up those to try: highest priority first, then those that have used least of their entitlement, then by
+        #    turns of their namespaces, each with its oldest first.
+        turns = await self._lined_up()
+        queued = len(turns)
         cycle.end_of("sort")
         # 3. Place: one decision each, for those that new room could serve.
         refused: set[tuple[object, ...]] = set()
-        for _, waiting, request in queue:
+        began = time.monotonic()
+        while (tried := turns.take()) is not None:
             if time.monotonic() - began > _YIELD_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
+                if self._came:
+                    turns.add_all(self._keyed(self._take_those_that_came()))
             if not self._may_act():
                 return True
-            if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
-                self._place(waiting, request, refused)
+            request = self._asked_now(tried)
+            if request is not None and self._could_be_served(tried, request):
+                self._place(tried, request, refused)
         for waiting in list(self._resizes.values()):
             if waiting.refused_at_version != cluster.room_version and has_request_0(cluster, waiting.tenant):
                 self._resize(waiting)
@@ -297,7 +309,7 @@ class PlacementLoop:
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
         if again < float("inf"):
             self._later(again)
-        log.debug("placement pass", cycle=cycle.number, queued=len(queue), phases_ms=cycle.phases_ms)
+        log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
         return True
 
     async def _renew(self) -> None:
@@ -314,24 +326,51 @@ class PlacementLoop:
             if self._kick.is_set():
                 return
 
-    def _in_order(self) -> list[tuple[QueueKey, WaitingTenant, PlacementRequest]]:
-        """Return the SharePods to try now, in queue order; those refused at this version already are left out."""
-        found = []
-        for waiting in list(self._places.values()):
-            if waiting.refused_at_version == self._state.cluster.room_version and self._clock() < waiting.retry_at:
-                continue
-            request = self._request_of(waiting)
-            if request is None:
-                continue
-            until = self._memos.of(waiting.tenant).not_before
-            if self._clock() < until:
-                self._later(until)
-                continue
-            if (wait := budget_wait(self._standing(request.namespace))) is not None:
-                self._explanations.tell(waiting, wait)
-                continue
-            found.append((queue_key(request), waiting, request))
-        return sorted(found, key=lambda item: item[0])
+    async def _lined_up(self) -> NamespaceTurns:
+        """Return the turns of the SharePods to try now; those refused at this version already are left out."""
+        self._came.clear()
+        began, turns = time.monotonic(), NamespaceTurns()
+        due = [waiting for waiting in self._places.values() if self._is_due(waiting)]
+        for waiting in due:
+            if waiting.key is None and time.monotonic() - began > _YIELD_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+            self._know_key(waiting)
+        turns.add_all(self._keyed(due + self._take_those_that_came()))
+        return turns
+
+    def _is_due(self, waiting: WaitingTenant) -> bool:
+        return waiting.refused_at_version != self._state.cluster.room_version or self._clock() >= waiting.retry_at
+
+    def _take_those_that_came(self) -> list[WaitingTenant]:
+        came, self._came = self._came, []
+        return came
+
+    def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:
+        """Yield those that wait still, with their keys."""
+        for each in waiting:
+            if self._places.get(each.tenant) is each and (key := self._know_key(each)) is not None:
+                yield key, each
+
+    def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
+        """Return its key; None if it asks for nothing any more."""
+        if waiting.key is None and (request := self._request_of(waiting)) is not None:
+            waiting.key = queue_key(request)
+        return waiting.key
+
+    def _asked_now(self, waiting: WaitingTenant) -> PlacementRequest | None:
+        """Return its request as it is now; None if it is not to be tried yet, or waits no longer."""
+        if self._places.get(waiting.tenant) is not waiting or (request := self._request_of(waiting)) is None:
+            return None
+        waiting.key = queue_key(request)
+        until = self._memos.of(waiting.tenant).not_before
+        if self._clock() < until:
+            self._later(until)
+            return None
+        if (wait := budget_wait(self._standing(request.namespace))) is not None:
+            self._explanations.tell(waiting, wait)
+            return None
+        return request
 
     def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest) -> bool:
         """True if the changes since its refusal could be room for this one."""

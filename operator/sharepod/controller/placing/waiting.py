@@ -15,6 +15,8 @@ class WaitingTenant:
     since: float
     refused_at_version: int | None = None
     """The cluster's `room_version` at its last refusal; None: try it whatever has changed."""
+    key: tuple[int, int, str, str, str] | None = None
+    """Where it stands in the queue (`QueueKey`), as its last request said; None: no request was worked out."""
     retry_at: float = float("inf")
     """When it is tried again even if nothing has changed."""
     arrival_counted: bool = False

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from sharepod.api.units import Bytes, TenantId
 from sharepod.budgets.standing import Standing
-from sharepod.controller.placing import explanations
+from sharepod.controller.placing import explanations, loop
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal, Taint
-from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World
+from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World, node_state
 from unit.controller.objects import pod_object, sharepod_object
 
 BRIEF_S = 700.0
@@ -207,6 +207,52 @@ async def test_one_that_comes_does_not_wait_until_all_refusals_are_explained(
     assert "newcomer" in world.placed
     await world.later(10)
     assert all(world.why(f"crowd-{number}") for number in range(20)), "each has its reason in the end"
+
+
+@pytest.mark.promise("placement-namespace-turns")
+async def test_one_that_comes_while_a_crowd_is_tried_waits_for_one_of_the_crowd(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_YIELD_S", -1.0)
+    world.node("a")
+    await world.want("taken", 0.5)
+    tried: list[str] = []
+    find = world.loop.engine.find
+
+    def come(name: str, request: float, namespace: str) -> None:
+        metadata = {"namespace": namespace, "creationTimestamp": "2026-01-01T00:30:00Z"}
+        spec = {"gpu": {"request": request}}
+        world.state.put_sharepod(sharepod_object(uid=name, name=name, spec=spec, metadata=metadata))
+        pod = pod_object(uid=f"pod-{name}", name=name, owner=name, gated=True)
+        pod["metadata"]["namespace"] = namespace
+        world.state.put_pod(pod)
+        world.loop.want_place(name)
+
+    def counted(request: PlacementRequest) -> Assignment | None:
+        tried.append(request.name)
+        if len(tried) == 3:
+            come("newcomer", 0.1, "another")
+        return find(request)
+
+    monkeypatch.setattr(world.loop.engine, "find", counted)
+    for number in range(20):
+        come(f"crowd-{number:02}", 0.6 + number / 1000, "crowd")
+    await world.settle()
+    assert world.placed["newcomer"] == "a"
+    assert tried.index("newcomer") <= 4
+    assert set(tried) == {"newcomer", *(f"crowd-{number:02}" for number in range(20))}
+
+
+@pytest.mark.promise("placement-namespace-turns")
+async def test_room_for_several_goes_to_several_namespaces(world: World) -> None:
+    for number in range(3):
+        await world.want(f"a{number}", 0.9, namespace="first")
+    await world.want("b0", 0.9, namespace="second")
+    for name in ("a", "b"):
+        world.state.cluster.upsert_node(node_state(name))
+    world.state.on_room_changed()
+    await world.settle()
+    assert set(world.placed) == {"a0", "b0"}
 
 
 async def test_what_is_kept_is_let_go_when_the_queue_is_emptied(world: World) -> None:

@@ -1,0 +1,78 @@
+"""In which order those that wait are tried: by priority, by standing, and then by turns of namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.controller.placing.namespace_turns import NamespaceTurns
+from sharepod.controller.placing.waiting import WaitingTenant
+from sharepod.placement.engine import QueueKey
+
+pytestmark = pytest.mark.promise("placement-namespace-turns")
+
+KEYS = st.lists(
+    st.tuples(st.integers(-1, 1), st.integers(0, 1), st.sampled_from("0123456789"), st.sampled_from("abc")), max_size=30
+)
+
+
+def turns_of(names: Iterable[str], *, priority: int = 0, standing: int = 0) -> list[tuple[QueueKey, WaitingTenant]]:
+    """Those that wait, in the order of their creation; a name begins with its namespace."""
+    named = enumerate(names)
+    return [((-priority, standing, f"{age:03}", name[0], name), WaitingTenant(name, 0.0)) for age, name in named]
+
+
+def order(turns: NamespaceTurns) -> list[str]:
+    found = []
+    while (taken := turns.take()) is not None:
+        found.append(taken.tenant)
+    return found
+
+
+def test_namespaces_take_turns_each_with_its_oldest_first() -> None:
+    turns = NamespaceTurns()
+    turns.add_all(turns_of(["a1", "a2", "a3", "b1", "c1", "b2"]))
+    assert order(turns) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_priority_and_standing_come_before_turns() -> None:
+    turns = NamespaceTurns()
+    turns.add_all(
+        turns_of(["a1", "a2"], priority=5) + turns_of(["b1"]) + turns_of(["c1", "c2"], priority=5, standing=1)
+    )
+    assert order(turns) == ["a1", "a2", "c1", "c2", "b1"]
+
+
+def test_one_that_comes_later_waits_for_one_of_each_other_namespace() -> None:
+    turns = NamespaceTurns()
+    turns.add_all(turns_of([*(f"a{number}" for number in range(9)), "b1", "b2", "b3"]))
+    assert [turns.take().tenant for _ in range(5)] == ["a0", "b1", "a1", "b2", "a2"]  # type: ignore[union-attr]
+    turns.add_all(turns_of(["c1", "a9"]))
+    assert order(turns) == ["c1", "b3", *(f"a{number}" for number in range(3, 9)), "a9"]
+
+
+@given(KEYS)
+def test_nobody_is_lost_and_the_nth_of_a_namespace_never_follows_the_next_of_another(
+    keys: list[tuple[int, int, str, str]],
+) -> None:
+    waiting = [
+        ((priority, standing, created, namespace, str(number)), WaitingTenant(f"{number}", 0.0))
+        for number, (priority, standing, created, namespace) in enumerate(keys)
+    ]
+    key_of = {each.tenant: key for key, each in waiting}
+    turns = NamespaceTurns()
+    turns.add_all(waiting)
+    found = [key_of[tenant] for tenant in order(turns)]
+    assert sorted(found) == sorted(key_of.values())
+    assert [key[:2] for key in found] == sorted(key[:2] for key in found)
+    taken: dict[tuple[int, int, str], int] = {}
+    level: dict[tuple[int, int], int] = {}
+    for key in found:
+        mine = taken[key[0], key[1], key[3]] = taken.get((key[0], key[1], key[3]), 0) + 1
+        assert mine >= level.get(key[:2], 0)
+        level[key[:2]] = mine
+    for namespace in "abc":
+        own = [key for key in found if key[3] == namespace]
+        assert own == sorted(own)
