@@ -19,6 +19,7 @@ from cluster.fake_agents import FakeAgents
 from cluster.operator_world import AGENT_LEASE, GIB, TIMES, World, wait
 from cluster.plain_world import container, line_pod, said, serves_mutating_policies
 from harness.api import Object
+from harness.build import programs
 from harness.cluster import Cluster, free_ports
 from harness.fakes import FakeKubelets
 from harness.installation import MANIFESTS, NAMESPACE
@@ -35,13 +36,15 @@ WITHOUT_POLICIES = (
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
+    _, minor = programs().server
+    if minor < 34:
+        pytest.skip(f"Kubernetes 1.{minor} has no claims of resource.k8s.io/v1")
     with (
-        Cluster(apiserver_args=WITHOUT_POLICIES) as cluster,
+        Cluster(apiserver_args=WITHOUT_POLICIES if minor >= 36 else ()) as cluster,
         FakeKubelets(cluster.api) as kubelets,
         FakeAgents(cluster.api, duration=AGENT_LEASE, renew=0.5) as agents,
     ):
-        if not serves_claims(cluster.api):
-            pytest.skip("the API server does not serve resource.k8s.io/v1")
+        assert serves_claims(cluster.api)
         assert not serves_mutating_policies(cluster.api)
         world = World(cluster, kubelets, agents, {**TIMES})
         install_webhook(world)

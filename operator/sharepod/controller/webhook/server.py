@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -42,7 +42,7 @@ class WebhookServer:
         self._address = address
         self._port = port
 
-    async def __call__(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+    async def __call__(self, answer: Answer) -> AsyncGenerator[dict[str, Any], None]:
         """Serve until cancelled. `answer`: answers a review, given as it was sent."""
         await self._keeper.ready.wait()
 

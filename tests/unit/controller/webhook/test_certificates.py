@@ -83,6 +83,11 @@ class World:
         self.at = BEGAN
         self.leads = True
 
+    @staticmethod
+    def now_is() -> datetime.datetime:
+        """The time of day, for certificates that a client of today looks at."""
+        return datetime.datetime.now(datetime.UTC)
+
     def keeper(self, *, leads: bool = True) -> CertificateKeeper:
         client: Any = self.server
         return CertificateKeeper(

@@ -1,0 +1,83 @@
+"""Webhook server: answers reviews over the certificate that is trusted; whatever else is sent costs its sender."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+from sharepod.controller.handlers import give_claim
+from sharepod.controller.webhook.server import LARGEST_REVIEW, WebhookServer
+from unit.controller.webhook.test_certificates import World
+
+PATIENCE_S = 30.0
+
+
+class Asking:
+    """API server that trusts what the caBundle says, and asks."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int, trust: ssl.SSLContext) -> None:
+        self._session = session
+        self._url = f"https://127.0.0.1:{port}/line"
+        self._trust = trust
+
+    async def ask(self, content: bytes) -> tuple[int, str]:
+        async with self._session.post(self._url, data=content, ssl=self._trust) as answer:
+            return answer.status, await answer.text()
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[Asking]:
+    world = World()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    assert world.server.configuration is not None
+    world.server.configuration["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{port}/line"}
+    world.at = world.now_is()
+    keeper = world.keeper()
+    await world.settle(keeper)
+
+    async def answer(review: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"response": {"uid": review["request"]["uid"]}}
+
+    serving = WebhookServer(keeper, "127.0.0.1", port)(answer)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await anext(serving) == {}
+    trust = ssl.create_default_context(cadata=b"".join(world.server.bundle).decode())
+    async with aiohttp.ClientSession() as session:
+        yield Asking(session, port, trust)
+    await serving.aclose()
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_a_review_is_answered_over_the_certificate_that_the_bundle_trusts(asking: Asking) -> None:
+    status, text = await asking.ask(b'{"request": {"uid": "u"}}')
+    assert (status, text) == (200, '{"response": {"uid": "u"}}')
+
+
+async def test_what_is_no_review_is_refused_and_the_next_one_answered(asking: Asking) -> None:
+    for content in (b"", b"{", b"[]", b"[" * 100_000, b'{"request": 5}'):
+        status, _ = await asking.ask(content)
+        assert status == 400
+    status, _ = await asking.ask(b" " * (LARGEST_REVIEW + 1))
+    assert status == 413
+    status, _ = await asking.ask(b'{"request": {"uid": "u"}}')
+    assert status == 200
+
+
+@pytest.mark.promise("operator-line-webhook")
+async def test_kopfs_handler_patches_the_pod_as_the_policy_does() -> None:
+    line = {"limits": {"sharepod.dev/gpu-milli": "400"}}
+    pod: Any = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "resources": line}]}}
+    patch = kopf.Patch({}, body=kopf.Body(pod))
+    await give_claim(body=kopf.Body(pod), patch=patch)
+    operations = {one["path"]: one["value"] for one in patch.as_json_patch()}
+    assert operations["/metadata/labels"] == {"sharepod.dev/line": "true"}
+    assert operations["/spec/resourceClaims"] == [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
+    assert operations["/spec/containers/0/resources/claims"] == [{"name": "sharepod"}]
