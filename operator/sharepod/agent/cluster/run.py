@@ -27,6 +27,7 @@ from sharepod.agent.kubelet.dra.generation import CdiGenerator
 from sharepod.agent.kubelet.dra.gpu_devices import GpuDevices
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
 from sharepod.agent.kubelet.hook_integrity import HookIntegrity
+from sharepod.agent.kubelet.nvidia_dra import nvidia_dra_socket
 from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
@@ -50,6 +51,11 @@ from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
 from .own_node_check import OwnNodeCheck
 from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
+
+_TWICE = (
+    "NVIDIA's own DRA driver serves this node ({}), so its GPUs would be given away twice: keep that driver off the "
+    "node, or take the node from SharePod"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -208,6 +214,9 @@ def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration
         return Readiness(ReadyReason.VOLUMES_UNAVAILABLE, kubelet.problem)
     if agent.held_gpus.pool is Pool.DEVICE_PLUGIN and agent.held_gpus.problem is not None:
         return Readiness(ReadyReason.DEVICE_PLUGIN_UNUSABLE, agent.held_gpus.problem)
+    rival = nvidia_dra_socket(agent.settings.kubelet_root)
+    if rival is not None:
+        return Readiness(ReadyReason.DRA_DRIVER_PRESENT, _TWICE.format(rival))
     return Readiness(ReadyReason.SERVING)
 
 

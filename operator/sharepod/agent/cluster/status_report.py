@@ -56,6 +56,7 @@ class ReadyReason(ConditionReason):
     LEDGER_UNREADABLE = "LedgerUnreadable", "False"
     VOLUMES_UNAVAILABLE = "VolumesUnavailable", "False"
     DEVICE_PLUGIN_UNUSABLE = "DevicePluginUnusable", "False"
+    DRA_DRIVER_PRESENT = "DraDriverPresent", "False"
 
 
 class CdiReason(ConditionReason):

@@ -1,0 +1,69 @@
+"""A node whose GPUs NVIDIA's own DRA driver gives away takes no tenants."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sharepod.agent.cluster.run import readiness
+from sharepod.agent.cluster.status_report import ReadyReason
+from sharepod.agent.kubelet.nvidia_dra import nvidia_dra_socket
+from sharepod.api.gpunode import Pool
+
+pytestmark = pytest.mark.promise("security-dra-driver")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="shp-") as made:
+        (Path(made) / "plugins_registry").mkdir()
+        yield Path(made)
+
+
+def listening(root: Path, name: str) -> socket.socket:
+    """A driver that waits for the kubelet at a socket of this name."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.bind(str(root / "plugins_registry" / name))
+    made.listen(0)
+    return made
+
+
+def ready(root: Path) -> ReadyReason:
+    """The reason of `AgentReady` of an agent that has nothing else to complain of."""
+    agent = SimpleNamespace(
+        unhealthy=lambda: None,
+        held_gpus=SimpleNamespace(pool=Pool.DEDICATED, problem=None),
+        settings=SimpleNamespace(kubelet_root=root),
+    )
+    kubelet = SimpleNamespace(settling=False, problem=None)
+    return cast(ReadyReason, readiness(*map(cast_any, (agent, SimpleNamespace(problem=None), kubelet))).reason)
+
+
+def cast_any(value: object) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("name", ["gpu.nvidia.com-reg.sock", "gpu.nvidia.com-5b6f-reg.sock"])
+def test_an_agent_beside_nvidias_dra_driver_takes_no_tenants_until_it_is_gone(root: Path, name: str) -> None:
+    assert ready(root) is ReadyReason.SERVING
+    driver = listening(root, name)
+    for _ in range(3):  # more askers than it has taken
+        assert ready(root) is ReadyReason.DRA_DRIVER_PRESENT
+    driver.close()
+    assert (root / "plugins_registry" / name).exists()
+    assert ready(root) is ReadyReason.SERVING, "the file alone is no driver"
+
+
+@pytest.mark.parametrize("name", ["gpu.sharepod.dev-reg.sock", "compute-domain.nvidia.com-reg.sock"])
+def test_other_drivers_give_no_gpus(root: Path, name: str) -> None:
+    with listening(root, name):
+        assert nvidia_dra_socket(root) is None
+
+
+def test_a_node_without_the_folder_has_no_driver(root: Path) -> None:
+    assert nvidia_dra_socket(root / "elsewhere") is None
