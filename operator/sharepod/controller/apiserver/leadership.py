@@ -5,6 +5,8 @@ Guarantees:
   own clock, which goes on while the machine is suspended.
 - A Lease that is given up is taken as soon as the watch shows it; one whose holder has died, as soon as it has ended.
 - The Lease of another process counts as ended once it was not seen to change for its own duration.
+- A Lease that is deleted is written anew by the process that acts; by another one that has ever seen it, only once it
+  has been missing for its duration.
 - This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
   false on its own: no task has to run for that.
 - A leader that stopped acting and then renews after all has lost and gained: all that it dropped is looked at again.
@@ -90,6 +92,10 @@ class Leadership:
         self._observed: ObservedLease | None = None
         self._ends: float | None = None
         """When the Lease of another process ends, unless it changes; None: not known."""
+        self._exists = False
+        """The Lease was there once."""
+        self._missing_since: float | None = None
+        """When the Lease, which was there once, was first seen to be gone."""
         self._wake = asyncio.Event()
 
     def acting(self) -> bool:
@@ -112,6 +118,7 @@ class Leadership:
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""
         if holder == self.identity:
             return
+        self._missing_since = None
         if self._led or not holder:
             self._wake.set()
         else:
@@ -160,15 +167,19 @@ class Leadership:
         """Try once; return whether this process holds the Lease now."""
         try:
             lease = await self._client.get(LEASES, NAME, self._namespace)
+            version = str(lease["metadata"]["resourceVersion"])
         except NotFoundError:
+            if not self._may_create():
+                return False
             try:
                 await self._client.create(LEASES, self._lease(None), self._namespace)
             except AlreadyExistsError:
                 return False
+            self._exists = True
             return True
-        spec = lease.get("spec") or {}
+        spec, self._exists, self._missing_since = lease.get("spec") or {}, True, None
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self.identity) and not self._ended(lease, spec):
+        if holder not in ("", self.identity) and not self._ended(version, spec):
             return False
         try:
             await self._client.replace(LEASES, NAME, self._lease(lease), self._namespace)
@@ -176,9 +187,17 @@ class Leadership:
             return False
         return True
 
-    def _ended(self, lease: Json, spec: Json) -> bool:
+    def _may_create(self) -> bool:
+        """True if nobody else can act without the Lease, which is not there."""
+        if self.acting() or not self._exists:
+            return True
+        if self._missing_since is None:
+            self._missing_since = self._clock()
+        return self._clock() > self._missing_since + self._duration
+
+    def _ended(self, version: str, spec: Json) -> bool:
         """True if the Lease of another process was not seen to change for its own duration."""
-        observed = self._observe(str(lease["metadata"]["resourceVersion"]))
+        observed = self._observe(version)
         self._ends = observed.at + float(spec.get("leaseDurationSeconds") or self._duration)
         return self._clock() > self._ends
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections import Counter
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ from sharepod.kube import Json
 from unit.controller.fakes import FakeServer, unavailable
 
 DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
+_SURELY = 5
+"""Steps of which one at least has had an answer."""
 
 
 class World:
@@ -151,12 +154,17 @@ async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
 
 
 @pytest.mark.promise("operator-one-leads")
-@pytest.mark.parametrize("seed", range(40))
-async def test_never_two_act_at_once(seed: int) -> None:
+@pytest.mark.promise("operator-lease-taken")
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("seed", range(80))
+async def test_never_two_act_at_once(seed: int, deleted: bool) -> None:
+    """`deleted`: somebody deletes the Lease once, after each process has seen it."""
     chance = random.Random(seed)
     world = World()
     processes = [world.process(name, offset=chance.uniform(-1e6, 1e6)) for name in ("one", "two", "three")]
     acted: set[str] = set()
+    steps: Counter[str] = Counter()
+    deletions = ["one"] if deleted else []
 
     def check() -> None:
         acting = [process.identity for process in processes if process.acting()]
@@ -177,7 +185,11 @@ async def test_never_two_act_at_once(seed: int) -> None:
     async def live(process: Leadership) -> None:
         for _ in range(60):
             await process.step()
+            steps[process.identity] += 1
             check()
+            if deletions and min(steps[one.identity] for one in processes) > _SURELY and chance.random() < 0.05:
+                deletions.pop()
+                world.server.objects.pop(("leases", "n", "sharepod-operator"), None)
             if chance.random() < 0.05:  # stopped, as by SIGSTOP
                 for _ in range(chance.randrange(40)):
                     await asyncio.sleep(0)
