@@ -43,6 +43,11 @@ class ApiError(Exception):
         return self.retry_after_s is not None and self.status in (429, 503)
 
     @property
+    def was_not_answered(self) -> bool:
+        """True if the server took the call, as far as is known, and has not answered in time."""
+        return self.status == 0 and self.reason == "TimeoutError"
+
+    @property
     def of_resource(self) -> bool:
         """True if the server does not serve the resource, or not yet: it says nothing of any object. A CRD is served
         some seconds after the API server has started, and not while it is deleted and applied again.

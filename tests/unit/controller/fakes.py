@@ -38,7 +38,13 @@ class FakeServer:
         return item
 
     async def create(
-        self, resource: Resource, body: Json, namespace: str | None = None, *, strict: bool = False
+        self,
+        resource: Resource,
+        body: Json,
+        namespace: str | None = None,
+        *,
+        strict: bool = False,
+        timeout_s: float | None = None,
     ) -> Json:
         await self.before("create")
         key = (resource.plural, namespace or "", body["metadata"]["name"])

@@ -136,6 +136,12 @@ class Client:
         """Seconds since the API server has answered anything but "try again later"; None if it never has."""
         return None if self._api.answered_at is None else time.monotonic() - self._api.answered_at
 
+    def hangs_alone(self, error: ApiError) -> bool:
+        """Return whether the server has left this write without an answer and has answered others meanwhile: it waits
+        for somebody else, as an admission webhook."""
+        answered_s = self.answered_s
+        return error.was_not_answered and answered_s is not None and answered_s < self._write_timeout
+
     @property
     def rejected_for_s(self) -> float:
         """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
@@ -183,11 +189,20 @@ class Client:
         )
 
     async def create(
-        self, resource: Resource, body: Json, namespace: str | None = None, *, strict: bool = False
+        self,
+        resource: Resource,
+        body: Json,
+        namespace: str | None = None,
+        *,
+        strict: bool = False,
+        timeout_s: float | None = None,
     ) -> Json:
-        """Create an object; with `strict`, unknown and duplicate fields are refused instead of dropped."""
+        """Create an object; with `strict`, unknown and duplicate fields are refused instead of dropped.
+
+        `timeout_s`: seconds; None: those of any write.
+        """
         query = {"fieldValidation": "Strict"} if strict else {}
-        return await self._call("POST", resource.path(namespace=namespace), body, query=query)
+        return await self._call("POST", resource.path(namespace=namespace), body, query=query, timeout_s=timeout_s)
 
     async def patch_json(
         self, resource: Resource, name: str, operations: list[Json], namespace: str | None = None
@@ -281,8 +296,9 @@ class Client:
         verb: str | None = None,
         query: Mapping[str, str] | None = None,
         content: str = JSON,
+        timeout_s: float | None = None,
     ) -> Json:
-        within = self.read_timeout if method == "GET" else self._write_timeout
+        within = timeout_s or (self.read_timeout if method == "GET" else self._write_timeout)
         forgotten = self._forgotten
 
         async def call() -> Json:

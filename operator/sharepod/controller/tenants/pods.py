@@ -6,6 +6,8 @@ Guarantees:
 - Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
   again.
 - Every delete names the uid.
+- A creation that the API server leaves without an answer while it answers others is told, and waits longer for its
+  answer the next time (`unanswered.py`): a slow webhook keeps no Pod away for good.
 - A Pod that is taken back is marked, then deleted, each at a version at which it was not bound, and stays until
   `let_go`.
 """
@@ -42,6 +44,7 @@ from sharepod.kube import (
 )
 
 from .paced_retries import PacedRetries
+from .unanswered import Patience
 
 _TERMINATING_RETRY_S = 1.0
 """Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
@@ -51,6 +54,11 @@ _FIRST_RETRY_S = 2.0
 """Seconds until a Pod that was refused is created again; doubles with each further refusal."""
 _LONGEST_RETRY_S = 60.0
 """Longest of these pauses: how much later than necessary a quota that was raised is noticed where few wait for it."""
+
+_HANGS = (
+    "the API server has not answered in time, but answers others: most likely it waits for an admission webhook "
+    "for pods of this namespace"
+)
 
 
 class PodControl:
@@ -78,6 +86,7 @@ class PodControl:
         self._by_claims = by_claims
         self._lines_in_force = lines_in_force
         self.retries = PacedRetries()
+        self._patience = Patience()
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
         """Create the Pod of a SharePod behind its gate, or find it created.
@@ -88,7 +97,8 @@ class PodControl:
         try:
             claim = claim_name(sharepod.name, secrets.token_hex(4)) if self._by_claims() else None
             manifest = build_pod(sharepod.raw, self._settings, claim, line=self._lines_in_force())
-            made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
+            with self._patience.timeout_s(sharepod.namespace, wanted=memo.unanswered) as timeout_s:
+                made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True, timeout_s=timeout_s)
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))
         except InvalidError as error:
@@ -102,6 +112,10 @@ class PodControl:
             self._forbidden(sharepod, memo, error, now)
             return None
         except (UnauthorizedError, UnavailableError) as error:
+            if self._client.hangs_alone(error):
+                memo.unanswered = True
+                self._block(sharepod, memo, BlockedReason.FORBIDDEN, f"the pod cannot be created: {_HANGS}", now)
+                return None
             if not error.of_admission:
                 raise
             self._forbidden(sharepod, memo, error, now)
@@ -112,7 +126,7 @@ class PodControl:
         except NotFoundError as error:  # the namespace is being deleted
             self._block(sharepod, memo, BlockedReason.FORBIDDEN, error.message, now)
             return None
-        memo.blocked = None
+        memo.blocked, memo.unanswered = None, False
         metrics.PODS_CREATED.inc()
         self._state.put_pod(made, news=False)
         return None
@@ -136,23 +150,27 @@ class PodControl:
             await self._refresh(pod)
             known = self._state.pods.get(pod.uid)
             if known is not None and known.version == pod.version:
-                self._refused_share(sharepod, pod, node, memo, error, now)
+                self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
         except (ForbiddenError, UnauthorizedError, UnavailableError) as error:
+            if self._client.hangs_alone(error):  # it may have happened: the share stays
+                self._events.warning(
+                    KIND, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"
+                )
             if not (error.of_admission or isinstance(error, ForbiddenError)):
                 raise
-            self._refused_share(sharepod, pod, node, memo, error, now)
+            self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
         memo.blocked = None
         self._state.put_pod(made, news=False)
         return True
 
     def _refused_share(
-        self, sharepod: SharePodFacts, pod: PodFacts, node: str, memo: TenantMemo, error: ApiError, now: float
+        self, sharepod: SharePodFacts, pod: PodFacts, node: str, memo: TenantMemo, why: str, now: float
     ) -> None:
         text = (
             f"the API server refuses for now to let the pod have a share: node affinity for {node} and the annotation "
-            f"{GPUS_ANNOTATION}: {error.message}"
+            f"{GPUS_ANNOTATION}: {why}"
         )
         self.refuse_share(sharepod, pod, memo, text, now)
 

@@ -5,6 +5,7 @@ Guarantees:
   one, nobody is evicted and another set is looked for.
 - A Pod is evicted by the Eviction API, by its uid, with its own grace period; never deleted past a PodDisruptionBudget.
 - Nobody is evicted for a tenant that waits no longer.
+- Namespaces take turns: evictions that wait for one's admission webhook delay no others.
 - Neither side's Events name objects of the other's namespace.
 - A crash between any two calls leaves Pods that end, or that were not touched: the next operator goes on from there.
 """
@@ -63,7 +64,7 @@ class Preemptor:
         self._preemptions = preemptions
         self._seen = seen
         self._clock = clock
-        self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS)
+        self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS, self._owner_of)
 
     def begin(self, preemption: OngoingPreemption) -> None:
         """Tell both sides of a preemption, and evict whom it names."""
@@ -107,6 +108,12 @@ class Preemptor:
                     return
                 if not dry_run:
                     self._evicted(preemption, victim, pod)
+
+    def _owner_of(self, tenant: str) -> str:
+        """Return the namespace of the first that makes room: its webhooks may keep the eviction waiting."""
+        preemption = self._preemptions.of(tenant)
+        victims = preemption.plan.evict if preemption is not None else ()
+        return self._namespace_of(victims[0]) if victims else ""
 
     def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
         """Return whom a preemption evicts and that is not ending yet, each Pod once."""

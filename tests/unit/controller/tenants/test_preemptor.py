@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -40,7 +42,10 @@ class World:
     evicted: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
     told: list[tuple[str, str, str]] = field(default_factory=list)
-    preemption: OngoingPreemption | None = None
+    preemptions: dict[str, OngoingPreemption] = field(default_factory=dict)
+    """By the tenant that waits."""
+    hangs: set[str] = field(default_factory=set)
+    """Namespaces whose evictions are never answered."""
 
     def __post_init__(self) -> None:
         self.state = ClusterState(PODS, cast(Any, None))
@@ -70,6 +75,7 @@ class World:
         lower: tuple[str, ...] = (),
         leaving: tuple[str, ...] = (),
         move_to: Assignment | None = None,
+        tenant: str = "high",
     ) -> None:
         plan = PreemptionPlan(
             node="a",
@@ -79,20 +85,22 @@ class World:
             leaving=tuple(map(TenantId, leaving)),
             move_to=move_to,
         )
-        self.preemption = OngoingPreemption(_WAITS, plan, 0.0)
-        self.preemptor.begin(self.preemption)
+        self.preemptions[tenant] = OngoingPreemption(replace(_WAITS, tenant=TenantId(tenant)), plan, 0.0)
+        self.preemptor.begin(self.preemptions[tenant])
 
     # What it stands in for
 
     def of(self, tenant: str) -> OngoingPreemption | None:
-        return self.preemption
+        return self.preemptions.get(tenant)
 
     def refused(self, tenant: str, pod: str) -> None:
         self.given_up.append(pod)
-        self.preemption = None
+        del self.preemptions[tenant]
 
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool) -> None:
         (self.asked if dry_run else self.evicted).append(uid)
+        if namespace in self.hangs:
+            await asyncio.Event().wait()
         if uid in self.gone:
             raise NotFoundError("evict", 404, "NotFound", "no such pod")
         if uid in self.protected:
@@ -115,6 +123,29 @@ async def test_all_are_asked_before_the_first_is_evicted() -> None:
     eviction = world.memos.of("one").eviction
     assert eviction is not None
     assert eviction.preempted
+
+
+@pytest.mark.promise("operator-turns")
+async def test_evictions_that_wait_for_one_namespaces_webhook_delay_no_others() -> None:
+    world = World(hangs={"slow"})
+    for number in range(20):
+        world.tenant(f"slow{number}", "slow")
+        world.tenant(f"high{number}")
+        world.begins(evict=(f"slow{number}",), tenant=f"high{number}")
+    world.tenant("quick")
+    world.tenant("high")
+    running = asyncio.create_task(world.preemptor.queue.run())
+    try:
+        async with asyncio.timeout(5):
+            while len(world.asked) < 6:  # noqa: ASYNC110 - three quarters of those that carry out
+                await asyncio.sleep(0)
+            world.begins(evict=("quick",))
+            while world.evicted != ["pod-quick"]:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
 
 
 @pytest.mark.promise("placement-preempt-budgets")
@@ -145,7 +176,7 @@ async def test_nobody_is_evicted_for_one_that_waits_no_longer() -> None:
     world.tenant("one")
     world.tenant("high")
     world.begins(evict=("one",))
-    world.preemption = None
+    world.preemptions.clear()
     await world.preemptor._carry_out("high")
     assert world.asked == []
 
