@@ -363,7 +363,7 @@ class Operator:
     async def _tick(self) -> None:
         while True:
             self._ticked = self._clock()
-            self._garbage.settle(acting=self._active)
+            self._garbage.settle()
             self._check_credentials()
             self._check_beliefs()
             self.node_reconciler.check_agents(acting=self._active)

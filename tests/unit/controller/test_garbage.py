@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from sharepod.controller import garbage
 from sharepod.controller.garbage import Garbage
+
+_ENOUGH = 2 * garbage._YOUNG * (garbage._LOOKS + 1)
+"""New objects within which everything new was looked at."""
 
 
 class Cycle:
@@ -16,32 +22,54 @@ class Cycle:
         self.itself = self
 
 
+@pytest.fixture
+def looks() -> Iterator[list[int]]:
+    """The objects that each collection of two generations or more looked at."""
+    found: list[int] = []
+
+    def look(phase: str, collection: dict[str, Any]) -> None:
+        generation = collection["generation"]
+        if phase == "start" and generation > 0:
+            found.append(sum(len(gc.get_objects(number)) for number in range(generation + 1)))
+
+    gc.callbacks.append(look)
+    yield found
+    gc.callbacks.remove(look)
+
+
+@pytest.fixture(autouse=True)
+def _thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def make_many() -> list[list[int]]:
+    return [[number] for number in range(_ENOUGH)]
+
+
 def test_a_new_cycle_ends_at_the_next_look_and_one_that_outlived_it_within_a_day() -> None:
     now = [0.0]
-    with Garbage(lambda: now[0]) as garbage:
+    with Garbage(lambda: now[0]) as collecting:
         cycle = Cycle()
         outlives, ends = weakref.ref(cycle), weakref.ref(Cycle())
-        garbage.settle(acting=True)
+        make_many()
         assert ends() is None
         del cycle
-        garbage.settle(acting=True)
+        make_many()
         assert outlives() is not None, "it is not looked at again"
+        collecting.settle()
+        assert outlives() is not None
         now[0] = 86_400.0
-        garbage.settle(acting=True)
+        collecting.settle()
         assert outlives() is None
 
 
 @pytest.mark.promise("operator-garbage")
-def test_what_has_survived_is_not_looked_at_again_and_no_full_collection_comes_of_itself() -> None:
+def test_a_collection_looks_at_few_new_objects_however_many_are_made_and_known(looks: list[int]) -> None:
     before = gc.get_threshold()
-    with Garbage(lambda: 0.0) as garbage:
-        alive = [[number] for number in range(10_000)]
-        garbage.settle(acting=True)
-        assert len(gc.get_objects()) < len(alive)
-        garbage.settle(acting=False)
-        collected = gc.get_stats()[2]["collections"]
-        more = [[number] for number in range(200_000)]
-        assert gc.get_stats()[2]["collections"] == collected
-        assert len(alive) + len(more) == 210_000
+    with Garbage(lambda: 0.0):
+        known = [make_many() for _ in range(5)]
+        assert len(looks) > 5
+        assert max(looks) < _ENOUGH, "what was looked at once is not looked at again"
+        assert sum(map(len, known)) == 5 * _ENOUGH
     assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0

@@ -314,7 +314,8 @@ class PlacementLoop:
 
     async def _renew(self) -> None:
         """Renew the weights slice by slice. Others have a turn between two slices, and one that comes to be placed is
-        placed before the rest of them."""
+        placed before the rest of them; not before the first weights are there, without which each takes ten times as
+        long."""
         if self._renewal is None and self.engine.packing.due:
             self._renewal = self.engine.packing.renewal()
         while self._renewal is not None:
@@ -323,7 +324,7 @@ class PlacementLoop:
                 next(self._renewal)
             except StopIteration:
                 self._renewal = None
-            if self._kick.is_set():
+            if self._kick.is_set() and self.engine.packing.ready:
                 return
 
     async def _lined_up(self) -> NamespaceTurns:
