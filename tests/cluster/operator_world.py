@@ -52,15 +52,7 @@ class World:
         self.kubelets = kubelets
         self.agents = agents
         self.installation = Installation(cluster)
-        self.api.create(
-            "/apis/node.k8s.io/v1/runtimeclasses",
-            {
-                "apiVersion": "node.k8s.io/v1",
-                "kind": "RuntimeClass",
-                "metadata": {"name": "nvidia"},
-                "handler": "nvidia",
-            },
-        )
+        cluster.runtime_class()
         self.operator: Service | None = None
 
     # The operator's process

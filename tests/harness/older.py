@@ -17,24 +17,30 @@ from harness.errors import HarnessError
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "35555fa560"
 """Last commit before a SharePod has several runs, before claims, Interactive tenants and version 2 of the protocol."""
+BEFORE_BUDGETS = "7d9d1aa050"
+"""Last commit before GPUStatements, GPUBudgets and preemption."""
 
 
 def has_older() -> bool:
-    """Return whether the history has that commit."""
-    asked = ["git", "cat-file", "-e", f"{OLDER}^{{commit}}"]
+    """Return whether the history has both commits."""
     try:
-        return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False, timeout=30).returncode == 0
+        return all(_has(commit) for commit in (OLDER, BEFORE_BUDGETS))
     except FileNotFoundError:
         return False
+
+
+def _has(commit: str) -> bool:
+    asked = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False, timeout=30).returncode == 0
 
 
 NO_OLDER = f"the history has no commit {OLDER}: git fetch --unshallow"
 
 
 @contextmanager
-def older_package() -> Iterator[Path]:
+def older_package(commit: str = OLDER) -> Iterator[Path]:
     """Yield the folder for PYTHONPATH that has the older package, its C parts and its hook; building takes 10 s."""
-    archive = subprocess.run(["git", "archive", OLDER], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True, timeout=60)
     with tempfile.TemporaryDirectory(prefix="shp-") as at:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as content:
             content.extractall(at, filter="data")
@@ -42,5 +48,5 @@ def older_package() -> Iterator[Path]:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         built = subprocess.run(build, cwd=at, capture_output=True, text=True, check=False, timeout=300, env=env)
         if built.returncode != 0:
-            raise HarnessError(f"commit {OLDER} cannot be built: {built.stderr[-2000:]}")
+            raise HarnessError(f"commit {commit} cannot be built: {built.stderr[-2000:]}")
         yield Path(at) / "operator"
