@@ -1,13 +1,14 @@
 """2,000 SharePods on 1,010 fake nodes while the operator is killed and the weather is bad, on a real API server.
 
     PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1010] [--kills 10] [--faults 36]
-        [--seed N] [--limit SECONDS] [--thirds]
+        [--preempted 40] [--seed N] [--limit SECONDS] [--thirds]
 
 Ten kills (SIGKILL) and 36 faults between the operator and the API server (silence, errors, late and lost answers,
 outages, restarts of the API server: `tests/cluster/weather/storm.py`) are drawn from the seed, which is printed first;
 SEED=N in the environment repeats a run. A tenth of the SharePods is deleted while the others are placed; the names of
-some Pods are taken; processes of no tenant are on twenty GPUs, which must take nobody. Halfway the store is copied; in
-the end it is put back to that copy. Of what the store holds, none may be lost, doubled or over-committed, at any
+some Pods are taken; processes of no tenant are on twenty GPUs, which must take nobody. 40 further SharePods, on nodes
+of their own, are preempted by three waves of others and come back. Halfway the store is copied; in the end it is put
+back to that copy. Of what the store holds, none may be lost, doubled or over-committed, at any
 moment; ends with status 1 if not. What is not at rest after `--limit` seconds in all is said, and counted as it is.
 The operator has its default settings but for the agents' Leases: one process plays all agents. Prints a table and
 writes build/results/chaos.json.
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1010)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--faults", type=int, default=36)
+    parser.add_argument("--preempted", type=int, default=40)
     parser.add_argument(
         "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(1 << 31))
     )
@@ -73,6 +75,7 @@ def main() -> int:
         timeout=0.0,
         strangers=strangers,
         taken=options.sharepods // 100,
+        preempted=options.preempted,
         thirds=options.thirds,
         spread=_SECONDS_A_FAULT * options.faults,
     )
@@ -87,7 +90,9 @@ def main() -> int:
         asked = replace(asked, timeout=ends - _RESTORED * options.limit - time.monotonic())
         outcomes = {"killed, in bad weather": run(weather.world, audit, asked, storm=storm)}
         if storm.backup is not None:
-            outcomes["store put back"] = restored(weather.world, audit, storm.backup, ends - time.monotonic())
+            outcomes["store put back"] = restored(
+                weather.world, audit, storm.backup, ends - time.monotonic(), preempted=options.preempted
+            )
     what = "shares by three doors" if asked.thirds else "SharePods"
     about = f"{asked.sharepods} {what}, {asked.nodes} nodes, seed {asked.seed}"
     rows = [row for name, outcome in outcomes.items() for row in _rows(f"{about}: {name}", outcome)]
@@ -105,6 +110,7 @@ def _rows(case: str, outcome: Outcome) -> list[Row]:
         Row(case, "gpus_over_committed", "count", outcome.over_committed),
         Row(case, "left_of_deleted", "count", outcome.left),
         Row(case, "kills", "count", outcome.kills),
+        Row(case, "ran_by_preemption", "count", outcome.preempted),
         Row(case, "operators_ended_themselves", "count", outcome.ended),
         Row(case, "not_done_in_time", "count", len(outcome.failed)),
         Row(case, "watch_gaps", "count", outcome.watch_gaps),

@@ -7,7 +7,8 @@ What is found is kept until it is asked for.
 - A GPU is over-committed when the rows of a ledger give away more than 1000 thousandths of its time, or more than its
   memory.
 - So it is when it gives away anything of a GPU that is `forbidden`.
-- A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other.
+- A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other. In namespaces
+  that are `returning` it may be, one after the other: its next run is another Pod.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Audit:
         """GPUs that must take nobody: a process of no tenant is on them."""
         self.bound: defaultdict[str, set[str]] = defaultdict(set)
         """Tenant: the Pods of it that were ever bound."""
+        self.returning: set[str] = set()
+        """Namespaces whose tenants may have several runs."""
+        self._returned: set[str] = set()
         self.reserved: set[str] = set()
         """The tenants that ever had a row."""
         self.most: Counter[str] = Counter()
@@ -86,7 +90,8 @@ class Audit:
     def doubled(self) -> list[str]:
         """Return tenants that had more than one bound Pod."""
         with self._lock:
-            return sorted(tenant for tenant, pods in self.bound.items() if len(pods) > 1)
+            once = self.bound.keys() - self._returned
+            return sorted(tenant for tenant in once if len(self.bound[tenant]) > 1)
 
     def forget(self) -> None:
         """Forget what was seen, and list again: the store was put back to an older state."""
@@ -157,6 +162,8 @@ class Audit:
                 self._pods[uid] = item
             if item["spec"].get("nodeName"):
                 self.bound[tenant].add(uid)
+                if item["metadata"]["namespace"] in self.returning:
+                    self._returned.add(tenant)
 
     def _judge(self, gpunode: Object, gone: bool) -> None:
         name = gpunode["metadata"]["name"]

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +24,11 @@ from http.client import HTTPException
 from pathlib import Path
 
 from cluster.audit import Audit
+from cluster.chaos_preemption import Preempting
 from cluster.doors import DOOR_LABEL, Door, ask, asked_for, end, open_doors, thirds
 from cluster.fake_agents import gpu_uuid
 from cluster.operator_world import World, wait
+from cluster.surely import surely
 from cluster.weather.objects import foreign_pod
 from cluster.weather.storm import Storm
 from harness.api import ApiError, Object
@@ -51,6 +52,8 @@ class Asked:
     """Number of GPUs with a process of no tenant, which must take nobody."""
     taken: int = 0
     """Number of SharePods whose Pod's name is taken until the weather is fair."""
+    preempted: int = 0
+    """Number of further SharePods, on nodes of their own, that make room for others again and again."""
     thirds: bool = False
     """A third of the shares each are SharePods, plain Pods with claims and plain Pods with a line."""
     spread: float = 0.0
@@ -76,6 +79,8 @@ class Outcome:
     watch_gaps: int
     longest_silence: float
     seconds: float
+    preempted: int = 0
+    """Number of SharePods that ran in the place of others."""
 
 
 def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: Storm | None = None) -> Outcome:
@@ -98,11 +103,17 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     world.nodes(prefix, asked.nodes)
     told(f"{asked.nodes} nodes are there")
     namespace = world.cluster.namespace(prefix)
+    over = threading.Event()
+    preempting = (
+        Preempting(world, audit, f"{prefix}-low", asked.preempted, asked.seed, over) if asked.preempted else None
+    )
+    if preempting is not None:
+        preempting.prepare()
     if asked.thirds:
         open_doors(world, namespace, REQUESTS)
     for name in taken:
         world.api.create(f"/api/v1/namespaces/{namespace}/pods", foreign_pod(name))
-    before, begun, over = len(audit.reserved), time.monotonic(), threading.Event()
+    before, begun = len(audit.reserved), time.monotonic()
     deadline = begun + asked.timeout
     killing = _Killing(world, audit, kills, before, over)
     clients = [
@@ -117,7 +128,8 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
         )
         for first in range(_CLIENTS)
     ]
-    threads: list[_Killing | _Client | Storm] = [*clients, killing, *([storm] if storm else [])]
+    others = [thread for thread in (preempting, storm) if thread is not None]
+    threads: list[_Killing | _Client | Storm | Preempting] = [*clients, killing, *others]
     audit.expecting = True
     for thread in threads:
         thread.start()
@@ -132,32 +144,37 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
         with suppress(ApiError):
             world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
-    failed += _settle(world, audit, namespace, killing, deadline)
+    failed += _settle(world, audit, namespace, killing, deadline, preempting)
     told("it is over" if failed else "all is at rest")
-    outcome = _outcome(world, audit, namespace, killing, failed, time.monotonic() - begun)
+    outcome = _outcome(world, audit, namespace, killing, failed, time.monotonic() - begun, preempting)
     audit.expecting = False
     return outcome
 
 
-def restored(world: World, audit: Audit, backup: Path, timeout: float, prefix: str = "chaos") -> Outcome:
+def restored(
+    world: World, audit: Audit, backup: Path, timeout: float, prefix: str = "chaos", preempted: int = 0
+) -> Outcome:
     """Put the cluster's store back to a copy, as from a backup. Return the outcome for what it holds then, within
-    `timeout` seconds.
+    `timeout` seconds. `preempted`: as it was asked for.
     """
-    begun = time.monotonic()
-    killing = _Killing(world, audit, [], 0, threading.Event())
+    begun, over = time.monotonic(), threading.Event()
+    killing = _Killing(world, audit, [], 0, over)
     world.cluster.restore(backup)
     world.kubelets.forget()
     audit.forget()
     audit.expecting = True
     for pod in world.cluster.pods(prefix, selector=f"!{TENANT_LABEL},!{DOOR_LABEL}"):
         world.api.delete(f"/api/v1/namespaces/{prefix}/pods/{pod['metadata']['name']}", grace=0)
-    failed = _settle(world, audit, prefix, killing, begun + timeout)
-    outcome = _outcome(world, audit, prefix, killing, failed, time.monotonic() - begun)
+    preempting = Preempting(world, audit, f"{prefix}-low", preempted, 0, over) if preempted else None
+    if preempting is not None:
+        preempting.withdraw()
+    failed = _settle(world, audit, prefix, killing, begun + timeout, preempting)
+    outcome = _outcome(world, audit, prefix, killing, failed, time.monotonic() - begun, preempting)
     audit.expecting = False
     return outcome
 
 
-def _join(thread: _Killing | _Client | Storm, killing: _Killing, deadline: float) -> list[str]:
+def _join(thread: _Killing | _Client | Storm | Preempting, killing: _Killing, deadline: float) -> list[str]:
     """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does. Return what
     failed.
     """
@@ -169,12 +186,14 @@ def _join(thread: _Killing | _Client | Storm, killing: _Killing, deadline: float
     return thread.failures
 
 
-def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, deadline: float) -> list[str]:
+def _settle(
+    world: World, audit: Audit, namespace: str, killing: _Killing, deadline: float, preempting: Preempting | None
+) -> list[str]:
     """Wait until every SharePod of the store runs. Return what failed."""
 
     def settled() -> bool:
         killing.keep()
-        return _settled(world, audit, namespace)
+        return _settled(world, audit, namespace) and (preempting is None or preempting.settled())
 
     try:
         wait(settled, what="all at rest", timeout=max(0.0, deadline - time.monotonic()), interval=0.5)
@@ -220,7 +239,11 @@ class _Client(threading.Thread):
         try:
             doomed: list[str] = []
             for name, (milli, door) in self._requests.items():
-                self._surely(partial(ask, self._world, self._namespace, name, milli, door, on=self._on), done=409)
+                surely(
+                    partial(ask, self._world, self._namespace, name, milli, door, on=self._on),
+                    done=409,
+                    over=self._over,
+                )
                 if name in self._to_delete:
                     doomed.append(name)
                 if len(doomed) > 5:
@@ -234,25 +257,7 @@ class _Client(threading.Thread):
 
     def _delete(self, name: str) -> None:
         _, door = self._requests[name]
-        self._surely(partial(end, self._world, self._namespace, name, door), done=404)
-
-    def _surely(self, write: Callable[[], object], done: int) -> None:
-        """Write, again and again while the API server is away or just begins; the code `done` says that it has happened
-        already, by a write whose answer was lost: nobody else uses these names.
-        """
-        while True:
-            try:
-                write()
-                return
-            except ApiError as error:
-                if error.code == done:
-                    return
-                if error.code not in (403, 404, 409, 429, 500, 503, 504) or self._over.is_set():
-                    raise
-            except (OSError, HTTPException):
-                if self._over.is_set():
-                    raise
-            time.sleep(0.2)
+        surely(partial(end, self._world, self._namespace, name, door), done=404, over=self._over)
 
 
 class _Killing(threading.Thread):
@@ -354,7 +359,13 @@ def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
 
 
 def _outcome(
-    world: World, audit: Audit, namespace: str, killing: _Killing, failed: list[str], seconds: float
+    world: World,
+    audit: Audit,
+    namespace: str,
+    killing: _Killing,
+    failed: list[str],
+    seconds: float,
+    preempting: Preempting | None,
 ) -> Outcome:
     staying = _names(world, namespace)
     running = _running(world, namespace)
@@ -366,10 +377,11 @@ def _outcome(
     podded = {item["status"]["podUID"] for item in running.values()}
     for words in failed:
         print(f"chaos: {words}", file=sys.stderr, flush=True)
+    lost, doubled = (preempting.lost(), preempting.doubled()) if preempting is not None else ([], [])
     return Outcome(
         running=len(running),
-        lost=len(staying - running.keys()) + len(uids - set(tenants)),
-        doubled=len(tenants) - len(set(tenants)) + len(audit.doubled),
+        lost=len(staying - running.keys()) + len(uids - set(tenants)) + len(lost),
+        doubled=len(tenants) - len(set(tenants)) + len(audit.doubled) + len(doubled),
         over_committed=len(audit.over_committed),
         left=len(set(tenants) - uids) + sum(pod["metadata"]["uid"] not in podded for pod in pods),
         kills=killing.done,
@@ -378,4 +390,5 @@ def _outcome(
         watch_gaps=audit.gaps,
         longest_silence=audit.longest_silence,
         seconds=seconds,
+        preempted=preempting.ran if preempting is not None else 0,
     )

@@ -1,0 +1,116 @@
+"""SharePods that fill nodes of their own and come back, and waves of others that take their places for a while.
+
+Guarantees: which wave is how large comes from the seed. A wave is withdrawn once each of it has run. In the end those
+that came back are the only ones there, and each has been in as many Pods as its status says.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from http.client import HTTPException
+from typing import Any
+
+from cluster.audit import Audit
+from cluster.operator_world import World
+from cluster.surely import surely
+from harness.api import ApiError, Object
+
+HIGH = "chaos-high"
+"""PriorityClass of those that come in waves; also the beginning of their names."""
+_GPU = {"request": 0.5, "memory": "9Gi"}
+"""One on each GPU: two have no room in its memory."""
+_WAVES = 3
+
+
+class Preempting(threading.Thread):
+    """`count` SharePods in a namespace and on nodes of their own, whose GPUs are as many, and those that preempt them.
+
+    Name of the namespace and the nodes' label: PREFIX.
+    """
+
+    def __init__(self, world: World, audit: Audit, prefix: str, count: int, seed: int, over: threading.Event) -> None:
+        super().__init__(name="who preempts", daemon=True)
+        self._world = world
+        self._audit = audit
+        self._prefix = prefix
+        self._low = [f"low{number}" for number in range(count)]
+        self._chance = random.Random(seed)
+        self._over = over
+        self.ran = 0
+        """Number of SharePods that came in waves and ran."""
+        self.failures: list[str] = []
+
+    def prepare(self) -> None:
+        """Make nodes, namespace and PriorityClass, in fair weather."""
+        self._audit.returning.add(self._prefix)
+        self._world.nodes(self._prefix, (len(self._low) + 1) // 2)
+        self._world.cluster.namespace(self._prefix)
+        body = {"metadata": {"name": HIGH}, "value": 1000}
+        self._world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+
+    def run(self) -> None:
+        """Fill the nodes, and let wave after wave come and go."""
+        try:
+            for name in self._low:
+                self._apply(name, restartPolicy="Always")
+            if not self._all_run(self._low):
+                return
+            for wave in range(_WAVES):
+                names = [f"{HIGH}-{wave}-{number}" for number in range(self._chance.randint(1, len(self._low) // 2))]
+                for name in names:
+                    self._apply(name, priorityClassName=HIGH)
+                if not self._all_run(names):
+                    return
+                self.ran += len(names)
+                self.withdraw()
+        except (ApiError, OSError, HTTPException) as error:
+            self.failures.append(repr(error))
+
+    def withdraw(self) -> None:
+        """Delete all that came in waves."""
+        for name in self._items():
+            if name.startswith(HIGH):
+                surely(partial(self._world.delete, self._prefix, name), done=404, over=self._over)
+
+    def settled(self) -> bool:
+        """Return whether those that came back run, and nothing else is there."""
+        rows = [row["podName"] for _, row in self._audit.rows() if row["namespace"] == self._prefix]
+        return sorted(rows) == sorted(self._low) and self._running() == set(self._low)
+
+    def lost(self) -> list[str]:
+        """Return those that do not run, though they should."""
+        return sorted(set(self._low) - self._running())
+
+    def doubled(self) -> list[str]:
+        """Return those that were in more Pods than their status says."""
+        return [
+            name
+            for name, item in self._items().items()
+            if len(self._audit.bound[item["metadata"]["uid"]]) > 1 + int(item.get("status", {}).get("restarts") or 0)
+        ]
+
+    def _apply(self, name: str, **spec: Any) -> None:
+        surely(partial(self._world.apply, self._prefix, name, _GPU, on=self._prefix, **spec), done=409, over=self._over)
+
+    def _all_run(self, names: Sequence[str]) -> bool:
+        """Wait until each of them runs, or has run; False if it is over before."""
+        waiting = set(names)
+        while waiting and not self._over.is_set():
+            waiting -= self._running()
+            time.sleep(0.5)
+        return not waiting
+
+    def _running(self) -> set[str]:
+        return {name for name, item in self._items().items() if item.get("status", {}).get("phase") == "Running"}
+
+    def _items(self) -> dict[str, Object]:
+        """The SharePods by name; none while the API server does not answer."""
+        try:
+            listed = self._world.api.get(self._world.path(self._prefix))["items"]
+        except (ApiError, OSError, HTTPException):
+            return {}
+        return {item["metadata"]["name"]: item for item in listed}

@@ -1,0 +1,32 @@
+"""Writes of a test's clients that happen once, whatever the weather between them and the API server is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPException
+
+from harness.api import ApiError
+
+_LATER = (403, 404, 409, 429, 500, 503, 504)
+"""Answers after which a write is tried again: the API server is away, or has just begun."""
+
+
+def surely(write: Callable[[], object], *, done: int, over: threading.Event) -> None:
+    """Write, again and again while the API server is away or just begins; the code `done` says that it has happened
+    already, by a write whose answer was lost: nobody else uses these names. Once `over` is set, a failure is raised.
+    """
+    while True:
+        try:
+            write()
+            return
+        except ApiError as error:
+            if error.code == done:
+                return
+            if error.code not in _LATER or over.is_set():
+                raise
+        except (OSError, HTTPException):
+            if over.is_set():
+                raise
+        time.sleep(0.2)
