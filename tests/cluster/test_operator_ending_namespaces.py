@@ -1,0 +1,79 @@
+"""Namespaces that are deleted while something of theirs is under way: a preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.audit import Audit
+from cluster.operator_world import GIB, World, a_world, wait
+from harness.cluster import suppress_reason
+
+pytestmark = pytest.mark.timeout(300)
+
+_HALF = {"request": 0.5, "memory": "12Gi"}
+_SLOW = {"test.sharepod.dev/termination-seconds": "3"}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        running.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+        yield running
+
+
+def deleted(world: World, namespace: str) -> None:
+    """Delete a namespace, and wait until it is gone with all that was in it."""
+    path = f"/api/v1/namespaces/{namespace}"
+    with suppress_reason("Conflict"):  # it is being deleted already
+        world.api.delete(path)
+    world.cluster.wait_for(path, lambda seen: seen is None, what=f"the end of {namespace}", timeout=90)
+
+
+def filled(world: World, prefix: str, namespace: str) -> str:
+    """Fill one node with two SharePods that take some seconds to end and come back; return the node."""
+    (node,) = world.nodes(prefix)
+    for name in ("low0", "low1"):
+        world.apply(namespace, name, _HALF, on=prefix, restartPolicy="Always", annotations=_SLOW)
+    for name in ("low0", "low1"):
+        world.phase(namespace, name, "Running")
+    return node
+
+
+def until_one_ends(world: World, namespace: str) -> None:
+    def ending() -> bool:
+        found = (world.pod(namespace, name) for name in ("low0", "low1"))
+        return any(pod is None or "deletionTimestamp" in pod["metadata"] for pod in found)
+
+    wait(ending, what="a victim that ends")
+
+
+def names(world: World, node: str) -> list[str]:
+    return sorted(row["podName"] for row in world.rows(node))
+
+
+@pytest.mark.promise("placement-preempt-crash")
+def test_the_namespace_that_preempts_goes_and_its_victims_come_back(world: World) -> None:
+    stays, goes = world.cluster.namespace("stays"), world.cluster.namespace("goes")
+    node = filled(world, "preemptor", stays)
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(goes, "high", _HALF, on="preemptor", priorityClassName="high")
+        until_one_ends(world, stays)
+        deleted(world, goes)
+        wait(lambda: names(world, node) == ["low0", "low1"], what="both victims to have their rows again", timeout=60)
+        for name in ("low0", "low1"):
+            world.phase(stays, name, "Running", timeout=60)
+        assert not audit.over_committed, audit.over_committed
+
+
+@pytest.mark.promise("placement-preempt-crash")
+def test_the_namespace_of_the_victims_goes_and_its_room_is_taken(world: World) -> None:
+    goes, stays = world.cluster.namespace("victims"), world.cluster.namespace("victors")
+    node = filled(world, "victims", goes)
+    with Audit(world.api, memory=16 * GIB) as audit:
+        world.apply(stays, "high", _HALF, on="victims", priorityClassName="high")
+        until_one_ends(world, goes)
+        deleted(world, goes)
+        world.phase(stays, "high", "Running", timeout=60)
+        wait(lambda: names(world, node) == ["high"], what="its row alone", timeout=60)
+        assert not audit.over_committed, audit.over_committed
