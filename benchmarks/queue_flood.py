@@ -14,7 +14,7 @@ import asyncio
 import sys
 import time
 
-from operatorkit.client import SHAREPODS, LoadClient, client, percentile
+from operatorkit.client import SHAREPODS, Door, LoadClient, client, percentile
 from operatorkit.planes import MemoryPlane
 from operatorkit.process import cpu_of
 from results import Row, write
@@ -86,7 +86,7 @@ async def measure(plane: MemoryPlane, options: argparse.Namespace) -> list[Row]:
         print(case, *(f"{each.metric} {each.value:.4g} {each.unit}" for each in rows[-4:]), flush=True)
 
     plane.start_operator()
-    async with client(plane.kubeconfig, plane.namespace("passer"), sharepods=True) as load:
+    async with client(plane.kubeconfig, plane.namespace("passer"), Door.SHAREPODS) as load:
         for _ in range(_WARM):
             await load.create()
             await load.all_bound()
