@@ -170,6 +170,17 @@ def test_the_host_is_the_services_or_the_urls() -> None:
     assert b"BEGIN CERTIFICATE" in make_pair("127.0.0.1", BEGAN).certificate
 
 
+@pytest.mark.promise("operator-line-webhook-certificates")
+def test_a_certificate_is_trusted_for_a_while_before_it_is_served_the_first_too() -> None:
+    former, coming = make_pair("h", BEGAN), make_pair("h", BEGAN)
+    for serving in (None, former):
+        pairs, bundle = Held(serving, coming), [former.certificate, coming.certificate]
+        assert next_step(pairs, bundle[:1], BEGAN, trusted_for_s=None) is Step.TRUST
+        for seconds in (None, 0.0, TRUSTED_S - 0.1):
+            assert next_step(pairs, bundle, BEGAN, trusted_for_s=seconds) is Step.NONE
+        assert next_step(pairs, bundle, BEGAN, trusted_for_s=TRUSTED_S) is Step.SERVE
+
+
 def test_what_cannot_be_read_counts_as_absent() -> None:
     pair, other = make_pair("h", BEGAN), make_pair("h", BEGAN)
     whole = secret_data(Held(pair, None))
