@@ -98,6 +98,31 @@ def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, paus
     assert pausing.pauses_made
 
 
+@pytest.mark.promise("time-pauses-worth")
+@SOME
+@given(
+    request=st.integers(2, 18),
+    work=st.integers(1, 40),
+    pause=st.integers(20, 90),
+    kernel=st.sampled_from([5, 20, 60, 400, 900]),
+    kind=st.sampled_from(["regular", "exponential"]),
+)
+@example(request=12, work=1, pause=21, kernel=20, kind="regular")
+@example(request=12, work=1, pause=21, kernel=400, kind="exponential")
+def test_long_pauses_idle_no_longer_than_the_work_that_follows(
+    request: int, work: int, pause: int, kernel: int, kind: str
+) -> None:
+    """And not at all where they are regular, and no neighbour could delay the tenant by as much."""
+    neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=kernel * MS)
+    _, simulation, (_, other) = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
+    assert other >= neighbour.request / 1000 - 0.015
+    idle = simulation.scheduler.usage(END, "pausing").anticipated_ns
+    first = 20 * 100 * MS  # until its pauses are known
+    assert idle <= 1.2 * simulation.scheduler.usage(END, "pausing").held_ns + first
+    if kind == "regular" and 2 * pause >= kernel:
+        assert idle <= first
+
+
 def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> None:
     """A long pause costs one window of its own share, and one that has no credit costs nothing."""
     sleeper = Program("sleeper", request=500, burst_ns=20 * MS, pause_ns=3 * MS, kernel_ns=1 * MS)

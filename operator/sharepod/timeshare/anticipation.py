@@ -17,9 +17,6 @@ from .parameters import Parameters
 from .plan import Anticipation
 from .tenant import TokenTenant
 
-_DEARER = 4
-"""Price of time for which a tenant waits beyond what it can, beside time for which a GPU is idle at its expense."""
-
 
 def anticipate(
     now: int, candidate: TokenTenant, tenants: Iterable[TokenTenant], parameters: Parameters, *, patient_since: int
@@ -39,14 +36,13 @@ def anticipate(
     if candidate.account.assured > 0 and (candidate.woke_with_credit or (since is not None and since <= patient_since)):
         return None
     overrun = candidate.habits.overrun_ns
-    loss = (parameters.turn_min_ns + overrun) * _DEARER
     for tenant in tenants:
         request = tenant.account.request_milli
         if tenant.asleep_since is None or tenant.hold is not None or not request or len(tenant.gpus) > 1:
             continue
         if overrun <= tenant.habits.tolerated_ns(request):
             continue
-        window = tenant.habits.window(loss, parameters.quantum_max_ns)
+        window = tenant.habits.window(overrun, parameters.turn_min_ns, parameters.quantum_max_ns)
         if tenant.asleep_since + window > now:
             until = min(tenant.asleep_since + window, _goes_first_until(now, tenant, candidate))
             if until > now:

@@ -23,6 +23,11 @@ _OVERRUN_FORGET = 32
 one that is cut."""
 _AVERAGED = 16
 """Number of steps, and of overruns, that an average is taken over."""
+_DEARER = 4
+"""Price of time for which a tenant waits beyond what it can, beside time for which a GPU is idle at its expense."""
+_SHORT_NS = 15_000_000
+"""Pauses of less on average are short: 15 ms, so that pauses of 10 ms on average are, exponential ones too (a class
+counts as its bound, and an average of some hundred varies). They are waited through for any work."""
 _DEAR = 10
 """A loss that is so many times a pause is worth a window of four times the pause instead of two: of exponential pauses
 the longer window misses one in thousands fewer."""
@@ -31,13 +36,15 @@ the longer window misses one in thousands fewer."""
 class Habits:
     """Pauses and overruns of one tenant. Times in nanoseconds."""
 
-    __slots__ = ("_cycle_ns", "_held_before", "_weights", "mean_overrun_ns", "overrun_ns")
+    __slots__ = ("_cycle_ns", "_held_before", "_weights", "_work_ns", "mean_overrun_ns", "overrun_ns")
 
     def __init__(self) -> None:
         self._weights = [0] * len(_BOUNDS_NS)
         """Weight by class of pauses."""
         self._cycle_ns = 0
         """Average time of one step: held, then paused."""
+        self._work_ns = 0
+        """Average time held in one step."""
         self._held_before = 0
         self.mean_overrun_ns = 0
         """Average time of holds beyond the end of their turns."""
@@ -47,8 +54,10 @@ class Habits:
     def paused(self, pause_ns: int, held_ns: int) -> None:
         """Learn a pause: from the end of a hold until the tenant wanted the next. `held_ns`: time held up to it, in
         all."""
-        cycle = pause_ns + held_ns - self._held_before
+        work = held_ns - self._held_before
+        cycle = pause_ns + work
         self._held_before = held_ns
+        self._work_ns += (work - self._work_ns) // _AVERAGED if self._cycle_ns else work
         self._cycle_ns += (cycle - self._cycle_ns) // _AVERAGED if self._cycle_ns else cycle
         weights = self._weights
         for place, weight in enumerate(weights):
@@ -70,27 +79,41 @@ class Habits:
         would work, less a quarter for what averages hide."""
         return self._cycle_ns * (1000 - request_milli) // request_milli * 3 // 4
 
-    def window(self, loss_ns: int, most_ns: int) -> int:
+    def window(self, overrun_ns: int, turn_ns: int, most_ns: int) -> int:
         """Return how long after the end of its hold the tenant is worth waiting for; 0: not at all.
 
-        Waiting until `d` saves `loss_ns` less the pause for each pause of at most `d`, and costs `d` for each longer
-        one. The best `d` is the bound of a class of pauses; some times that covers the tail beyond what was seen.
+        Waiting until `d` saves the other's turn less the pause for each pause of at most `d`, and costs `d` for each
+        longer one. The best `d` is the bound of a class of pauses; some times that covers the tail beyond what was
+        seen. Where pauses are not short, what a step idles on average is no more than its work, and than the delay
+        that is saved: what is left of the other's turn after the pause, or half of a kernel.
 
         Args:
-            loss_ns: How long the tenant would have to wait for another that was let in.
+            overrun_ns: How long another that was let in would outstay its turn.
+            turn_ns: How long that turn would be at least.
             most_ns: Longest window.
         """
-        left = sum(self._weights)
+        whole = left = sum(self._weights)
         if left < _LEAST:
             return 0
-        best = gain = saved = 0
+        short = self._idle(most_ns) <= whole * _SHORT_NS
+        loss, residual, work = turn_ns + overrun_ns, overrun_ns // 2, whole * self._work_ns
+        dear = _DEARER * loss
+        best = gain = saved = idle = delay = delay_at_best = 0
         for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True):
-            if bound > most_ns or bound >= loss_ns:
+            if bound > most_ns or bound >= dear or left <= 0:
                 break
             if not weight:
                 continue
             left -= weight
-            saved += weight * (loss_ns - bound)
-            if saved - left * bound > gain:
-                best, gain = bound, saved - left * bound
-        return min((4 if loss_ns >= _DEAR * best else 2) * best, most_ns)
+            saved += weight * (dear - bound)
+            idle += weight * bound
+            delay += weight * max(loss - bound, residual)
+            if saved - left * bound > gain and (short or idle + left * bound <= min(delay, work)):
+                best, gain, delay_at_best = bound, saved - left * bound, delay
+        window = min((4 if dear >= _DEAR * best else 2) * best, most_ns)
+        return window if short or self._idle(window) <= min(delay_at_best, work) else best
+
+    def _idle(self, window_ns: int) -> int:
+        """Return how long a GPU would be idle in all pauses, of their weight, if each were waited through for
+        `window_ns` at most."""
+        return sum([weight * min(bound, window_ns) for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True)])

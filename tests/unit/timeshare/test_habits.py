@@ -1,0 +1,54 @@
+"""How long a tenant is worth waiting for, by its pauses, its work, and what others would delay it by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from sharepod.timeshare.habits import Habits
+
+MS = 1_000_000
+TURN, MOST = 2 * MS, 100 * MS
+
+
+def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
+    """Return what is learned from steps of this work with these pauses."""
+    learned, held = Habits(), 0
+    for pause in pauses_ms:
+        held += int(work_ms * MS)
+        learned.paused(int(pause * MS), held)
+    return learned
+
+
+def window_ms(learned: Habits, overrun_ms: float) -> float:
+    """Return the window beside a neighbour with this overrun."""
+    return learned.window(int(overrun_ms * MS), TURN, MOST) / MS
+
+
+@pytest.mark.parametrize("pause", [2, 5, 10])
+def test_short_pauses_are_waited_through_for_any_work(pause: int) -> None:
+    for overrun in (pause + 1, 30, 400):
+        assert window_ms(habits([pause] * 100, 0.1), overrun) > pause
+
+
+def test_long_pauses_are_waited_through_only_for_as_much_work() -> None:
+    assert window_ms(habits([21] * 100, 1), 400) == 0
+    assert window_ms(habits([21] * 100, 20), 400) == 0
+    assert window_ms(habits([21] * 100, 25), 400) > 21
+
+
+def test_long_pauses_are_waited_through_only_for_as_much_delay() -> None:
+    assert window_ms(habits([21] * 100, 50), 20) == 0
+    assert window_ms(habits([45] * 100, 50), 60) == 0
+    assert window_ms(habits([21] * 100, 50), 60) > 21
+
+
+def test_the_tail_of_long_pauses_is_not_waited_for_beyond_what_is_gained() -> None:
+    """Half of the pauses are short, and half are so long that no window reaches them."""
+    assert 5 <= window_ms(habits([5, 500] * 60, 10), 100) < 10, "four times that would idle for 5 and 23 ms by turns"
+    assert window_ms(habits([5] * 120, 10), 100) > 20
+
+
+def test_a_tenant_without_pauses_is_not_waited_for() -> None:
+    assert window_ms(habits([], 1), 400) == 0
+    assert window_ms(habits([5] * 3, 1), 400) == 0
