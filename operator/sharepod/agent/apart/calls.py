@@ -100,8 +100,8 @@ class ReadingWanted:
 
     leaving: _Ids
     """Tenants of which nothing should be left."""
-    looked_at: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
-    """By tenant, its processes on its GPUs, and those of its processes that have connected as a hook does."""
+    clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
+    """By tenant, its processes that have connected, and those of them that did as a hook does."""
 
 
 @dataclass(frozen=True)

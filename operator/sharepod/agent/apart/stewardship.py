@@ -281,12 +281,12 @@ class Stewardship:
     ) -> tuple[calls.SeenOnNode, Sequence[int]]:
         _refuse(descriptors)
         reading = await self._inventory.read()
-        pids = {process.pid for process in reading.processes}
+        pids = frozenset(process.pid for process in reading.processes)
         owners = {pid: owner for pid in pids if (owner := self.owner_of(pid)) is not None}
         residue = {each: self._left_of(each) for each in wanted.leaving if StateDir.serves(each)}
         replaced = {
-            tenant_id: dict(self.replaced(tenant_id, pids & frozenset(seen), pids & frozenset(hooked)))
-            for tenant_id, (seen, hooked) in wanted.looked_at.items()
+            tenant_id: dict(self.replaced(tenant_id, present, hooked))
+            for tenant_id, (present, hooked) in _processes_of(pids, wanted.clients, owners).items()
             if tenant_id in self.rows
         }
         return calls.SeenOnNode(reading, residue, owners, replaced), ()
@@ -339,6 +339,27 @@ def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _processes_of(
+    pids: frozenset[int], clients: Mapping[str, tuple[Sequence[int], Sequence[int]]], owners: Mapping[int, str]
+) -> dict[str, tuple[set[int], set[int]]]:
+    """Return for each tenant its processes on the GPUs, and those of them that have connected as a hook does.
+
+    Args:
+        pids: Processes on the GPUs.
+        clients: By tenant, its processes that have connected, and those that did as a hook does.
+        owners: Tenant in whose pod a process runs. A connection counts before it.
+    """
+    tenant_of = dict(owners)
+    for tenant_id, (connected, _hooked) in reversed(list(clients.items())):  # of several the first
+        tenant_of |= dict.fromkeys(pids.intersection(connected), tenant_id)
+    found: dict[str, tuple[set[int], set[int]]] = {}
+    for pid, tenant_id in tenant_of.items():
+        found.setdefault(tenant_id, (set(), set()))[0].add(pid)
+    for tenant_id, (present, hooked) in found.items():
+        hooked.update(present.intersection(clients.get(tenant_id, ((), ()))[1]))
+    return found
 
 
 def _values(account: AccountSnapshot) -> tuple[int, ...]:

@@ -164,7 +164,7 @@ class Teller:
 
     def _reading_wanted(self) -> calls.ReadingWanted:
         tenants = self._agent.tenants
-        return calls.ReadingWanted(tuple(tenants.leaving), tenants.processes_seen())
+        return calls.ReadingWanted(tuple(tenants.leaving), tenants.clients())
 
     def _end_process(self, tenant_id: str, pid: int, _is_the_tenants: object) -> bool:
         self._line.tell(calls.STEWARD_END, calls.EndWanted(tenant_id, pid))

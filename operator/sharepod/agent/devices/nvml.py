@@ -58,26 +58,35 @@ class NvmlInventory:
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
-        """Return GPUs and processes. Raise `InventoryError` if there is no driver, or if it has never answered."""
-        if self._running is None:
-            self._running = Future()
+        """Return GPUs and processes. Raise `InventoryError` if there is no driver, or if it has never answered.
+
+        Callers that come during a reading share it.
+        """
+        running = self._running
+        if running is None:
+            running = self._running = Future()
             # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
-            threading.Thread(target=self._run, args=(self._running,), name="nvml", daemon=True).start()
+            threading.Thread(target=self._run, args=(running,), name="nvml", daemon=True).start()
         try:
-            reading = await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(self._running)), timeout=self._timeout_s
-            )
+            reading = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running)), timeout=self._timeout_s)
         except TimeoutError:
             if self._last is None:
                 raise InventoryError(f"NVML has not answered within {self._timeout_s:g} s; see `dmesg`") from None
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
         except BaseException:
-            if self._running is not None and self._running.done():
-                self._running = None
+            if running.done():
+                self._forget(running)
             raise
-        self._running = None
-        self._last = reading
+        if self._forget(running):
+            self._last = reading
         return reading
+
+    def _forget(self, running: Future[Reading]) -> bool:
+        """Let the next caller begin a reading, unless another caller has begun one. Return whether none had."""
+        if self._running is not running:
+            return False
+        self._running = None
+        return True
 
     # ---- in the thread
 

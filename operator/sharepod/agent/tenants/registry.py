@@ -193,13 +193,13 @@ class TenantRegistry:
         """Tenants of which nothing should be left: they are being released, or are gone from the ledger."""
         return self.releasing | self._leftovers.ids
 
-    def processes_seen(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return for each tenant that is served its processes on its GPUs by the last reading, and those that have
-        connected as a hook does. Tenants without the former are left out."""
+    def clients(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return for each tenant that is served its processes that have connected, and those that did as a hook does.
+        Tenants without the former are left out."""
         return {
-            entry.row.id: (tuple(entry.seen.pids), tuple(entry.serving.hooked))
+            entry.row.id: (tuple(entry.serving.processes.pids), tuple(entry.serving.hooked))
             for entry in self._entries.values()
-            if entry.serving is not None and entry.seen.pids
+            if entry.serving is not None and entry.serving.processes.pids
         }
 
     def status(self) -> tuple[TenantStatus, ...]:

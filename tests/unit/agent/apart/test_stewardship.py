@@ -255,13 +255,22 @@ async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
 
 
 async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World) -> None:
-    write_inventory(world.steward._settings.state_dir.parent, {"pid": 7, "uuid": GPU0, "memory": "1Gi"})
-    world.steward.owner_of = lambda pid: "a" if pid == 7 else None
+    write_inventory(world.steward._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8, 10)))
+    world.steward.owner_of = lambda pid: {7: "a", 8: "b"}.get(pid)
     world.steward.residue = lambda tenant_id: {"gone": None}.get(tenant_id, "a volume")
     world.steward.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, "another")
-    wanted = calls.ReadingWanted(("gone", "there"), {"a": ((7, 8), (8,)), "stranger": ((9,), ())})
+    wanted = calls.ReadingWanted(("gone", "there"), {"a": ((10, 11), (11,)), "stranger": ((9,), ())})
     found, _none = await world.ask(calls.STEWARD_READ, wanted)
-    assert [process.pid for process in found.reading.processes] == [7]
-    assert found.owners == {7: "a"}
+    assert [process.pid for process in found.reading.processes] == [7, 8, 10]
+    assert found.owners == {7: "a", 8: "b"}
     assert found.residue == {"gone": None, "there": "a volume"}
-    assert found.replaced == {"a": {7: "another"}}
+    assert found.replaced == {"a": {7: "another", 10: "another"}, "b": {8: "another"}}, "of those that are there now"
+
+
+async def test_a_connection_says_whose_a_process_is_before_its_pod_does(world: World) -> None:
+    write_inventory(world.steward._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8)))
+    world.steward.owner_of = lambda pid: "b"
+    world.steward.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, tenant_id)
+    wanted = calls.ReadingWanted((), {"a": ((7, 8), (8,)), "b": ((7,), ())})
+    found, _none = await world.ask(calls.STEWARD_READ, wanted)
+    assert found.replaced == {"a": {7: "a"}}

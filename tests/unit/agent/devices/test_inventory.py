@@ -16,7 +16,7 @@ from sharepod.agent.devices.inventory import InventoryError, Process, Reading, S
 from sharepod.agent.devices.nvml import NvmlInventory
 from sharepod.agent.devices.xids import XidListener
 from sharepod.api.gpunode import Health
-from unit.agent.client import GI, GPU0, GPU1
+from unit.agent.client import GI, GPU0, GPU1, until
 
 FILE = f"""
 gpus:
@@ -284,6 +284,27 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nv
     async with asyncio.timeout(10):
         while (await inventory.read()).gpus[0].health is not Health.HEALTHY:
             pass
+
+
+async def test_callers_that_share_a_reading_do_not_end_the_one_that_follows_it(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.hang.clear()
+
+    async def one_and_the_next() -> None:
+        await inventory.read()
+        nvml.hang.clear()
+        await inventory.read()
+
+    asking = [asyncio.create_task(one_and_the_next()), asyncio.create_task(inventory.read())]
+    await asyncio.sleep(0)
+    nvml.hang.set()
+    await asking[1]  # has shared the first; the second has begun and hangs
+    asking.append(asyncio.create_task(inventory.read()))
+    await asyncio.sleep(0)
+    await until(lambda: sum(thread.name == "nvml" for thread in threading.enumerate()) == 1)  # the first one has ended
+    nvml.hang.set()
+    await asyncio.gather(*asking)
 
 
 async def test_processes_that_cannot_be_read_are_not_taken_for_none(nvml: FakeNvml) -> None:
