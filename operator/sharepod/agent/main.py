@@ -152,7 +152,7 @@ async def run(
     http = None
     stopping = False
     try:
-        with Succession(settings.state_dir) as succession:
+        with Succession(settings.state_dir, kept) as succession:
             agent.stands_by = lambda: succession.stands_by
             agent.successor_waits = succession.awaited
             if isinstance(agent, Agent):
@@ -166,6 +166,8 @@ async def run(
                     await supervisor.wait(stop)
                     stopping = True
             finally:
+                if isinstance(agent, DistantAgent):
+                    succession.pass_on(agent.stewardship.state.heirlooms())
                 await agent.close()
         return 0
     except _PREREQUISITES as error:
@@ -227,6 +229,7 @@ async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, 
             checking.cancel()
             await asyncio.gather(checking, return_exceptions=True)
     await agent.start()
+    succession.serve()
     log.info("this agent serves", state_dir=str(agent.settings.state_dir))
     if agent.settings.mode is AgentMode.STANDALONE:
         await standalone.run(agent, again)

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device/state.h"
 #include "nvml.h"
@@ -78,6 +79,13 @@ static uint64_t reserved(void) {
     return value == NULL ? 0 : strtoull(value, NULL, 10);
 }
 
+/* Wait for as long as the file FAKE_NVML_HANG is there, as a driver does whose GPU is sick. */
+static void hang(void) {
+    const char *file = getenv("FAKE_NVML_HANG");
+    while (file != NULL && access(file, F_OK) == 0)
+        nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
+}
+
 /* Return the device of a handle; -1 if it is none. */
 static int device_of(const void *handle) {
     if (users == 0 || handle == NULL)
@@ -91,6 +99,7 @@ static int device_of(const void *handle) {
 EXPORT int nvmlInitWithFlags(unsigned flags) {
     if (flags > 3)
         return NVML_INVALID_ARGUMENT;
+    hang();
     if (!fake_state_watch())
         return NVML_DRIVER_NOT_LOADED;
     users++;
@@ -131,6 +140,7 @@ EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned size) {
 }
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    hang();
     if (users == 0)
         return NVML_UNINITIALIZED;
     *count = device_count() + has_mig();

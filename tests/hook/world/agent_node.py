@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import yaml
 from doubles.gpus import State, create_state, read_state
+from hook.world.callers import Callers, Interruption
 from hook.world.child import end
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -110,41 +112,50 @@ class Node:
         self._agent = self._started(keep=keep)
         wait_for(lambda: self._listening_again(before), "the agent's sockets")
 
-    def upgrade_agent(self) -> float:
-        """Start another agent, and end the first once the other stands by. Return seconds from the signal until
-        the other listens on all sockets."""
+    def upgrade_agent(self) -> Interruption:
+        """Start another agent, and end the first once the other stands by. Return what callers saw meanwhile."""
         former, stood_by = self._agent, self.log().count("standing by")
         assert former is not None
         following = self._started()
         wait_for(lambda: self.log().count("standing by") > stood_by, "the other agent standing by")
-        before, began = self._sockets(), time.monotonic()
         self._agent = following
-        former.send_signal(signal.SIGTERM)
-        wait_for(lambda: self._listening_again(before), "the other agent's sockets", pause_s=0.001)
-        took = time.monotonic() - began
-        assert former.wait(PATIENCE_S) == 0
-        return took
+        with self._callers() as callers:
+            former.send_signal(signal.SIGTERM)
+            assert former.wait(PATIENCE_S) == 0
+            return callers.settled()
 
-    def kill_kept_agent(self) -> float:
-        """Kill the agent in its keeper. Return seconds until the next one listens on all sockets."""
-        assert self._agent is not None
-        (child,) = Path(f"/proc/{self._agent.pid}/task/{self._agent.pid}/children").read_text().split()
-        before, began = self._sockets(), time.monotonic()
-        os.kill(int(child), signal.SIGKILL)
-        wait_for(lambda: self._listening_again(before), "the next agent's sockets", pause_s=0.001)
-        return time.monotonic() - began
+    def kill_kept_agent(self) -> Interruption:
+        """Kill the agent's processes, but for their keeper. Return what callers saw until the next ones served."""
+        children = [(pid, os.pidfd_open(pid)) for pid in self.agent_pids[1:]]
+        with self._callers() as callers:
+            for pid, _pidfd in children:
+                os.kill(pid, signal.SIGKILL)
+            for _pid, pidfd in children:
+                select.select([pidfd], [], [], PATIENCE_S)
+                os.close(pidfd)
+            return callers.settled()
 
-    def _sockets(self) -> dict[Path, int]:
-        """Return the tenants' sockets, with their inodes."""
-        return {path: path.stat().st_ino for path in self.directory.glob("state/tenants/*/agent.sock")}
+    def restart_container(self) -> Interruption:
+        """Kill the agent and its keeper, and start another. Return what callers saw meanwhile."""
+        with self._callers() as callers:
+            self.stop_agent(signal.SIGKILL)
+            self.start_agent(keep=True)
+            return callers.settled()
 
-    def _listening_again(self, before: Mapping[Path, int]) -> bool:
+    def _callers(self) -> Callers:
+        return Callers([path.parent for path in self._sockets()])
+
+    def _sockets(self) -> dict[Path, tuple[int, int]]:
+        """Return the tenants' sockets, each with what tells it from the next one in its place."""
+        return {path: _identity(path) for path in self.directory.glob("state/tenants/*/agent.sock")}
+
+    def _listening_again(self, before: Mapping[Path, tuple[int, int]]) -> bool:
         """Return whether every tenant has a socket, and none of those before."""
         assert self._agent is not None
         assert self._agent.poll() is None, self.log()
         listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
         paths = [self.path(row["id"]) / "agent.sock" for row in listed]
-        return all(path.exists() and path.stat().st_ino != before.get(path) for path in paths)
+        return all(path.exists() and _identity(path) != before.get(path) for path in paths)
 
     def _started(self, *, keep: bool = False) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
@@ -309,6 +320,12 @@ def running(
         yield node
     finally:
         node.close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Return inode and time of a file: the number alone is given to the next file."""
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def wait_for(condition: Any, what: str, seconds: float = PATIENCE_S, *, pause_s: float = 0.01) -> None:

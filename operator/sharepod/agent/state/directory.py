@@ -34,7 +34,7 @@ from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 
 from . import files
 from .handover import Handover, Inheritance
-from .kept_descriptors import NOTHING_KEPT, KeptDescriptors
+from .kept_descriptors import NOTHING_KEPT, KeptDescriptor, KeptDescriptors
 
 log = structlog.get_logger(__name__)
 
@@ -214,6 +214,11 @@ class StateDir:
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Keep nothing that an agent that was killed has left of other tenants."""
         self._kept.drop_all_but({name(each) for each in tenant_ids for name in (_socket_name, _handover_name)})
+
+    def heirlooms(self) -> dict[str, KeptDescriptor]:
+        """Return the tenants' listening sockets, and what else an agent that was killed has left, by name."""
+        heard = self._heard.items()
+        return self._kept.untaken() | {_socket_name(each): KeptDescriptor(*found) for each, found in heard}
 
     def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
         """Open the tenant's handover file, see `Handover.open`."""

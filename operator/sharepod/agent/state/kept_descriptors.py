@@ -14,15 +14,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import structlog
+from pydantic import ConfigDict, TypeAdapter
 
 log = structlog.get_logger(__name__)
 
 _MESSAGE_MAX = 1024
 """Bytes of a message: a name and a mark, each far shorter."""
+_Message = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 _SEND_S = 1.0
 """Seconds that a message may wait for the keeper, which does nothing else."""
 
@@ -50,7 +52,7 @@ class KeptDescriptors:
     def keep(self, name: str, fd: int, mark: str = "") -> None:
         """Have a copy of `fd` kept under `name`, in place of an earlier one. `mark`: returned with it."""
         self._forget(name)
-        self._send({"keep": name, "mark": mark}, [fd])
+        self._send(_kept_message(name, mark), [fd])
 
     def take(self, name: str) -> KeptDescriptor | None:
         """Return what the agent before had kept under `name`, once; the caller owns the descriptor. It stays kept."""
@@ -65,6 +67,15 @@ class KeptDescriptors:
         """Keep nothing any more of what the agent before had kept and nobody has taken, but what is in `names`."""
         for name in self._found.keys() - set(names):
             self.drop(name)
+
+    def adopt(self, name: str, found: KeptDescriptor) -> None:
+        """Take what another agent passed on as what the agent before had kept. Takes the descriptor over."""
+        self.keep(name, found.fd, found.mark)
+        self._found[name] = found
+
+    def untaken(self) -> dict[str, KeptDescriptor]:
+        """Return what the agent before had kept, and nobody has taken."""
+        return dict(self._found)
 
     def close(self) -> None:
         """Send no more. What is kept stays."""
@@ -81,7 +92,7 @@ class KeptDescriptors:
         if self._keeper is None:
             return
         try:
-            socket.send_fds(self._keeper, [json.dumps(message).encode()], list(descriptors))
+            _send(self._keeper, message, descriptors)
         except OSError as error:  # the keeper has ended, and this process is about to
             log.warning("the keeper does not answer", error=str(error), **message)
 
@@ -126,16 +137,7 @@ class DescriptorShelf:
     def take_in(self) -> bool:
         """Follow all messages that have arrived. Return False once there will be no more."""
         assert self._ours is not None
-        while True:
-            try:
-                packet, descriptors, _flags, _address = socket.recv_fds(self._ours, _MESSAGE_MAX, 1)
-            except BlockingIOError:
-                return True
-            except ConnectionResetError:
-                return False
-            if not packet:
-                return False
-            self._follow(json.loads(packet), descriptors)
+        return take_in(self._ours, self._follow)
 
     def close(self) -> None:
         """End the way for messages. What is held stays."""
@@ -152,3 +154,37 @@ class DescriptorShelf:
         for fd in descriptors:  # none if this process has no descriptor left
             os.set_inheritable(fd, False)
             self._held[name] = KeptDescriptor(fd, message["mark"])
+
+
+def take_in(way: socket.socket, follow: Callable[[Mapping[str, str], Collection[int]], None]) -> bool:
+    """Follow all messages that have arrived. Return False once there will be no more. Raise `ValueError` for one that
+    is none."""
+    while True:
+        try:
+            packet, descriptors, _flags, _address = socket.recv_fds(way, _MESSAGE_MAX, 1)
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+        if not packet:
+            return False
+        try:
+            message = _Message.validate_json(packet)
+        except ValueError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        follow(message, descriptors)
+
+
+def send_kept(way: socket.socket, name: str, kept: KeptDescriptor) -> None:
+    """Send a copy of a descriptor, for `take_in` at the other end. Raise `OSError`."""
+    _send(way, _kept_message(name, kept.mark), [kept.fd])
+
+
+def _send(way: socket.socket, message: Mapping[str, str], descriptors: Collection[int]) -> None:
+    socket.send_fds(way, [json.dumps(message).encode()], list(descriptors))
+
+
+def _kept_message(name: str, mark: str) -> dict[str, str]:
+    return {"keep": name, "mark": mark}

@@ -1,9 +1,11 @@
 """Succession: which agent serves a state directory, and which stands by.
 
 Guarantees:
-- At most one agent serves a state directory: the one that holds `agent.lock`.
-- An agent that stands by serves as soon as the other one's process has ended, however it ended.
+- At most one agent serves a state directory: the one that holds `agent.lock`. Its keeper holds the lock too, so that a
+  process of it that is killed does not lose the turn: another process of it may still serve.
+- An agent that stands by serves as soon as the other one has ended, however it ended.
 - An agent that ends knows whether another stands by (which then holds `next.lock`).
+- An agent that is told to end can pass its listening sockets on to those that stand by (`passing_on`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import errno
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,9 +22,13 @@ from typing import Self
 import structlog
 
 from .directory import StateDirError
+from .kept_descriptors import NOTHING_KEPT, KeptDescriptor, KeptDescriptors
+from .passing_on import Awaiting, PassingOn
 
 log = structlog.get_logger(__name__)
 
+_TURN = "turn"
+"""Name of the lock among what the keeper holds."""
 _LOOK_S = 0.01
 """Seconds between two looks at whether the other agent has ended: part of the gap between the two."""
 _TELL_S = 60.0
@@ -33,15 +40,20 @@ class Succession:
 
     Args:
         state_dir: The state directory; it is created if it is missing.
+        kept: Takes what the agent passes on that served before.
 
     Raises `StateDirError` if the directory takes no files.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, kept: KeptDescriptors = NOTHING_KEPT) -> None:
         self._state_dir = state_dir
+        self._kept = kept
+        self._passing_on: PassingOn | None = None
         try:
             state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._serving, self._next = _open(state_dir / "agent.lock"), _open(state_dir / "next.lock")
+            held = kept.take(_TURN)
+            self._serving = _open(state_dir / "agent.lock") if held is None else held.fd
+            self._next = _open(state_dir / "next.lock")
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
         self.stands_by = False
@@ -53,26 +65,50 @@ class Succession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        fcntl.flock(self._serving, fcntl.LOCK_UN)  # for the keeper too
         os.close(self._serving)
         os.close(self._next)
+        if self._passing_on is not None:
+            self._passing_on.close()
 
     def free(self) -> bool:
         """Return whether no other agent serves; this one does from then on."""
-        return _lock(self._serving)
+        return self._take_turn()
 
     async def turn(self) -> None:
         """Stand by until no other agent serves. Of several that wait, one is next, the others come after it."""
         self.stands_by = True
         began, told = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
-        while not (_lock(self._next) and _lock(self._serving)):
-            await asyncio.sleep(_LOOK_S)
-            waited = asyncio.get_running_loop().time() - began
-            if waited - told > _TELL_S:
-                told = waited
-                log.warning("another agent still serves: standing by", state_dir=str(self._state_dir), waited_s=waited)
-        self.stands_by = False
+        awaiting = Awaiting(self._state_dir, self._kept)
+        try:
+            while not (_lock(self._next) and self._take_turn()):
+                await awaiting.look(_LOOK_S)
+                waited = asyncio.get_running_loop().time() - began
+                if waited - told > _TELL_S:
+                    told = waited
+                    log.warning(
+                        "another agent still serves: standing by", state_dir=str(self._state_dir), waited_s=waited
+                    )
+            self.stands_by = False
+        finally:
+            awaiting.close(serves=not self.stands_by)
         fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def serve(self) -> None:
+        """Let agents that stand by know where to wait for what is passed on. To be called once this agent serves."""
+        self._passing_on = PassingOn(self._state_dir)
+
+    def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
+        """Pass on what agents that stand by are to have; nothing if this agent does not serve."""
+        if self._passing_on is not None:
+            self._passing_on.pass_on(heirlooms)
+
+    def _take_turn(self) -> bool:
+        if not _lock(self._serving):
+            return False
+        self._kept.keep(_TURN, self._serving)
+        return True
 
     def awaited(self) -> bool:
         """Return whether another agent stands by."""

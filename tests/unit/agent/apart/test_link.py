@@ -251,6 +251,78 @@ async def test_descriptors_that_belong_to_no_frame_end_the_link_and_are_closed(s
     assert _descriptors(*both) == 0
 
 
+@pytest.mark.parametrize("sent", [_frame(b"note\n1", kind=1, count=1), _frame(b"nothing\nnull", count=1)])
+async def test_descriptors_that_nobody_takes_over_are_closed(ends: tuple[Line, Far], sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    file = _file(ours.fileno())
+    far = Far()
+    far.line.connect(theirs)
+    socket.send_fds(ours, [sent], [ours.fileno()])
+    await until(lambda: bool(far.noted) or not far.line.up)
+    assert _descriptors(file) == 1
+    far.line.close()
+    ours.close()
+
+
+async def test_more_descriptors_than_a_frame_may_have_end_the_link_and_are_closed() -> None:
+    ours, theirs = socket.socketpair()
+    both = _file(ours.fileno()), _file(theirs.fileno())
+    far = Far()
+    far.line.connect(theirs)
+    socket.send_fds(ours, [_frame(b"echo\n" + b'"x"', count=64)], [ours.fileno()] * 100)
+    await until(lambda: not far.line.up)
+    ours.close()
+    assert _descriptors(*both) == 0
+
+
+async def test_descriptors_of_an_answer_that_nobody_waits_for_are_closed(
+    ends: tuple[Line, Far], tmp_path: Path
+) -> None:
+    near, _far = ends
+    (tmp_path / "file").write_text("content")
+    status = (tmp_path / "file").stat()
+    given_up = asyncio.ensure_future(near.call(OPEN, str(tmp_path / "file")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    await near.call(ECHO, "")
+    assert _descriptors((status.st_dev, status.st_ino)) == 0
+
+
+async def test_descriptors_of_frames_that_were_not_sent_are_closed_with_the_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    ours, theirs = socket.socketpair()
+    near = Line(PartService({}, {}, _ERRORS))
+    near.connect(ours)
+    with (tmp_path / "file").open() as file:
+        calls = [asyncio.ensure_future(near.call(ECHO, "x" * (1 << 20), [file.fileno()])) for _ in range(3)]
+        await asyncio.sleep(0)
+        near.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+        theirs.close()  # with the descriptors that are in it
+        assert _descriptors(_file(file.fileno())) == 1
+
+
+async def test_a_link_goes_on_however_much_went_over_it(ends: tuple[Line, Far]) -> None:
+    near, _far = ends
+    text = "x" * (3 << 20)
+    for _ in range(24):
+        assert len((await near.call(ECHO, text))[0]) == len(text)
+
+
+async def test_answers_that_are_not_read_are_bounded_by_their_bytes_too() -> None:
+    ours, theirs = socket.socketpair()
+    far = Far()
+    far.line.connect(theirs)
+    for _ in range(100):
+        ours.send(_frame(b"large\nnull"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert 40 < far.large < 70, "of 300 KiB each: 16 MiB, and what the socket holds"
+    far.line.close()
+    ours.close()
+
+
 @given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_whatever_bytes_come_nothing_but_the_link_ends(sent: list[bytes]) -> None:

@@ -1,0 +1,186 @@
+"""Passing on: an agent that is told to end gives its listening sockets to the agent that stands by.
+
+Whoever connects meanwhile waits in the sockets' queues until the next agent serves: no attempt to connect fails.
+
+    <state directory>/successor.sock, for the user of the agent alone: the agent that serves listens, the one that
+    stands by is connected. Each message is a name, a mark and a descriptor, as in `kept_descriptors`; the end of the
+    connection is the end of the agent that served.
+
+Guarantees:
+- Both are optional: an agent of an earlier version, one that is killed, or a disk that takes no socket passes nothing
+  on, and the next one makes sockets of its own.
+- What was passed on is used only where its mark says that it is still the tenant's socket (see `StateDir.inherit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import structlog
+
+from . import files
+from .kept_descriptors import KeptDescriptor, KeptDescriptors, send_kept, take_in
+
+log = structlog.get_logger(__name__)
+
+_SOCKET = "successor.sock"
+_SEND_S = 1.0
+"""Seconds that a message may wait for the agent that stands by: its loop does nothing else."""
+_RETRY_S = 0.25
+"""Seconds between two attempts to connect to the agent that serves."""
+_WAITING_MAX = 8
+"""Agents that stand by at one time: two while one is replaced."""
+_PASSED_MAX = 4096
+"""Descriptors that are taken from another agent, more than a node has tenants."""
+
+
+class PassingOn:
+    """The side of the agent that serves. `close` it once nothing is served any more."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with _opened(state_dir) as directory, files.replacing(directory / _SOCKET) as fresh:
+                listener.bind(str(fresh))
+                fresh.chmod(0o600)
+                listener.listen(_WAITING_MAX)
+        except OSError as error:
+            listener.close()
+            log.warning("sockets will not be passed on to the next agent", error=str(error))
+            return
+        self._listener = listener
+        self._loop.add_reader(listener, self._accept)
+
+    def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
+        """Give the agents that stand by copies of these. Nothing that goes wrong is raised."""
+        for waiting in self._waiting:
+            waiting.settimeout(_SEND_S)
+            try:
+                for name, heirloom in heirlooms.items():
+                    send_kept(waiting, name, heirloom)
+            except OSError as error:
+                log.warning("the agent that stands by does not take what is passed on", error=str(error))
+
+    def close(self) -> None:
+        """Tell the agents that stand by that this one serves no more."""
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for waiting in list(self._waiting):
+            self._forget(waiting)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            waiting, _address = self._listener.accept()
+            if len(self._waiting) >= _WAITING_MAX:
+                self._forget(self._waiting[0])
+            self._waiting.append(waiting)
+            self._loop.add_reader(waiting, self._forget, waiting)  # it says nothing, and so has ended
+
+    def _forget(self, waiting: socket.socket) -> None:
+        self._loop.remove_reader(waiting)
+        self._waiting.remove(waiting)
+        waiting.close()
+
+
+class Awaiting:
+    """The side of the agent that stands by.
+
+    Args:
+        state_dir: The state directory.
+        kept: Takes what is passed on.
+    """
+
+    def __init__(self, state_dir: Path, kept: KeptDescriptors) -> None:
+        self._state_dir = state_dir
+        self._kept = kept
+        self._loop = asyncio.get_running_loop()
+        self._way: socket.socket | None = None
+        self._ended = asyncio.Event()
+        self._next_attempt = 0.0
+        self._passed: dict[str, KeptDescriptor] = {}
+
+    async def look(self, seconds: float) -> None:
+        """Wait so long, or until the agent that serves has ended."""
+        now = self._loop.time()
+        if self._way is None and now >= self._next_attempt:
+            self._next_attempt = now + _RETRY_S
+            self._connect()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        self._ended.clear()
+
+    def close(self, *, serves: bool) -> None:
+        """Take what was passed on, if this agent serves now."""
+        if self._way is not None:
+            self._take_in()
+        self._disconnect()
+        passed, self._passed = self._passed, {}
+        for name, found in passed.items():
+            if serves:
+                self._kept.adopt(name, found)
+            else:
+                os.close(found.fd)
+        if passed:
+            log.info("sockets were passed on by the former agent", sockets=len(passed))
+
+    def _connect(self) -> None:
+        way = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with _opened(self._state_dir) as directory:
+                way.connect(str(directory / _SOCKET))
+        except OSError:  # one of an earlier version, or one that is about to end
+            way.close()
+            return
+        self._way = way
+        self._loop.add_reader(way, self._take_in)
+
+    def _take_in(self) -> None:
+        assert self._way is not None
+        try:
+            more = take_in(self._way, self._follow)
+        except (OSError, ValueError):
+            log.exception("what the former agent passes on cannot be used")
+            more = False
+        if not more:
+            self._disconnect()
+            self._ended.set()
+
+    def _disconnect(self) -> None:
+        if self._way is not None:
+            self._loop.remove_reader(self._way)
+            self._way.close()
+            self._way = None
+
+    def _follow(self, message: Mapping[str, str], descriptors: Collection[int]) -> None:
+        for fd in descriptors:
+            os.set_inheritable(fd, False)
+            name = message.get("keep", "")
+            before = self._passed.pop(name, None)
+            if before is not None:
+                os.close(before.fd)
+            if not name or len(self._passed) >= _PASSED_MAX:
+                os.close(fd)
+            else:
+                self._passed[name] = KeptDescriptor(fd, message.get("mark", ""))
+
+
+@contextlib.contextmanager
+def _opened(state_dir: Path) -> Iterator[Path]:
+    """Yield a short path of the directory: that of a Unix socket has at most 107 bytes."""
+    fd = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)

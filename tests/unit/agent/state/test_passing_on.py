@@ -1,0 +1,102 @@
+"""Passing on: whoever stands by gets all of it, and nothing else is held up by it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
+from sharepod.agent.state.passing_on import Awaiting, PassingOn
+from unit.agent.client import until
+
+
+@pytest.fixture
+async def serving(tmp_path: Path) -> AsyncIterator[PassingOn]:
+    serving = PassingOn(tmp_path)
+    yield serving
+    serving.close()
+
+
+async def _standing_by(tmp_path: Path, serving: PassingOn, kept: KeptDescriptors) -> Awaiting:
+    before = len(serving._waiting)
+    awaiting = Awaiting(tmp_path, kept)
+    await awaiting.look(0)
+    await until(lambda: len(serving._waiting) == before + 1)
+    return awaiting
+
+
+def _open_of(path: Path) -> int:
+    """How many of this process's descriptors open this file."""
+    status = path.stat()
+    count = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            found = os.fstat(int(name))
+        except OSError:
+            continue
+        count += (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+    return count
+
+
+async def test_only_the_agents_user_can_ask_for_it(tmp_path: Path, serving: PassingOn) -> None:
+    assert stat.S_IMODE((tmp_path / "successor.sock").stat().st_mode) == 0o600
+
+
+async def test_whoever_stands_by_gets_all_and_who_has_gone_is_forgotten(tmp_path: Path, serving: PassingOn) -> None:
+    (tmp_path / "file").touch()
+    kept = KeptDescriptors()
+    gone = await _standing_by(tmp_path, serving, KeptDescriptors())
+    awaiting = await _standing_by(tmp_path, serving, kept)
+    gone.close(serves=False)
+    await until(lambda: len(serving._waiting) == 1)
+    with (tmp_path / "file").open() as file:
+        serving.pass_on({f"socket t{number}": KeptDescriptor(file.fileno(), str(number)) for number in range(40)})
+        serving.close()
+        awaiting.close(serves=True)
+        assert _open_of(tmp_path / "file") == 41
+    for number in range(40):
+        found = kept.take(f"socket t{number}")
+        assert found is not None
+        assert found.mark == str(number)
+        os.close(found.fd)
+
+
+async def test_what_an_agent_that_does_not_serve_was_given_is_closed(tmp_path: Path, serving: PassingOn) -> None:
+    (tmp_path / "file").touch()
+    kept = KeptDescriptors()
+    awaiting = await _standing_by(tmp_path, serving, kept)
+    with (tmp_path / "file").open() as file:
+        serving.pass_on({"socket t": KeptDescriptor(file.fileno(), "")})
+    serving.close()
+    await awaiting.look(5)
+    awaiting.close(serves=False)
+    assert kept.take("socket t") is None
+    assert _open_of(tmp_path / "file") == 0
+
+
+@pytest.mark.parametrize("packet", [b"nonsense", b"[]", b'{"keep": 1}', b'{"keep": "x", "mark": 2}'])
+async def test_what_is_no_message_ends_nothing_but_the_passing_on(tmp_path: Path, packet: bytes) -> None:
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, (tmp_path / "file").open() as file:
+        listener.bind(str(tmp_path / "successor.sock"))
+        listener.listen()
+        kept = KeptDescriptors()
+        awaiting = Awaiting(tmp_path, kept)
+        await awaiting.look(0)
+        former, _address = listener.accept()
+        socket.send_fds(former, [packet], [file.fileno()])
+        former.close()
+        await awaiting.look(5)
+        awaiting.close(serves=True)
+        assert kept.untaken() == {}
+    assert _open_of(tmp_path / "file") == 0
+
+
+async def test_without_an_agent_that_passes_on_time_goes_by(tmp_path: Path) -> None:
+    awaiting = Awaiting(tmp_path, KeptDescriptors())
+    await awaiting.look(0.001)
+    awaiting.close(serves=True)
