@@ -31,15 +31,15 @@ class Playing(World):
         self.begun: list[OngoingPreemption] = []
         self.loop.preemptions.on_begun = self.begun.append
         self._priorities: dict[str, int] = {}
+        self._pods: dict[str, int] = {}
+        """Number of Pods that a tenant has had before the present one."""
         self._generation = 0
 
     async def runs(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
         """A tenant is placed, its row written, and its Pod bound."""
         await self.want(tenant, request, priority=priority, **gpu)
         assert tenant in self.placed, self.why(tenant)
-        self._priorities[tenant] = priority
-        self._see(tenant)
-        await self.writes()
+        await self.runs_where_it_was_placed(tenant, priority)
 
     async def writes(self) -> None:
         """The ledgers are written as they were decided."""
@@ -52,7 +52,7 @@ class Playing(World):
 
     async def ends(self, tenant: str) -> None:
         """The Pod of a tenant is gone, and so is its row."""
-        self.state.drop_pod(f"pod-of-{tenant}")
+        self.state.drop_pod(self.pod(tenant))
         self.state.cluster.release(self.placed[tenant], TenantId(tenant))
         self.placed.pop(tenant)
         self.state.on_room_changed()
@@ -60,8 +60,9 @@ class Playing(World):
 
     async def comes_back(self, tenant: str) -> None:
         """The next Pod of a tenant asks for a place."""
-        uid, priority = f"next-pod-of-{tenant}", self._priorities[tenant]
-        self.state.put_pod(pod_object(uid=uid, name=tenant, owner=tenant, gated=True, priority=priority))
+        self._pods[tenant] = self._pods.get(tenant, 0) + 1
+        priority = self._priorities[tenant]
+        self.state.put_pod(pod_object(uid=self.pod(tenant), name=tenant, owner=tenant, gated=True, priority=priority))
         self.loop.want_place(tenant)
         await self.settle()
 
@@ -69,9 +70,20 @@ class Playing(World):
         """The Pod of a tenant is being deleted: its grace period ends now, or then."""
         self._see(tenant, deleting=ends_by)
 
+    async def runs_where_it_was_placed(self, tenant: str, priority: int) -> None:
+        """The row of a tenant that was placed is written, and its Pod bound."""
+        self._priorities[tenant] = priority
+        self._see(tenant)
+        await self.writes()
+
+    def pod(self, tenant: str) -> str:
+        """The uid of a tenant's present Pod."""
+        number = self._pods.get(tenant, 0)
+        return f"pod-of-{tenant}" + (f"-{number}" if number else "")
+
     def _see(self, tenant: str, *, deleting: bool | str = False) -> None:
         raw = pod_object(
-            uid=f"pod-of-{tenant}",
+            uid=self.pod(tenant),
             name=tenant,
             owner=tenant,
             version=3 if deleting else 2,
