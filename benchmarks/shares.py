@@ -5,10 +5,10 @@ is read, not the program's: the time that a tenant's kernels occupied the GPU wi
 length. `work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to
 getting it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes
 on until every share is and stays within a point: `window`. The cases `service` are those of share_latency.py, the
-cases `arrival` those of share_arrival.py. In the cases `pausing` one tenant works and thinks beside one with long
-kernels: `pausing_expected` is request x work / (work + pause), `pausing_idle` the part of
-the time for which the GPU was kept idle for it. Prints tables and writes `build/results/shares.json`; a run of some of
-the cases replaces only their rows there.
+cases `arrival` those of share_arrival.py, the cases `stopped` those of share_stops.py. In the cases `pausing` one
+tenant works and thinks beside one with long kernels: `pausing_expected` is request x work / (work + pause),
+`pausing_idle` the part of the time for which the GPU was kept idle for it. Prints tables and writes
+`build/results/shares.json`; a run of some of the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hook.world.agent_node import Node, built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
 from share_arrival import ARRIVALS, measure_arrival
 from share_latency import SERVICES, measure
+from share_stops import STOPS, measure_stops
 from sharepod import protocol
 from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
@@ -340,8 +341,9 @@ def main() -> int:
     parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
     parser.add_argument("--arrivals", action="store_true", help="only arrivals beside a backlog")
     parser.add_argument("--overtaking", action="store_true", help="only long kernels by when they are overtaken")
+    parser.add_argument("--stops", action="store_true", help="only tenants that are stopped again and again")
     arguments = parser.parse_args()
-    some = arguments.service or arguments.pauses or arguments.arrivals or arguments.overtaking
+    some = arguments.service or arguments.pauses or arguments.arrivals or arguments.overtaking or arguments.stops
     everything = not (some or arguments.work or arguments.mix)
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
@@ -357,6 +359,11 @@ def main() -> int:
         for arrival in ARRIVALS:
             fresh = measure_arrival(arrival)
             print_table(fresh, title=arrival.name)
+            rows += fresh
+    if arguments.stops or everything:
+        for stops in STOPS:
+            fresh = measure_stops(stops, arguments.seconds)
+            print_table(fresh, title=stops.name)
             rows += fresh
     if arguments.pauses or everything:
         for pauses in PAUSING:

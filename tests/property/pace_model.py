@@ -23,6 +23,7 @@ WINDOW_MOST = 64
 WIDE_MOST = 512
 FREE_MOST = 1 << 14
 LEAD = 500_000
+POLL = 20_000
 MS = 1_000_000
 WINDOW_LONG = 5 * MS
 WIDE_LONG = 50 * MS
@@ -66,7 +67,17 @@ class Stream:
         self.closes = False
         """The gate closes at the deadline, also while the thread waits for a fence."""
 
-    def open(self, quantum: int, drained: int = 0, *, short: bool = False, wide: bool = False) -> None:
+    def open(
+        self,
+        quantum: int,
+        drained: int = 0,
+        *,
+        short: bool = False,
+        wide: bool = False,
+        looked_before: int | None = None,
+    ) -> None:
+        """Begin an opening. `drained`: when the one before was seen to have drained; `looked_before`: the look before
+        that, by default POLL ns earlier."""
         self.model.pace_widen(self.pace, wide)
         self.model.pace_keep_short(self.pace, short)
         self.deadline = self.now + quantum if quantum else NEVER
@@ -74,7 +85,8 @@ class Stream:
             self.model.pace_carry(self.pace, self.now, self.deadline)
             return
         self.fences.clear()
-        self.model.pace_open(self.pace, self.now, self.deadline, drained)
+        before = max(drained - POLL, 0) if looked_before is None else looked_before
+        self.model.pace_open(self.pace, self.now, self.deadline, (before, drained))
 
     def widen(self, wide: bool) -> None:
         """Change the terms within the opening."""
@@ -87,15 +99,16 @@ class Stream:
         return self.now
 
     def wait(self, late: int = 0) -> None:
-        """Wait for the older of two fences, and see it `late` ns after it has passed."""
+        """Wait for the older of two fences, and see it `late` ns after it has passed, and POLL ns after a look at
+        which it had not."""
         if self.closes and self.fences[0] > self.deadline:
             self.now = max(self.now, self.deadline)
             self.model.pace_gave_up(self.pace, True)
             return
         passes = self.fences.popleft()
-        waited = passes > self.now
+        waited, begun = passes > self.now, self.now
         self.now = max(self.now, passes) + (late if waited else 0)
-        self.model.pace_passed(self.pace, waited, self.now)
+        self.model.pace_passed(self.pace, (max(begun, passes - POLL) if waited else 0, self.now))
 
     def turn(self, takes: int, most: int) -> int:
         """Launch until the gate closes, `most` times at most. Return how often."""

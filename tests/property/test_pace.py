@@ -199,6 +199,47 @@ def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
     assert all(now >= 1 << number for number, now in enumerate(launched[1:]))
 
 
+@pytest.mark.promise("time-starved")
+@settings(max_examples=50)
+@given(
+    st.integers(min_value=100_000, max_value=4 * MS),
+    st.lists(st.tuples(st.booleans(), st.integers(min_value=10 * MS, max_value=200 * MS)), min_size=1, max_size=20),
+    st.integers(min_value=1, max_value=40),
+)
+def test_time_for_which_the_thread_stood_still_is_no_time_of_the_gpu(
+    takes: int, stops: list[tuple[bool, int]], between: int
+) -> None:
+    """The thread is stopped while it waits for a fence, or between two launches; the GPU goes on (PC7). So what it
+    foretells is no later than the end of what it has launched, and of one window."""
+    stream = Stream()
+    stream.open(0)
+    for _ in range(300):
+        stream.launch(takes)
+    for in_wait, stopped in stops:
+        window = takes * stream.pace.window.size
+        for _ in range(between):
+            stream.launch(takes, stopped if in_wait else 0)
+        stream.now += 0 if in_wait else stopped
+        assert 0.9 * takes <= stream.pace.estimate.launch_ns <= 1.1 * takes
+        window = max(window, takes * stream.pace.window.size)
+        assert stream.pace.estimate.ends_at <= max(stream.ends, stream.now) + window + MS
+
+
+@given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
+def test_a_drain_that_is_seen_late_says_at_most_how_long_launches_take(takes: int, stopped: int) -> None:
+    """Only drains tell of launches that are longer than their turns."""
+    stream = Stream()
+    stream.closes = True
+    for _ in range(4):
+        stream.open(10 * MS, stream.drain())
+        stream.turn(takes, 10)
+    assert 0.9 * takes <= stream.pace.estimate.launch_ns <= 1.1 * takes
+    before = stream.now
+    stream.now = stream.drain() + stopped
+    stream.open(10 * MS, stream.now, looked_before=before)
+    assert 0.9 * takes <= stream.pace.estimate.launch_ns <= 1.1 * takes
+
+
 @given(st.lists(durations, min_size=5, max_size=50))
 def test_what_was_learned_outlives_the_opening(launches: list[int]) -> None:
     stream = Stream()

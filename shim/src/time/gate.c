@@ -105,6 +105,13 @@ void gate_exit(struct gate *gate) {
 bool gate_clear(struct gate *gate) {
     uint32_t count = atomic_load(&gate->slot_count);
     bool clear = atomic_load(&gate->shared_inside) == 0;
+    for (int i = 0; i < SHARED_PLACES && count == GATE_SLOTS; i++) {
+        int thread = atomic_load(&gate->shared_threads[i]);
+        if (thread != 0 && sys_thread_lives(thread))
+            clear = false;
+        else if (thread != 0)
+            atomic_compare_exchange_strong(&gate->shared_threads[i], &thread, 0);
+    }
     for (uint32_t i = 0; i < count; i++) {
         struct slot *slot = &gate->slots[i];
         uint64_t sequence = atomic_load(&slot->sequence);

@@ -59,6 +59,10 @@ struct slot {
     uint32_t foretold;                 /* the opening that it is about */
 } __attribute__((aligned(128)));
 
+/* Threads without a slot that can be inside a launch at once and are known by their ids, so that one that is cancelled
+ * there holds up no closing. */
+enum { SHARED_PLACES = 64 };
+
 #define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
 
 struct gate {
@@ -75,9 +79,12 @@ struct gate {
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
     _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
     _Atomic uint64_t drained;    /* when all work of the last opening had ended */
+    _Atomic uint64_t undrained;  /* the last look before that; 0: there was none */
     _Atomic uint32_t slot_count; /* slots ever used */
     _Atomic uint32_t next_claim; /* where the next thread without a slot begins to look for one whose thread is gone */
-    /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
+    /* Threads beyond GATE_SLOTS share this one: the ids of those that are inside a launch, 0 in a free place; how many
+     * are inside and found no place; launches passed. */
+    _Atomic int shared_threads[SHARED_PLACES];
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];
 };

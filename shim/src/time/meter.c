@@ -62,7 +62,8 @@ void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue
     else if (pace_undrained(&queue->pace, drained) && !drain_over(streams, queue))
         pace_carry(&queue->pace, sys_now(), deadline_of(gate));
     else
-        pace_open(&queue->pace, sys_now(), deadline_of(gate), drained);
+        pace_open(&queue->pace, sys_now(), deadline_of(gate),
+                  (struct pace_look){atomic_load(&gate->undrained), drained});
     queue->opening = opening;
     set_due(queue);
 }
@@ -127,12 +128,13 @@ static void foretell(struct slot *slot, const struct queue *queue) {
 /* Wait for the older fence, whose stream may be busy with it until the opening ends. */
 static void wait_older(const struct gate *gate, struct slot *slot, struct queue *queue) {
     CUevent event = queue->events[0];
+    uint64_t begun = sys_now(), since = 0, before = 0, due = pace_due(&queue->pace, begun);
     bool passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY, waited = !passed, closed = false;
-    uint64_t begun = sys_now(), since = 0, due = pace_due(&queue->pace, begun);
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
     while (!passed && since <= PATIENCE && !(closed = !(atomic_load(&gate->word) & GATE_OPEN))) {
         uint64_t now = begun + since, off = now > due ? now - due : due - now;
+        before = now;
         sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
         since = sys_now() - begun;
         passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
@@ -143,7 +145,7 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
         pace_gave_up(&queue->pace, closed);
         return;
     }
-    pace_passed(&queue->pace, waited, sys_now());
+    pace_passed(&queue->pace, (struct pace_look){before, sys_now()});
     queue->events[0] = queue->events[1];
     queue->events[1] = event;
     foretell(slot, queue);

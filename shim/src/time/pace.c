@@ -12,6 +12,7 @@
 #define WINDOW_LONG 5000000ull
 #define WIDE_SHORT 20000000ull
 #define MARGIN 250000ull /* so little before the end of the quantum no launch begins */
+#define LATE 1500000ull  /* a look this long after the one before is late: longer than the longest sleep between two */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -39,6 +40,12 @@ bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     return pace->window.full;
 }
 
+/* Return whether a look tells when that passed which had begun at `begun`: to an eighth of the time that it took. A
+ * thread that had no processor looks late (PC7). */
+static bool in_time(struct pace_look look, uint64_t begun) {
+    return look.before != 0 && look.at - look.before <= LATE + (look.at - begun) / 8;
+}
+
 /* Learn how long a launch takes. `sample`: ns, at most; `exact`: and no less. */
 static void learn(struct pace_estimate *estimate, uint64_t sample, bool exact) {
     if (estimate->launch_ns == 0)
@@ -50,14 +57,15 @@ static void learn(struct pace_estimate *estimate, uint64_t sample, bool exact) {
     estimate->learned = true;
 }
 
-void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained) {
+void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained) {
     struct pace_estimate *estimate = &pace->estimate;
     struct pace_queue *queue = &pace->queue;
     if (pace->window.size == 0)
         pace->window.size = 1;
-    if (estimate->blocked_at_close && queue->unfinished > 0 && drained > estimate->waited_at) {
+    if (estimate->blocked_at_close && queue->unfinished > 0 && drained.at > estimate->waited_at) {
         uint64_t begun = estimate->seen_late ? queue->begun_at[0] : estimate->waited_at;
-        learn(estimate, (drained - begun) / queue->unfinished, !estimate->seen_late && !estimate->learned);
+        bool exact = !estimate->seen_late && !estimate->learned && in_time(drained, begun);
+        learn(estimate, (drained.at - begun) / queue->unfinished, exact);
     }
     *queue = (struct pace_queue){.fenced_at = now};
     estimate->learned = estimate->start_known = estimate->seen_late = estimate->blocked_at_close = false;
@@ -152,29 +160,34 @@ uint64_t pace_due(const struct pace *pace, uint64_t now) {
     return pace->estimate.ends_at > now + behind ? pace->estimate.ends_at - behind : now;
 }
 
-void pace_passed(struct pace *pace, bool waited, uint64_t now) {
+void pace_passed(struct pace *pace, struct pace_look seen) {
     struct pace_queue *queue = &pace->queue;
     struct pace_window *window = &pace->window;
     struct pace_estimate *estimate = &pace->estimate;
-    uint64_t before = queue->sizes[0] ? queue->sizes[0] : 1, full = (now - estimate->waited_at) * window->size / before;
+    uint64_t now = seen.at, begun = estimate->waited_at, before = queue->sizes[0] ? queue->sizes[0] : 1,
+             full = (now - begun) * window->size / before;
+    bool waited = seen.before != 0, exact = in_time(seen, estimate->start_known ? begun : queue->begun_at[0]);
+    bool first = !estimate->start_known && !estimate->seen_late; /* of the opening: it began some time after `begun` */
     if (waited && estimate->start_known)
-        learn(estimate, (now - estimate->waited_at) / before, true);
+        learn(estimate, (now - begun) / before, exact);
     else if (waited || estimate->launch_ns != 0)
         learn(estimate, (now - queue->begun_at[0]) / before, false);
+    if (waited && !exact && !first)
+        estimate->launch_ns = most(estimate->launch_ns, (seen.before - least(seen.before, begun)) / before);
     if (waited)
         full = estimate->launch_ns * window->size;
     uint64_t shortest = window->wide ? WIDE_SHORT : WINDOW_SHORT, longest = window->wide ? PACE_WIDE_LONG : WINDOW_LONG;
-    while (full > longest && window->size > 1) {
-        window->size /= 2;
+    for (bool more = true; more && full > longest && window->size > 1; more = waited) {
+        window->size /= 2; /* by half only if nothing was waited for: the thread may have stood still meanwhile */
         full /= 2;
     }
     if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))
         window->size = (uint16_t)(window->size * 2);
     estimate->waited_at = now;
-    estimate->start_known = waited;
-    estimate->seen_late = !waited;
+    estimate->start_known = exact;
+    estimate->seen_late = !exact;
     uint64_t behind = now + estimate->launch_ns * queue->sizes[1];
-    estimate->ends_at = waited ? behind : least(estimate->ends_at, behind);
+    estimate->ends_at = exact ? behind : least(estimate->ends_at, behind);
     estimate->graphs_end_at = least(estimate->graphs_end_at, now + estimate->graph_ns * queue->sizes[1]);
     queue->unfinished -= (uint32_t)least(queue->unfinished, queue->sizes[0]);
     queue->sizes[0] = queue->sizes[1];

@@ -12,6 +12,8 @@
  *   wait in vain;
  * - PC4 in a queue that is kept short a window is due PACE_LEAD before the one before is expected to end, and takes no
  *   longer than PACE_LEAD unless it is one launch;
+ * - PC7 the time for which the thread stood still is not taken for time of the GPU: what is seen late says only how
+ * long a launch takes at most, and at least;
  * - PC5 a window of a wide queue, one of a tenant that is alone, takes PACE_WIDE_LONG at most once it is known how long
  *   launches take, unless it is one launch; a queue that is wide no more has narrow windows from the next launch on.
  *
@@ -63,8 +65,8 @@ struct pace_estimate {
     uint64_t graph_ns;      /* how long the last graph is expected to take */
     uint64_t graphs_end_at; /* when the graphs launched in this opening are expected to end */
     bool learned;           /* in this opening */
-    bool start_known;       /* the last fence was waited for: the work behind it began then */
-    bool seen_late;         /* the last fence had passed before the thread looked */
+    bool start_known;       /* the last fence was seen when it passed: the work behind it began then */
+    bool seen_late;         /* the last fence had passed some time before the thread looked */
     bool blocked_at_close;  /* the thread waited for the GPU when the opening ended */
 };
 
@@ -74,8 +76,14 @@ struct pace {
     struct pace_estimate estimate;
 };
 
+/* When something was seen to have passed. */
+struct pace_look {
+    uint64_t before; /* the last look at which it had not; 0: it was not looked at before */
+    uint64_t at;
+};
+
 /* Begin an opening that ends at `deadline`. `drained`: when all work of an earlier one had ended. */
-void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained);
+void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained);
 /* Return whether nothing has told that what was launched in earlier openings has ended. */
 bool pace_undrained(const struct pace *pace, uint64_t drained);
 /* Begin an opening instead of pace_open, where what was launched in earlier ones has not ended. */
@@ -101,8 +109,8 @@ bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
 void pace_unfenced(struct pace *pace);
 /* Return when the older fence is expected to pass. */
 uint64_t pace_due(const struct pace *pace, uint64_t now);
-/* Note that the older of two fences has passed. `waited`: it had not when it was first looked at. */
-void pace_passed(struct pace *pace, bool waited, uint64_t now);
+/* Note that the older of two fences has passed. */
+void pace_passed(struct pace *pace, struct pace_look seen);
 /* Note that a wait ended before its fence: the gate was closed, or the wait was in vain. */
 void pace_gave_up(struct pace *pace, bool closed);
 /* Plan the launches until the next fence. Return whether none fits. */

@@ -94,6 +94,25 @@ static void count_contexts(struct gate *gate) {
         atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
 }
 
+/* Note that this thread, which has no slot, is inside a launch. Return its place. */
+static int enter_shared(struct gate *gate) {
+    int self = sys_thread_id();
+    for (int look = 0; look < SHARED_PLACES; look++) {
+        int place = (self + look) % SHARED_PLACES, nobody = 0;
+        if (atomic_compare_exchange_strong(&gate->shared_threads[place], &nobody, self))
+            return place;
+    }
+    atomic_fetch_add(&gate->shared_inside, 1);
+    return SHARED_PLACES;
+}
+
+static void leave_shared(struct gate *gate, int place) {
+    if (place < SHARED_PLACES)
+        atomic_store(&gate->shared_threads[place], 0);
+    else
+        atomic_fetch_sub(&gate->shared_inside, 1);
+}
+
 /* The fast path does not cover: a gate that is closed, an open capture, a stream new to this opening, a thread without
  * a slot, launches inside launches. */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
@@ -109,7 +128,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
         if (slot != NULL)
             atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
         else
-            atomic_fetch_add(&gate->shared_inside, 1);
+            passage.place = enter_shared(gate);
         atomic_thread_fence(memory_order_seq_cst);
         uint32_t word = atomic_load(&gate->word), closing = atomic_load(&gate->next_closing);
         bool open = word & GATE_OPEN, barred = open && gate_barred(gate, word);
@@ -142,7 +161,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
         if (slot != NULL)
             atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
         else
-            atomic_fetch_sub(&gate->shared_inside, 1);
+            leave_shared(gate, passage.place);
         if (barred)
             passage_wait_next(gate, closing, SYS_NEVER);
         else
@@ -158,7 +177,7 @@ void passage_abandon(struct passage *passage) {
     passage->gate = NULL;
     struct slot *slot = passage->slot;
     if (slot == NULL)
-        atomic_fetch_sub(&gate->shared_inside, 1);
+        leave_shared(gate, passage->place);
     else
         atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
 }
@@ -184,7 +203,7 @@ void passage_leave(struct passage *passage) {
         DRIVER(cuStreamSynchronize)(passage->named);
     if (slot == NULL) {
         atomic_fetch_add(&gate->shared_passed, 1);
-        atomic_fetch_sub(&gate->shared_inside, 1);
+        leave_shared(gate, passage->place);
         return;
     }
     if (gate_leave_fast(slot, passage->queue))

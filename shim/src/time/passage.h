@@ -25,6 +25,7 @@ struct passage {
     CUresult refused;    /* not CUDA_SUCCESS: the launch's result, nothing was entered */
     struct gate *gate;   /* that was entered; NULL: the launch is not gated */
     struct slot *slot;   /* NULL: through the shared one, or not gated */
+    int place;           /* in the shared one; SHARED_PLACES: none */
     struct queue *queue; /* NULL: launches are not counted */
     CUstream named;      /* by its one name, see stream_named */
     bool waited;         /* the gate was closed when it came */

@@ -306,6 +306,7 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     if (!token->without_driver)
         drain_begin(token->streams);
     token->state = TOKEN_DRAINING;
+    token->last_poll = 0;
     expect_end(token, now);
     return now;
 }
@@ -328,6 +329,7 @@ static void run_over(struct token *token, uint64_t now) {
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
     drain_end(token->streams);
+    atomic_store(&token->gate->undrained, token->last_poll);
     atomic_store(&token->gate->drained, now);
     token->state = TOKEN_NONE;
     token->asked = false;
@@ -384,6 +386,7 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
     if (!drained) {
         if (now >= token->announce_at)
             announce(token, now);
+        token->last_poll = now;
         token->next_poll = next_poll(token, now);
         ask_again(token, now);
         return token->state == TOKEN_DRAINING ? least(token->next_poll, token->announce_at) : now;

@@ -70,6 +70,7 @@ struct token {
     uint64_t expected;         /* when the drain is expected to end; 0: not known */
     uint64_t announce_at;      /* when DRAINING is sent; SYS_NEVER: not */
     uint64_t next_poll;        /* when it is looked whether the work has finished */
+    uint64_t last_poll;        /* when it had not; 0: it was not looked at */
     bool cleared;              /* all threads had left their launches; else the patience was over */
     uint64_t drained_launches; /* launches that had left when events were recorded */
     uint64_t late_until;       /* until when threads are waited for that are inside a launch; 0: the work is not done */

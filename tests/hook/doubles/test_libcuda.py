@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from doubles.gpus import create_state, read_state, release_hung_kernels
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, MIB, last_report
+from hook.world.agent_node import wait_for
+from hook.world.held_thread import stop
 from hook.world.probe import NO_DEVICE, NOT_READY, OUT_OF_MEMORY, SUCCESS, Probe
 
 CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING = 0, 1
@@ -90,6 +92,21 @@ def test_memory_of_a_killed_process_comes_back(state: Path) -> None:
         process.stdout.close()
         probe.close()
     assert not read_state(state).client("killed").alive
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 10_000])
+def test_a_stopped_process_has_run_what_its_timeline_is_filled_ahead(state: Path, ahead_ms: int) -> None:
+    """By default next to nothing, so that a process that dies takes its queue back; as on hardware if told so."""
+    more = {"FAKE_CUDA_AHEAD_MS": str(ahead_ms)} if ahead_ms else {}
+    process = loop(state, "stopped", "--kernel-us", "100000", **more)
+    try:
+        wait_for(lambda: any(c.usage and c.usage[GPU_0].submitted > 100 for c in read_state(state).clients), "launches")
+        stop(process)
+        usage = read_state(state).client("stopped").usage[GPU_0]
+        assert (usage.kernels >= 100) == (ahead_ms > 0), usage
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_killed_process_takes_its_queue_along(state: Path) -> None:

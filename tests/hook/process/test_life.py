@@ -7,8 +7,8 @@ import signal
 import time
 
 import pytest
-from doubles.gpus import QUEUE_DEPTH
-from hook.conftest import MIB, Tenant, last_report
+from doubles.gpus import QUEUE_DEPTH, release_hung_kernels
+from hook.conftest import MIB, MakeTenant, Tenant, last_report
 from hook.world.held_thread import held, stop
 from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
@@ -178,6 +178,26 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
     assert life.ends() == 0
 
 
+@pytest.mark.promise("program-closed-descriptors")
+def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the_agent_again(
+    tenant: Tenant, lives: list[Life]
+) -> None:
+    """Unlike after close(2) each number is open at every moment, and another file."""
+    agent = generous(tenant, quantum_ms=20)
+    life = begin(lives, tenant, "write_over")
+    first = agent.client()
+    agent.next_frame(first, Drained)
+    life.tell()
+    assert int(life.hears("over")) >= 3
+    assert int(life.hears("written")) == 0, "nothing of the hook's went into the program's file"
+    second = agent.client(1)
+    assert not second.gone
+    agent.wait(lambda: first.gone, "the end of the first connection")
+    assert tenant.submitted() == 51
+    life.tell()
+    assert life.ends() == 0
+
+
 @pytest.mark.promise("program-no-threads")
 def test_where_no_thread_can_be_started_cuda_says_not_ready_and_nobody_hangs(tenant: Tenant, lives: list[Life]) -> None:
     tenant.agent()
@@ -236,6 +256,24 @@ def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life
 
 
 # ---- stopped, killed
+
+
+def test_a_thread_without_a_slot_that_is_gone_inside_a_launch_holds_up_no_turn(
+    make_tenant: MakeTenant, lives: list[Life]
+) -> None:
+    """The closing does not wait for it until the grace period is over, of ten minutes here."""
+    tenant = make_tenant(hasty=True)
+    agent = tenant.agent(grace_ms=600_000)
+    life = begin(lives, tenant, "gone_inside")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
+    life.hears("gone")
+    agent.revoke(client, grant)
+    release_hung_kernels(tenant.state)
+    assert agent.next_frame(client, Drained).grant_id == grant.grant_id
+    life.tell()
+    assert life.ends() == 0
 
 
 @pytest.mark.promise("program-stopped")

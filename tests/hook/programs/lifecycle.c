@@ -17,6 +17,7 @@
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -226,6 +227,52 @@ static void cancel_waiting(void) {
     hear();
 }
 
+static _Atomic long launched;
+static _Atomic bool waits;
+
+static void go(int number) {
+    (void)number;
+    syscall(SYS_exit, 0); /* of this thread alone, as one that is cancelled wherever it is */
+}
+
+/* Fill the queue of the driver: the launch that finds it full waits inside. */
+static void *launching_on(void *unused) {
+    (void)unused;
+    CHECK(cuCtxSetCurrent, context);
+    for (;; atomic_fetch_add(&launched, 1))
+        check("launch", launch());
+    return NULL;
+}
+
+static void *waiting(void *unused) {
+    launching(unused);
+    atomic_store(&waits, true);
+    for (;;)
+        pause();
+    return NULL;
+}
+
+static void handle(int number, void (*handler)(int), int flags);
+
+/* Two threads keep the slots that there are; the one without is gone in the middle of its launch. */
+static void gone_inside(void) {
+    CUmodule module;
+    start();
+    handle(SIGUSR1, go, 0);
+    check("launch", launch());
+    start_thread(waiting, NULL);
+    while (!atomic_load(&waits))
+        pause_ms(1);
+    CHECK(cuModuleLoadData, &module, "");
+    CHECK(cuModuleGetFunction, &function, module, "hang");
+    pthread_t thread = start_thread(launching_on, NULL);
+    for (long before = -1; before != atomic_load(&launched) || before < 500; pause_ms(100))
+        before = atomic_load(&launched);
+    pthread_kill(thread, SIGUSR1);
+    say("gone");
+    hear();
+}
+
 static sigjmp_buf before_wait;
 
 static void jump(int signal) {
@@ -315,6 +362,26 @@ static void interrupted(void) {
 /* A program makes a background service of itself: it closes all descriptors. Files that it then opens where the hook's
  * were stay as they are.
  */
+/* As programs that become daemons do, or shells: a file of its own under each number. */
+static void write_over(void) {
+    char name[] = "/tmp/lifecycle-XXXXXX";
+    start();
+    check("launch", launch());
+    hear();
+    int file = mkstemp(name), closed = 0;
+    unlink(name);
+    for (int number = 3; number < 4096; number++)
+        if (number != file && fcntl(number, F_GETFD) >= 0)
+            closed += dup2(file, number) == number;
+    say("over %d", closed);
+    for (int i = 0; i < 50; i++) {
+        check("launch", launch());
+        pause_ms(10);
+    }
+    say("written %ld", (long)lseek(file, 0, SEEK_END));
+    hear();
+}
+
 static void close_all(void) {
     enum { FILES = 1100 };
     char name[] = "/tmp/lifecycle-XXXXXX";
@@ -475,6 +542,8 @@ int main(int argc, char **argv) {
         {"close_library", close_library},
         {"no_descriptors", no_descriptors},
         {"churn_threads", churn_threads},
+        {"gone_inside", gone_inside},
+        {"write_over", write_over},
     };
     self = argv[0];
     if (argc == 3 && strcmp(argv[1], "end_waiting") == 0) {

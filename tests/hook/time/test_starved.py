@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from hook.conftest import Tenant
 from hook.world.agent_node import Node, Program, built, running, tenant, wait_for
 from hook.world.held_thread import held, hook_thread, stop
 from hook.world.scripted_agent import Client, ScriptedAgent
+from hook.world.stopping import AHEAD, regular, stopping
 from sharepod.protocol import Drained, Draining, Grant, Want
 
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
@@ -34,22 +34,8 @@ CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 @contextlib.contextmanager
 def stopped_half_of_the_time(program: Program) -> Iterator[None]:
     """Stop a program for half of each period, and let it go on at the end."""
-    done = threading.Event()
-
-    def toggle() -> None:
-        while not done.is_set():
-            for number in (signal.SIGSTOP, signal.SIGCONT):
-                program.process.send_signal(number)
-                done.wait(PERIOD_S / 2)
-        program.process.send_signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=toggle, name="stopper")
-    thread.start()
-    try:
+    with stopping(program.process, regular(PERIOD_S * 500, PERIOD_S * 500)):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -89,15 +75,23 @@ def _cgroup(name: str) -> Path | None:
     return None
 
 
+@contextlib.contextmanager
+def stopped_each_twenty_ms(program: Program) -> Iterator[None]:
+    """Stop a program for 10 ms of every 20, and let it go on at the end."""
+    with stopping(program.process, regular(10, 10)):
+        yield
+
+
 Starve = Callable[[Program], AbstractContextManager[None]]
 
 
 @pytest.mark.promise("time-starved")
-@pytest.mark.parametrize("starve", [stopped_half_of_the_time, half_a_processor])
+@pytest.mark.parametrize("starve", [stopped_half_of_the_time, stopped_each_twenty_ms, half_a_processor])
 def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, starve: Starve) -> None:
     """The two get as much between them as without: what a machine with other work leaves them of the GPU."""
     with running(tmp_path, tenant("starved", 0.5), tenant("fed", 0.5)) as node:
-        starved, _ = (node.launch(label, "--kernel-us", "1000", "--sync-every", "16") for label in ("starved", "fed"))
+        program = ("--kernel-us", "1000", "--sync-every", "16")
+        starved, _ = (node.launch(label, *program, extra=AHEAD) for label in ("starved", "fed"))
         wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("starved", "fed")), "device time")
         time.sleep(SETTLE_S)
         at_best = sum(node.shares(MEASURED_S / 2, "starved", "fed").values())
@@ -220,6 +214,28 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
     agent.revoke(client, grant)
     agent.next_frame(client, Drained)
     tenant.until(lambda: client.pulse().grant_id == 0, "its word that it holds nothing")
+
+
+@pytest.mark.promise("time-starved")
+def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_foretells(tenant: Tenant) -> None:
+    """The GPU goes on with what it has launched, which ends no later for the stop."""
+    agent = tenant.agent()
+    process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")
+    client, _ = metered(tenant, agent, launches=100)
+    agent.on_want = lambda client: agent.next_grant(metered=True)  # a program that is held up may give the token back
+
+    def beyond() -> int:
+        """Stop the process for a while. Return by how many ns its work ended before the end that it had foretold."""
+        stop(process)
+        ended_at = max(usage.last_end for usage in tenant.read().client("tenant").usage.values())
+        stopped, launched = client.pulse(), tenant.submitted()
+        time.sleep(0.06)
+        process.send_signal(signal.SIGCONT)
+        tenant.until(lambda: tenant.submitted() > launched + 2 and client.pulse() != stopped, "it to go on")
+        return stopped.ends_at - ended_at
+
+    beyond_ns = sorted(beyond() for _ in range(20))
+    assert beyond_ns[len(beyond_ns) // 2] <= 10_000_000, "two windows of 5 ms, not the 60 ms of a stop"
 
 
 def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant: Tenant) -> None:

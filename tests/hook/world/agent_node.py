@@ -210,15 +210,17 @@ class Node:
         *arguments: str,
         label: str | None = None,
         gpus: Sequence[str] = GPUS[:1],
+        extra: Mapping[str, str] | None = None,
         quiet: bool = False,
     ) -> Program:
         """Run launchloop under the tenant's hook, on the tenant's GPUs.
 
         Args:
             label: Name that its device time is counted under; by default the tenant's id.
+            extra: More variables of its environment.
             quiet: Whether its standard error is discarded.
         """
-        environment = self.environment(tenant_id, label=label, gpus=gpus)
+        environment = self.environment(tenant_id, label=label, gpus=gpus) | dict(extra or {})
         program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
         self._programs.append(program)
         return program

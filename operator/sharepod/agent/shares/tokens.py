@@ -4,8 +4,8 @@ Guarantees:
 - A tenant wants the token while any of its processes does.
 - E1 end-of-turn: a tenant has drained when each process that was told of the grant has drained or exited. A process
   that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
-- E2 silent-holder: where another tenant waits, a tenant of which no process that has not drained has had processor time
-  for 5 ms has its gates barred, and the GPU passes on when its last work ends, if that is known.
+- E2 silent-holder: where another tenant waits, a tenant that is silent (`silence.py`) has its gates barred, and the GPU
+  passes on when its last work ends, if that is known.
 - E3 open-gpus: a tenant of a GPU that is not open is granted nothing. One that holds when a GPU of it is closed has its
   gates barred at once.
 - Every call takes effect at once; what has to happen later is one timer.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from sharepod.timeshare import (
 )
 
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
+from .silence import PATIENCE_MOST_NS, LookAgain, Silence
 
 log = structlog.get_logger(__name__)
 
@@ -44,9 +45,6 @@ for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
 _STALL_NS = 20_000_000
 """Nanoseconds by which a timer is late when the agent counts as stalled: 20 ms, beyond what a busy machine does to a
 program at nice -10."""
-_SILENT_NS = 5_000_000
-"""Nanoseconds without a sign of life after which a process is taken to have no processor time: 5 ms, ten times the
-pause between two of its signs, and a twentieth of the period of a CPU quota."""
 _HINTS_S = 0.5
 """Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
 tenant's queue bounded."""
@@ -91,6 +89,7 @@ class _Token:
     """Id of the grant that the tenant has not drained; None if there is none."""
     closed: bool = False
     """One of its GPUs is not open (E3): those of its processes that want the token wait."""
+    silence: Silence = field(default_factory=Silence)
     hinted: bool = False
     """Last value given to `contended`."""
     wanted_at: int | None = None
@@ -241,6 +240,7 @@ class Tokens:
         if token.undrained.get(client) != frame.grant_id:
             return
         now = self._now()
+        token.silence.spoke(now)
         token.ending[client] = now + frame.expected_ns
         all_ending = not token.disconnected and token.ending.keys() >= token.undrained.keys()
         if all_ending or self._scheduler.displaced(tenant_id):
@@ -365,6 +365,8 @@ class Tokens:
                     continue
                 granted = True
                 token.grant_id = action.grant_id
+                if token.silence.patience_ns < PATIENCE_MOST_NS:
+                    self._look_in(now, token.silence.patience_ns)
                 if token.wanted_at is not None:
                     token.waits.add(now - token.wanted_at)
                     token.wanted_at = None
@@ -391,7 +393,7 @@ class Tokens:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
         if self._look is None and due is not None:
-            self._look_in(now, _SILENT_NS)
+            self._look_in(now, PATIENCE_MOST_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
@@ -412,6 +414,11 @@ class Tokens:
         self._hint_neighbours(tenant_id)
 
     def _look_in(self, now: int, delay_ns: int) -> None:
+        """Look at the heartbeats in `delay_ns` at the latest."""
+        if self._look is not None:
+            if self._look_at <= now + delay_ns:
+                return
+            self._look.cancel()
         self._look_at = now + delay_ns
         loop = asyncio.get_running_loop()
         self._look = loop.call_at(loop.time() + max(0, self._look_at - self._clock()) / 1e9, self._listen)
@@ -426,34 +433,30 @@ class Tokens:
         for tenant_id in self._scheduler.waited_for():
             again_at = None if late else self._suspend_if_silent(now, tenant_id, self._tokens[tenant_id])
             silenced = silenced or (again_at is None and not late)
-            looks.append(now + _SILENT_NS if again_at is None else again_at)
+            looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
             self._look_in(now, max(min(looks) - now, 1))
         if silenced:
             self._pump()
 
     def _suspend_if_silent(self, now: int, tenant_id: str, token: _Token) -> int | None:
-        """Bar the gates of a tenant that holds, if no process of it that has not drained has had processor time for
-        `_SILENT_NS` (E2).
+        """Bar the gates of a tenant that holds, if it is silent (E2).
 
         Returns:
             The moment at which to look again; None: its gates were barred, and the scheduler has something to do.
         """
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
-            return now + _SILENT_NS
-        ends_at = now
-        for client, told_at in token.told_at.items():
-            if client.heartbeat is None:
-                return now + _SILENT_NS
-            sign = client.heartbeat.read(self._clock)
-            if max(sign.at, told_at) > now - _SILENT_NS:
-                return max(sign.at, told_at) + _SILENT_NS
-            if sign.ends_at is None:
-                return now + _SILENT_NS
-            ends_at = max(ends_at, sign.ends_at)
+            return now + PATIENCE_MOST_NS
+        verdict = token.silence.judge(now, self._signs(token))
+        if isinstance(verdict, LookAgain):
+            return verdict.at
         token.bar(token.grant_id)
-        self._scheduler.silent(now, tenant_id, expected_ns=ends_at - now)
+        self._scheduler.silent(now, tenant_id, expected_ns=verdict.ends_at - now)
         return None
+
+    def _signs(self, token: _Token) -> Iterator[tuple[protocol.Sign | None, int]]:
+        for client, told_at in token.told_at.items():
+            yield None if client.heartbeat is None else client.heartbeat.read(self._clock), told_at
 
     def _send_grant(self, token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
         if token.undrained.get(client) != grant.grant_id:

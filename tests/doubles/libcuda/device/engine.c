@@ -7,7 +7,9 @@
  * - With FAKE_CUDA_ORDER=strict a device does one thing at a time, in the order of submission, for tests that need
  *   exact times; only events do not wait for other streams.
  * - Kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
- *   slice and AHEAD_NS.
+ *   slice and what the timeline is filled ahead.
+ * - With FAKE_CUDA_AHEAD_MS=N the timeline is filled N ms ahead: so much of what a process has launched runs, as on
+ *   hardware, while the process stands still.
  * - Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late
  *   wake-up of the thread.
  * - Functions of the program are called one at a time in a thread of their own, and hold up their stream alone.
@@ -19,7 +21,8 @@
 
 #include "device/fake.h"
 
-/* In ns: the timeline is filled so far ahead; a turn of a process, and of a stream in it; the thread's naps. */
+/* In ns: the timeline is filled so far ahead, by default; a turn of a process, and of a stream in it; the thread's
+ * naps. */
 enum {
     AHEAD_NS = 500 * 1000,
     SLICE_NS = 2 * 1000 * 1000,
@@ -45,6 +48,7 @@ static pthread_cond_t calling; /* a function of the program is due */
 static struct queue queues[FAKE_DEVICES];
 static struct stream *called; /* whose next operation is due to be called; NULL: none */
 static bool running, caller_running, strict;
+static uint64_t ahead_ns = AHEAD_NS;
 static uint64_t asleep_until; /* the thread sleeps until then; 0: it does not */
 static unsigned blocked;      /* launches that wait for room */
 static bool progress;         /* something was committed or retired since the last broadcast */
@@ -205,14 +209,14 @@ static bool advance(struct queue *queue, int device, struct stream *stream, uint
     if (op == NULL || stream->calling || op->kind == OP_KERNEL || !in_order(queue, op) || !may_begin(queue, op, &end))
         return false;
     if (strict && op->kind != OP_EVENT) {
-        if (queue->cursor >= now + AHEAD_NS) {
-            *due = earlier(*due, queue->cursor - AHEAD_NS / 2);
+        if (queue->cursor >= now + ahead_ns) {
+            *due = earlier(*due, queue->cursor - ahead_ns / 2);
             return false;
         }
         end = later(end, queue->cursor);
     }
     bool works = op->kind == OP_HANG || op->kind == OP_HOST || op->kind == OP_VALUE;
-    if ((works && end > now) || (op->kind == OP_COPY && end > now + AHEAD_NS)) {
+    if ((works && end > now) || (op->kind == OP_COPY && end > now + ahead_ns)) {
         *due = earlier(*due, end);
         return false;
     }
@@ -275,8 +279,8 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
         return false;
     uint64_t start = later(queue->cursor, first);
     if (start > queue->cursor || queue->turn_left == 0) {
-        if (start >= now + AHEAD_NS) {
-            *due = earlier(*due, start - AHEAD_NS / 2);
+        if (start >= now + ahead_ns) {
+            *due = earlier(*due, start - ahead_ns / 2);
             return false;
         }
         queue->turn_left = SLICE_NS;
@@ -296,7 +300,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     return true;
 }
 
-/* Put on the timeline what can be, at most AHEAD_NS and a turn ahead of now. Return when to look again. */
+/* Put on the timeline what can be, at most ahead_ns and a turn ahead of now. Return when to look again. */
 static uint64_t commit(struct queue *queue, int device, uint64_t now) {
     uint64_t due;
     bool more;
@@ -370,8 +374,10 @@ static void *engine(void *unused) {
 
 static void start_engine(void) {
     pthread_condattr_t monotonic;
-    const char *order = getenv("FAKE_CUDA_ORDER");
+    const char *order = getenv("FAKE_CUDA_ORDER"), *ahead = getenv("FAKE_CUDA_AHEAD_MS");
     strict = order != NULL && strcmp(order, "strict") == 0;
+    if (ahead != NULL)
+        ahead_ns = strtoull(ahead, NULL, 10) * 1000000u;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&wake, &monotonic);

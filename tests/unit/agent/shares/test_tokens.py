@@ -240,10 +240,13 @@ async def test_a_holder_without_processor_time_is_barred_and_passes_the_gpu_on_w
     assert barred == [], "a busy machine may do that to a thread"
     clock.now += 2 * MS
     await looks(tokens)
-    assert set(barred) == {holder.grants()[0]}, "each look bars it again"
-    assert waiter.grants() == [], "its work runs still"
+    assert barred == [], "it may come back and go on: its work runs still"
     held = tokens.usage("a").held_ns
-    clock.now += 20 * MS
+    clock.now += 12 * MS
+    await looks(tokens)
+    assert set(barred) == {holder.grants()[0]}, "each look bars it again"
+    assert waiter.grants() == []
+    clock.now += 3 * MS
     await until(lambda: len(waiter.grants()) == 1)
     assert tokens.usage("a").held_ns - held <= 20 * MS
     clock.now += 30 * MS
@@ -266,6 +269,29 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
     await looks(tokens)
     assert set(barred) == {holder.grants()[0]}, "each look bars it again"
     assert len(waiter.grants()) == 1
+
+
+@pytest.mark.promise("time-starved")
+async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: Tokens, clock: Clock) -> None:
+    """Also right after its grant, of which it takes no note."""
+    stopped, busy, barred = await holder_and_waiter(tokens, clock)
+    for _ in range(3):
+        clock.now += 6 * MS
+        await looks(tokens)
+        [grant] = set(barred[-1:])
+        clock.now += 10 * MS
+        tokens.draining("a", stopped, protocol.Draining(grant, expected_ns=0))
+        clock.now += MS
+        tokens.drained("a", stopped, protocol.Drained(grant, wanting=True))
+        stopped.beats(clock)
+        busy.beats(clock)
+        await looks(tokens)
+        tokens.drained("b", busy, protocol.Drained(busy.grants()[-1], wanting=True))
+        assert stopped.grants()[-1] > grant
+    assert tokens._look_at == clock.now + MS
+    clock.now += MS
+    await looks(tokens)
+    assert barred[-1] == stopped.grants()[-1]
 
 
 @pytest.mark.parametrize("case", ["gives signs", "end unknown", "old hook", "sibling runs", "sibling disconnected"])

@@ -1,0 +1,81 @@
+"""A tenant whose process is stopped and goes on, again and again, beside one that is always busy; both ask for 0.5.
+
+The process is stopped by SIGSTOP, as a CPU quota or a busy node would hold it up, for `stopped_ms` after every
+`runs_ms`. The simulated GPU does what was launched also while the process stands still, as hardware does. `together`:
+the part of the GPU's time that both got; `together_of_control`: over what they got in the same run without a stop.
+`busy_share`: of the tenant that was never stopped; `stopped_share`: of the other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hook.world.agent_node import Node, running, tenant, wait_for
+from hook.world.stopping import AHEAD, drawn, regular, stopping
+from results import Row
+
+SETTLE_S = 1.5
+SEED = 16
+
+
+@dataclass(frozen=True)
+class Stops:
+    """One case. `stopped_ms`, `runs_ms`: lengths of the stops and of the times between, evenly distributed around that
+    where `drawn`. `sync_every`: both programs wait for their work after so many launches; 0: never."""
+
+    stopped_ms: float
+    runs_ms: float
+    kernel_us: int = 1000
+    drawn: bool = False
+    sync_every: int = 16
+
+    @property
+    def name(self) -> str:
+        """Return the name of the case."""
+        lengths = "drawn, mean " if self.drawn else ""
+        waits = f"waits every {self.sync_every}" if self.sync_every else "never waits"
+        return f"stopped {lengths}{self.stopped_ms:g} ms, runs {self.runs_ms:g} ms, {self.kernel_us} us, {waits}"
+
+
+STOPS = (
+    Stops(10, 10),
+    Stops(30, 10),
+    Stops(10, 30),
+    Stops(50, 50),
+    Stops(10, 10, drawn=True),
+    Stops(10, 10, kernel_us=100, sync_every=0),
+    Stops(5, 5, kernel_us=100, sync_every=0),
+    Stops(5, 5, kernel_us=100),
+)
+
+
+def measure_stops(stops: Stops, seconds: float) -> list[Row]:
+    """Measure one case."""
+    names = ("stopped", "busy")
+    rows = [tenant(name, 0.5) for name in names]
+    with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
+        stopped, _ = (
+            node.launch(name, "--kernel-us", f"{stops.kernel_us}", "--sync-every", f"{stops.sync_every}", extra=AHEAD)
+            for name in names
+        )
+        wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
+        time.sleep(SETTLE_S)
+        control = _together(node, seconds / 2, names)
+        lengths = (stops.stopped_ms, stops.runs_ms)
+        with stopping(stopped.process, drawn(*lengths, SEED) if stops.drawn else regular(*lengths)):
+            time.sleep(SETTLE_S)
+            shares = node.shares(seconds, *names)
+    together = sum(shares.values())
+    return [
+        Row(stops.name, "together", "fraction", round(together, 4)),
+        Row(stops.name, "together_of_control", "ratio", round(together / control, 4)),
+        Row(stops.name, "stopped_share", "fraction", round(shares["stopped"], 4)),
+        Row(stops.name, "busy_share", "fraction", round(shares["busy"], 4)),
+    ]
+
+
+def _together(node: Node, seconds: float, names: tuple[str, ...]) -> float:
+    return sum(node.shares(seconds, *names).values())

@@ -1,0 +1,87 @@
+"""Silence of one tenant that holds a GPU which others wait for: whether it has no processor time. Pure.
+
+Guarantees:
+- E2 silent-holder: no process of the tenant that has not drained has given a sign of life for the patience, and their
+  work, whose end is known, is about to end. Until then the tenant may come back and go on: nobody misses the GPU.
+- The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was found
+  silent `FORGET_NS` ago or less, and stayed so for `PATIENCE_MOST_NS`: one whose thread is late now and then keeps its
+  turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sharepod.protocol import Sign
+
+PATIENCE_MOST_NS = 5_000_000
+"""Nanoseconds without a sign of life after which a process is taken to have no processor time: 5 ms, ten times the
+pause between two of its signs, and a twentieth of the period of a CPU quota."""
+PATIENCE_LEAST_NS = 1_000_000
+"""The same for a tenant that is stopped again and again: 1 ms, two of its signs. The event loop's timers count whole
+milliseconds."""
+FORGET_NS = 250_000_000
+"""Nanoseconds after which a tenant counts as stopped again and again no more: 250 ms, two and a half periods of a CPU
+quota. On a busy node a thread is late for `PATIENCE_MOST_NS` about once a second."""
+_AHEAD_NS = 2_500_000
+"""Nanoseconds before the end of a silent tenant's work at which it is judged: 2.5 ms, what a hand-off takes on a busy
+node and by how much a timer of the event loop may be late."""
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """The tenant may run, or nobody misses its GPU yet. `at`: moment of the next look, in nanoseconds of the clock."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The tenant has no processor time. `ends_at`: moment at which its work ends, in nanoseconds of the clock."""
+
+    ends_at: int
+
+
+class Silence:
+    """Patience with one tenant."""
+
+    def __init__(self) -> None:
+        self.patience_ns = PATIENCE_MOST_NS
+        self._ran_at = 0
+        """When it last ran again."""
+        self._since: int | None = None
+        """Last sign of life before the tenant was found silent; None: it has spoken since."""
+
+    def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
+        """Judge a tenant by its processes that have not drained. A tenant that is found silent is to be barred.
+
+        Args:
+            now: The present moment.
+            signs: Of each process the last sign of life, None where it gives none, and when it was told of its grant.
+        """
+        if now - self._ran_at > FORGET_NS:
+            self.patience_ns = PATIENCE_MOST_NS
+        last, ends_at = 0, now
+        for sign, told_at in signs:
+            if sign is None:
+                return LookAgain(now + PATIENCE_MOST_NS)
+            heard = max(sign.at, told_at)
+            if heard > now - self.patience_ns:
+                return LookAgain(heard + self.patience_ns)
+            if sign.ends_at is None:
+                return LookAgain(now + PATIENCE_MOST_NS)
+            last, ends_at = max(last, heard), max(ends_at, sign.ends_at)
+        if ends_at - _AHEAD_NS > now:
+            return LookAgain(ends_at - _AHEAD_NS)
+        if self._since is None:
+            self._since = last
+        return Silent(ends_at)
+
+    def spoke(self, now: int) -> None:
+        """Note that the tenant runs: a frame about its grant has come."""
+        if self._since is None:
+            return
+        stopped = now - self._since >= PATIENCE_MOST_NS
+        self.patience_ns = max(PATIENCE_LEAST_NS, self.patience_ns // 2) if stopped else PATIENCE_MOST_NS
+        self._since, self._ran_at = None, now
