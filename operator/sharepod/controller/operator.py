@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -59,8 +59,10 @@ from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .plugin_gpus import HolderReconciler
 from .settings import OperatorSettings
-from .webhook.certificate_keeper import CertificateKeeper
-from .webhook.server import WebhookServer
+
+if TYPE_CHECKING:
+    from .webhook.certificate_keeper import CertificateKeeper
+    from .webhook.server import WebhookServer
 
 _TICK_S = 1.0
 """Period of the checks of agents, watches and credentials, and of garbage collection."""
@@ -231,9 +233,7 @@ class Operator:
             lines_in_force=lambda: bool(self.line_policy.in_force),
             clock=clock,
         )
-        self.certificates = CertificateKeeper(
-            self.client, settings.namespace, acts=lambda: self._active and self.leadership.acting(), clock=clock
-        )
+        self.certificates = self._certificates() if settings.webhook_port else None
         self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
         self.state.seen_claims.on_claim_lacking = self._claim_lacking
@@ -470,7 +470,7 @@ class Operator:
             parts["metrics"] = serve_metrics(self._settings.bind_address, self._settings.metrics_port, self, guard)
         if self._settings.health_port:
             parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self)
-        if self._settings.webhook_port:
+        if self.certificates is not None:
             parts["webhook certificates"] = self.certificates.run()
         if (conversions := self._conversions()) is not None:
             parts["conversion"] = conversions
@@ -488,10 +488,22 @@ class Operator:
 
     def webhook(self) -> WebhookServer | None:
         """Return the server that Kopf is to take reviews of Pods from; None without a port."""
-        settings = self._settings
-        if not settings.webhook_port:
+        if self.certificates is None:
             return None
-        return WebhookServer(self.certificates, settings.bind_address, settings.webhook_port)
+        from .webhook.server import WebhookServer
+
+        return WebhookServer(self.certificates, self._settings.bind_address, self._settings.webhook_port)
+
+    def _certificates(self) -> CertificateKeeper:
+        """Make the keeper of the webhook's certificates: what makes these takes 9 MB, which are loaded only here."""
+        from .webhook.certificate_keeper import CertificateKeeper
+
+        return CertificateKeeper(
+            self.client,
+            self._settings.namespace,
+            acts=lambda: self._active and self.leadership.acting(),
+            clock=self._clock,
+        )
 
     def _conversions(self) -> Coroutine[Any, Any, None] | None:
         """Return the conversion server; None without a port, and where every kind has one version."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -81,3 +83,13 @@ async def test_kopfs_handler_patches_the_pod_as_the_policy_does() -> None:
     assert operations["/metadata/labels"] == {"sharepod.dev/line": "true"}
     assert operations["/spec/resourceClaims"] == [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
     assert operations["/spec/containers/0/resources/claims"] == [{"name": "sharepod"}]
+
+
+def test_an_operator_without_the_port_loads_nothing_that_makes_certificates() -> None:
+    program = (
+        "import sys; from kubernetes.aio.client import Configuration; from sharepod.controller.operator import Operator; "
+        "from sharepod.controller.settings import OperatorSettings; "
+        "Operator(OperatorSettings(identity='one'), Configuration(host='http://x')); "
+        "sys.exit(any(name.startswith('cryptography') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=PATIENCE_S * 2).returncode == 0
