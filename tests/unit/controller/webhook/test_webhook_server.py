@@ -87,7 +87,8 @@ async def test_kopfs_handler_patches_the_pod_as_the_policy_does() -> None:
 
 def test_an_operator_without_the_port_loads_nothing_that_makes_certificates() -> None:
     program = (
-        "import sys; from kubernetes.aio.client import Configuration; from sharepod.controller.operator import Operator; "
+        "import sys; from kubernetes.aio.client import Configuration; "
+        "from sharepod.controller.operator import Operator; "
         "from sharepod.controller.settings import OperatorSettings; "
         "Operator(OperatorSettings(identity='one'), Configuration(host='http://x')); "
         "sys.exit(any(name.startswith('cryptography') for name in sys.modules))"
