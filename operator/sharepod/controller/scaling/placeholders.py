@@ -5,6 +5,7 @@ Guarantees:
 - What is there is read from the API server each time: a new leader goes on with what it finds, for as long as a share
   may ask from then on.
 - A placeholder whose share asks for something else by now is made anew.
+- A placeholder that the API server refuses keeps no other one from being made.
 - A Pod is marked Unschedulable by this process alone, and only once it is the one that is wanted.
 """
 
@@ -27,7 +28,15 @@ from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
+from sharepod.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    Json,
+    NotFoundError,
+)
 from sharepod.placement.state.types import Outlook, PlacementRequest
 
 from .asking_turns import AskingLimits, AskingTurns
@@ -102,6 +111,8 @@ class Placeholders:
         )
         self._coming: dict[str, float] = {}
         """By node: since when it is known to be there and to take no shares yet."""
+        self._refused: dict[str, str] = {}
+        """By tenant: why the API server last refused its placeholder."""
         self._begun: float | None = None
         """When this leader first looked."""
         self._idle = False
@@ -149,6 +160,7 @@ class Placeholders:
             found = there.get(tenant) or await self._create(short[tenant], body)
             if found is not None and not found.marked:
                 await self._mark(found, short[tenant])
+        self._refused = {tenant: why for tenant, why in self._refused.items() if tenant in bodies}
         metrics.PLACEHOLDERS.set(len(bodies))
         self._idle = self._settings.placeholders == 0
 
@@ -215,6 +227,11 @@ class Placeholders:
         try:
             made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
         except AlreadyExistsError:  # one that ends, or an answer that was lost: it is looked at the next time
+            return None
+        except (ForbiddenError, InvalidError) as error:  # it is no reason to keep others from asking
+            if self._refused.get(str(request.tenant)) != error.message:
+                self._refused[str(request.tenant)] = error.message
+                log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)
             return None
         log.info("asks for a node", tenant=request.tenant, waits=f"{request.namespace}/{request.name}")
         self._tell(request)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sharepod.controller.scaling.placeholders import Placeholders
 from sharepod.controller.settings import OperatorSettings
-from sharepod.kube import Json
+from sharepod.kube import InvalidError, Json
 from unit.controller.acting_world import World, acting_world
 
 
@@ -121,3 +121,20 @@ async def test_with_the_setting_off_what_is_left_goes_and_then_nothing_is_asked(
     await off.look()
     assert there(world) == []
     assert off._idle
+
+
+async def test_one_that_the_api_server_refuses_keeps_no_other_from_being_made(world: World) -> None:
+    await without_room(world)
+    other = world.sharepod("two", gpu={"memory": "8Gi"})
+    await world.look(other)
+    await world.until_answered(other)
+    create = world.client.create
+
+    async def refusing(resource: Any, body: Json, *args: Any, **options: Any) -> Json:
+        if world.tenant in body["metadata"]["name"]:
+            raise InvalidError("POST pods", 422, "Invalid", "no")
+        return await create(resource, body, *args, **options)
+
+    world.client.create = refusing  # type: ignore[method-assign]
+    await placeholders(world).look()
+    assert [pod["metadata"]["labels"]["sharepod.dev/placeholder"] for pod in there(world)] == [other]
