@@ -35,7 +35,7 @@ class Far:
 
     def __init__(self) -> None:
         self.noted: list[int] = []
-        self.large = 0
+        self.large = self.echoed = 0
         self.line = Line(
             PartService(
                 {
@@ -51,6 +51,7 @@ class Far:
         )
 
     async def _echo(self, text: str, descriptors: list[int]) -> tuple[str, Sequence[int]]:
+        self.echoed += 1
         return text, descriptors
 
     async def _open(self, path: str, _descriptors: list[int]) -> tuple[None, Sequence[int]]:
@@ -308,6 +309,21 @@ async def test_a_link_goes_on_however_much_went_over_it(ends: tuple[Line, Far]) 
     text = "x" * (3 << 20)
     for _ in range(24):
         assert len((await near.call(ECHO, text))[0]) == len(text)
+
+
+async def test_answers_that_are_not_read_are_bounded_by_their_number_too() -> None:
+    ours, theirs = socket.socketpair()
+    far = Far()
+    far.line.connect(theirs)
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):  # it reads no more
+        for _ in range(400):
+            ours.send(_frame(b"echo\n" + json.dumps("x" * 20_000).encode()))
+            for _ in range(20):
+                await asyncio.sleep(0)
+    assert 128 <= far.echoed < 180, "those that wait, and what the socket holds"
+    far.line.close()
+    ours.close()
 
 
 async def test_answers_that_are_not_read_are_bounded_by_their_bytes_too() -> None:
