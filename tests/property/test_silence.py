@@ -89,6 +89,18 @@ def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner_until_it_is_wr
     assert holder.silence.patience_ns == PATIENCE_MOST_NS, "it ran again before it would have been found silent"
 
 
+def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_time() -> None:
+    """How long it was stopped in all is not known."""
+    holder = Holder()
+    for _ in range(3):
+        holder.stop(20 * MS, 0, 0)
+    granted = holder.now + 10 * MS
+    verdict = holder.silence.judge(granted + MS, [(Sign(holder.now, holder.now), granted)])
+    assert isinstance(verdict, Silent)
+    holder.silence.spoke(granted + 3 * MS)
+    assert holder.silence.patience_ns == PATIENCE_LEAST_NS
+
+
 @given(late, st.integers(min_value=FORGET_NS + 1, max_value=10 * FORGET_NS))
 def test_a_tenant_that_was_not_found_silent_for_a_while_has_all_patience_again(late_ns: int, runs_ns: int) -> None:
     holder = Holder()

@@ -49,9 +49,11 @@ class Silence:
     def __init__(self) -> None:
         self.patience_ns = PATIENCE_MOST_NS
         self._ran_at = 0
-        """When it last ran again."""
+        """When it last ran again after it had been stopped for `PATIENCE_MOST_NS`."""
         self._since: int | None = None
-        """Last sign of life before the tenant was found silent; None: it has spoken since."""
+        """Last sign of life before the tenant was found silent, or its grant; None: it has spoken since."""
+        self._took_note = False
+        """It gave a sign of life after its grant, and so was not stopped before."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
         """Judge a tenant by its processes that have not drained. A tenant that is found silent is to be barred.
@@ -62,7 +64,7 @@ class Silence:
         """
         if now - self._ran_at > FORGET_NS:
             self.patience_ns = PATIENCE_MOST_NS
-        last, ends_at = 0, now
+        last, ends_at, took_note = 0, now, False
         for sign, told_at in signs:
             if sign is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
@@ -71,17 +73,20 @@ class Silence:
                 return LookAgain(heard + self.patience_ns)
             if sign.ends_at is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
+            took_note = took_note or sign.at > told_at
             last, ends_at = max(last, heard), max(ends_at, sign.ends_at)
         if ends_at - _AHEAD_NS > now:
             return LookAgain(ends_at - _AHEAD_NS)
         if self._since is None:
-            self._since = last
+            self._since, self._took_note = last, took_note
         return Silent(ends_at)
 
     def spoke(self, now: int) -> None:
         """Note that the tenant runs: a frame about its grant has come."""
         if self._since is None:
             return
-        stopped = now - self._since >= PATIENCE_MOST_NS
-        self.patience_ns = max(PATIENCE_LEAST_NS, self.patience_ns // 2) if stopped else PATIENCE_MOST_NS
-        self._since, self._ran_at = None, now
+        if now - self._since >= PATIENCE_MOST_NS:
+            self.patience_ns, self._ran_at = max(PATIENCE_LEAST_NS, self.patience_ns // 2), now
+        elif self._took_note:
+            self.patience_ns = PATIENCE_MOST_NS
+        self._since = None

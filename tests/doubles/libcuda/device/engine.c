@@ -12,7 +12,7 @@
  *   hardware, while the process stands still.
  * - Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late
  *   wake-up of the thread.
- * - Functions of the program are called one at a time in a thread of their own, and hold up their stream alone.
+ * - Functions of the program (calls.c) hold up their stream alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ enum {
     RETIRE_NS = 200 * 1000,
     HANG_POLL_NS = 2 * 1000 * 1000
 };
-enum { FIRST_ROOM = 64, MOST_LOOKED_AT = 64 };
+enum { MOST_LOOKED_AT = 64 };
 
 struct queue {
     struct stream *listed; /* streams with unfinished work */
@@ -42,31 +42,17 @@ struct queue {
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t moved;   /* something was committed or retired */
-static pthread_cond_t wake;    /* the thread has something new to look at */
-static pthread_cond_t calling; /* a function of the program is due */
+static pthread_cond_t moved; /* something was committed or retired */
+static pthread_cond_t wake;  /* the thread has something new to look at */
 static struct queue queues[FAKE_DEVICES];
-static struct stream *called; /* whose next operation is due to be called; NULL: none */
-static bool running, caller_running, strict;
+static bool running, strict;
 static uint64_t ahead_ns = AHEAD_NS;
 static uint64_t asleep_until; /* the thread sleeps until then; 0: it does not */
 static unsigned blocked;      /* launches that wait for room */
 static bool progress;         /* something was committed or retired since the last broadcast */
 
-uint64_t fake_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static struct timespec timespec_of(uint64_t moment) {
     return (struct timespec){.tv_sec = (time_t)(moment / 1000000000u), .tv_nsec = (long)(moment % 1000000000u)};
-}
-
-void fake_sleep_until(uint64_t moment) {
-    struct timespec until = timespec_of(moment);
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0)
-        ;
 }
 
 static struct op *op_at(const struct stream *stream, uint64_t number) {
@@ -151,45 +137,12 @@ static void put_on_timeline(struct op *op, uint64_t end) {
     }
 }
 
-static void *call_functions(void *unused) {
-    (void)unused;
-    pthread_mutex_lock(&fake_lock);
-    for (;;) {
-        while (called == NULL)
-            pthread_cond_wait(&calling, &fake_lock);
-        struct stream *stream = called;
-        struct op op = *next_op(stream);
-        pthread_mutex_unlock(&fake_lock);
-        op.call(op.argument);
-        pthread_mutex_lock(&fake_lock);
-        stream->calling = false;
-        called = NULL;
-        put_on_timeline(next_op(stream), fake_now());
-        pthread_cond_broadcast(&moved);
-        pthread_cond_signal(&wake);
-    }
-    return NULL;
-}
-
-static void start_thread(void *(*run)(void *)) {
-    pthread_attr_t detached;
-    pthread_t thread;
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    if (pthread_create(&thread, &detached, run, NULL) != 0)
-        abort(); /* a test double without its device is no use to any test */
-}
-
-/* Have the function of the stream's next operation called, unless another one is being called. */
-static void call_function(struct stream *stream) {
-    if (called != NULL)
-        return;
-    if (!caller_running)
-        start_thread(call_functions);
-    caller_running = true;
-    stream->calling = true;
-    called = stream;
-    pthread_cond_signal(&calling);
+/* Take note that the function of the stream's next operation has returned. */
+static void function_returned(struct stream *stream) {
+    stream->calling = false;
+    put_on_timeline(next_op(stream), fake_now());
+    pthread_cond_broadcast(&moved);
+    pthread_cond_signal(&wake);
 }
 
 /* Return when a wait for an event's record ends; UINT64_MAX: it is not on the timeline. */
@@ -237,7 +190,7 @@ static bool advance(struct queue *queue, int device, struct stream *stream, uint
         end = op->value->writes ? end : later(end, now);
         free(op->value);
         break;
-    case OP_HOST: call_function(stream); return false;
+    case OP_HOST: stream->calling = fake_call(stream, op, function_returned); return false;
     case OP_COPY: end = queue->copied = later(end, queue->copied) + op->left; break;
     case OP_WAIT:
         if (record_end(op) == UINT64_MAX) {
@@ -382,19 +335,8 @@ static void start_engine(void) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&wake, &monotonic);
     pthread_cond_init(&moved, NULL);
-    pthread_cond_init(&calling, NULL);
     running = true;
-    start_thread(engine);
-}
-
-static void make_room(struct stream *stream) {
-    size_t room = stream->room ? stream->room * 2 : FIRST_ROOM;
-    struct op *ops = calloc(room, sizeof *ops);
-    for (uint64_t i = stream->finished; i < stream->submitted; i++)
-        ops[i % room] = *op_at(stream, i);
-    free(stream->ops);
-    stream->ops = ops;
-    stream->room = room;
+    fake_start_thread(engine);
 }
 
 void fake_submit(struct stream *stream, struct op op) {
@@ -415,7 +357,7 @@ void fake_submit(struct stream *stream, struct op op) {
         blocked--;
     }
     if (stream->submitted - stream->finished == stream->room)
-        make_room(stream);
+        fake_stream_grow(stream);
     op.ready = fake_now();
     op.order = ++queue->orders;
     *op_at(stream, stream->submitted++) = op;
@@ -435,80 +377,19 @@ void fake_submit(struct stream *stream, struct op op) {
         pthread_cond_signal(&wake);
 }
 
-static void wait_committed(const uint64_t *committed, uint64_t target) {
-    while (*committed < target)
-        pthread_cond_wait(&moved, &fake_lock);
+void fake_wait_moved(void) {
+    pthread_cond_wait(&moved, &fake_lock);
 }
 
 void fake_settle(int device) {
     retire(&queues[device], fake_now());
 }
 
-static void sleep_unlocked(uint64_t moment) {
-    pthread_mutex_unlock(&fake_lock);
-    if (moment > fake_now())
-        fake_sleep_until(moment);
-    pthread_mutex_lock(&fake_lock);
-}
-
-void fake_wait_stream(struct stream *stream) {
-    wait_committed(&stream->committed, stream->submitted);
-    sleep_unlocked(stream->end);
-}
-
-void fake_wait_event(struct event *event) {
-    wait_committed(&event->committed, event->recorded);
-    sleep_unlocked(event->end);
-}
-
-/* The first stream that was destroyed with work on it which is not on the timeline yet. */
-static struct stream *destroyed_and_busy(const struct context *context) {
-    struct stream *stream = context->destroyed;
-    while (stream != NULL && stream->committed == stream->submitted)
-        stream = stream->next;
-    return stream;
-}
-
-void fake_wait_context(struct context *context) {
-    struct stream *fixed[] = {&context->legacy, &context->per_thread, &context->marks};
-    uint64_t end = 0;
-    for (int i = 0; i < 3; i++) {
-        wait_committed(&fixed[i]->committed, fixed[i]->submitted);
-        end = later(end, fixed[i]->end);
-    }
-    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
-        wait_committed(&stream->committed, stream->submitted);
-        end = later(end, stream->end);
-    }
-    for (struct stream *stream; (stream = destroyed_and_busy(context)) != NULL;)
-        wait_committed(&stream->committed, stream->submitted);
-    for (struct stream *stream = context->destroyed; stream != NULL; stream = stream->next)
-        end = later(end, stream->end);
-    sleep_unlocked(end);
-}
-
-bool fake_stream_idle(struct stream *stream) {
-    return stream->committed == stream->submitted && stream->end <= fake_now();
-}
-
-bool fake_event_done(struct event *event) {
-    return event->committed == event->recorded && event->end <= fake_now();
-}
-
-/* The ring goes with the last operation; the small struct stays, since events may have pointed to it. */
-void fake_stream_dropped(struct stream *stream) {
-    if (stream->finished < stream->submitted)
-        return;
-    free(stream->ops);
-    stream->ops = NULL;
-    stream->room = 0;
-}
-
 void fake_engine_forked(void) {
     pthread_mutex_init(&fake_lock, NULL);
     memset(queues, 0, sizeof queues);
-    running = caller_running = false;
-    called = NULL;
+    running = false;
+    fake_calls_forked();
     asleep_until = 0;
     blocked = 0;
 }

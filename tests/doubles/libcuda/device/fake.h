@@ -148,9 +148,6 @@ extern pthread_mutex_t fake_lock;
 /* True inside a _ptds or _ptsz form: the default stream is the thread's own. */
 extern __thread bool fake_per_thread;
 
-uint64_t fake_now(void);
-void fake_sleep_until(uint64_t moment);
-
 /* context.c */
 CUresult fake_enter(struct context **context); /* initialized, and with a current context */
 /* Return the primary context of a device, alive or not. */
@@ -164,16 +161,29 @@ int fake_ordinal_of(int device);
 bool fake_is(const void *handle, unsigned magic);
 void fake_add_stream(struct context *context, struct stream *stream);
 
-/* engine.c; all with fake_lock, which the waits and a full queue let go of */
+/* engine.c; all with fake_lock, which a wait and a full queue let go of */
 void fake_submit(struct stream *stream, struct op op);
+void fake_settle(int device); /* takes note of what is over */
+void fake_wait_moved(void);   /* waits until some work has begun or is over */
+void fake_engine_forked(void);
+
+/* waits.c; all but the first two with fake_lock, which the waits let go of */
+uint64_t fake_now(void);
+void fake_sleep_until(uint64_t moment);
 void fake_wait_stream(struct stream *stream);
 void fake_wait_event(struct event *event);
 void fake_wait_context(struct context *context);
-void fake_settle(int device); /* takes note of what is over */
 bool fake_stream_idle(struct stream *stream);
 bool fake_event_done(struct event *event);
-void fake_engine_forked(void);
+void fake_stream_grow(struct stream *stream);    /* makes room for more operations */
 void fake_stream_dropped(struct stream *stream); /* the program has destroyed it */
+
+/* calls.c */
+void fake_start_thread(void *(*run)(void *));
+/* Have the function of a stream's operation called; `returned` is called after it, with fake_lock. False: another one
+ * is being called. With fake_lock. */
+bool fake_call(struct stream *stream, const struct op *op, void (*returned)(struct stream *stream));
+void fake_calls_forked(void);
 
 /* event.c; with fake_lock */
 void fake_events_of_context_gone(struct context *context);
