@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from pathlib import Path
 
 import pytest
 from hook.conftest import MIB, TENANT_MEMORY, Tenant
@@ -53,6 +55,21 @@ def test_bytes_of_a_closed_descriptor_go_back_to_the_agent(make_check: MakeCheck
     descriptor = exported(check, 200 * MIB)
     check.probe.ok("descriptor_close", descriptor)
     check.agent.wait(lambda: check.agent.used(0) == 0, "the bytes, without a call of the program")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_process_that_has_given_up_its_rights_goes_on_and_counts(make_check: MakeCheck) -> None:
+    """Most of its files in /proc are root's from then on."""
+    check = make_check()
+    descriptors = [exported(check)]
+    check.probe.ok("become_nobody")
+    assert Path(f"/proc/{check.probe.pid}/fd").stat().st_uid == 0, "it is not to be dumped"
+    descriptors.append(exported(check))
+    assert check.same() == 2 * PIECE
+    for descriptor in descriptors:
+        check.probe.ok("descriptor_close", descriptor)
+    check.agent.wait(lambda: check.agent.used(0) == 0, "the bytes, without a call of the program")
+    assert check.probe.ok("physical", PIECE)
 
 
 @pytest.mark.promise("memory-exported")
