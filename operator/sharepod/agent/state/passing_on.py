@@ -145,6 +145,7 @@ class Awaiting:
             return
         self._way = way
         self._loop.add_reader(way, self._take_in)
+        log.info("the agent that serves will pass its sockets on", state_dir=str(self._state_dir))
 
     def _take_in(self) -> None:
         assert self._way is not None

@@ -69,7 +69,7 @@ async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
     async with running(directory, arguments=APART) as first:
         await first.says("tenant is served", times=2)
         async with running(directory, arguments=APART) as second:
-            await second.says("standing by")
+            await second.says("will pass its sockets on")
             yield first, second
 
 
@@ -122,7 +122,7 @@ async def test_an_agent_whose_steward_was_killed_keeps_its_turn_and_passes_on_al
         os.kill(parts(first)["steward"], signal.SIGKILL)
         await first.says("this agent serves", times=2)
         assert await client.reserve(GI) == GI
-        await asyncio.sleep(0.5)  # it finds the new steward's socket; if not, it makes sockets of its own
+        await second.says("will pass its sockets on", times=2)
         assert [line for line in second.log if line["event"] == "this agent serves"] == []
         async with calling(a, b) as caller:
             await first.end()
