@@ -49,8 +49,9 @@ from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
 from .waiting import WaitingTenant
 
-_YIELD_S = 0.01
-"""Seconds of deciding after which other tasks get a turn: watches and the Lease's renewal must not wait longer."""
+_YIELD_S = 0.002
+"""Seconds of deciding after which other tasks get a turn. From apply to Pod takes some twenty turns (watches, requests
+and their answers), each of which waits so long while thousands are tried: with 10 ms it took a quarter of a second."""
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
