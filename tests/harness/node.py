@@ -17,6 +17,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -174,6 +175,10 @@ class Node:
         self._kubelet.stop()
         meanwhile()
         self._kubelet = self._start_kubelet()
+
+    def signal_kubelet(self, number: signal.Signals) -> None:
+        """Send the kubelet a signal."""
+        self._kubelet.signal(number)
 
     def _write_files(self, settings: Mapping[str, Any]) -> None:
         layout = self._layout

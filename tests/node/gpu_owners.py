@@ -79,7 +79,7 @@ class GpuOwners:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return those of other native pods than these, which got their GPU by a forced deletion of a holder."""
+        """Return those of other native pods than these, which got their GPU where an overlap is possible."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:

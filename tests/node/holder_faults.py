@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from harness.cluster import suppress_reason, wait_until
 from node.plugin_node import NATIVE, PODS, PluginNode
+from sharepod.agent.kubelet.plugin_pods import TIMEOUT_S
 
 FAULTS = (
     "forced deletion",
@@ -15,6 +16,7 @@ FAULTS = (
     "boot without plugin",
     "kill -9",
     "kubelet restart",
+    "kubelet hangs",
     "plugin restart",
     "operator kill -9",
     "agent kill -9",
@@ -34,7 +36,7 @@ class HolderFaults:
         self.told = [f"SEED={seed}"]
         """What happened, for a person."""
         self.heirs: set[str] = set()
-        """Native pods that got a GPU because its holder was deleted by force, with their namespace."""
+        """Native pods, with their namespace, that got a GPU whose holder was deleted by force, or while nobody led."""
 
     def run(self, rounds: int) -> None:
         """Let so many faults happen, each kind once before any comes again."""
@@ -55,6 +57,9 @@ class HolderFaults:
 
     def _kubelet_restart(self) -> None:
         self._goes_on(self._node.restart_kubelet)
+
+    def _kubelet_hangs(self) -> None:
+        self._goes_on(lambda: self._node.hang_kubelet(TIMEOUT_S + 2))
 
     def _plugin_restart(self) -> None:
         self._goes_on(self._node.restart_plugin)
@@ -88,6 +93,9 @@ class HolderFaults:
         self._inherited(self._node.force_delete_holder)
 
     def _eviction(self) -> None:
+        if not self._node.operator_leads():
+            self.told.append("  evicted while no operator leads")
+            self.heirs.add(f"{NATIVE}/{self._natives[-1]}")
         self._inherited(self._node.evict_holder)
 
     def _inherited(self, fault: Callable[[], None]) -> None:

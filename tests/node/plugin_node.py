@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,14 @@ class PluginNode:
         before = self._registrations()
         self.machine.real.restart_kubelet()
         self._await_registration(before)
+
+    def hang_kubelet(self, seconds: float) -> None:
+        """Let the kubelet listen and do nothing for so long."""
+        self.machine.real.signal_kubelet(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            self.machine.real.signal_kubelet(signal.SIGCONT)
 
     def restart_plugin(
         self, *, env: Mapping[str, str] | None = None, config: Mapping[str, object] | None = None
@@ -125,6 +134,10 @@ class PluginNode:
         self.operator.stop(grace=0)
         self._operators += 1
         self.operator = self.installation.start_operator(f"operator-{self._operators}", env=SETTINGS)
+
+    def operator_leads(self) -> bool:
+        """Return whether the operator leads: after a kill its predecessor's Lease has to end first."""
+        return '"event": "leading"' in self.operator.log.read_text(errors="replace")
 
     def gpunode(self) -> Object:
         """The node's GPUNode."""
