@@ -169,7 +169,7 @@ class PlacementLoop:
                 self.victims_seen,
                 movers,
                 self.engine.find,
-                per_minute=moves.per_minute,
+                limits=moves,
                 clock=clock,
                 later=self._later,
             ),

@@ -119,6 +119,7 @@ POD: Shape = fields(
         schedulingGates=listed(fields(name=text)),
         priority=whole,
         preemptionPolicy=text,
+        terminationGracePeriodSeconds=whole,
         nodeSelector=texts,
         resourceClaims=listed(fields(name=text, resourceClaimName=text)),
         tolerations=listed(fields(key=text, operator=text, value=text, effect=text, tolerationSeconds=whole)),

@@ -2,6 +2,7 @@
 
 Guarantees:
 - A tenant is moved whose owner has said so, by `movable: true`, or a best effort one that would be evicted otherwise.
+- Its Pod ends within `_LONGEST_GRACE_S`: so long, at most, do GPUs stand idle for it and for the one that waits.
 - It comes back: its restartPolicy, or the controller of its Pod, brings the next one.
 - It has run for `after` seconds, its Pod is not ending, and no PodDisruptionBudget has refused its eviction lately.
 - A Pod with several claims stays.
@@ -10,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from sharepod.api.sharepod import RestartPolicy
@@ -25,6 +26,9 @@ from sharepod.placement.state.types import PlacementRequest, Reservation
 
 from .victims_seen import VictimsSeen
 
+_LONGEST_GRACE_S = 600
+"""Longest grace period of a Pod that is moved, in seconds: checkpoints of large models take minutes. While it lasts,
+both the place that it goes to and what it leaves are kept."""
 _SLICE = 20
 """Nodes that are looked at before others have a turn: some milliseconds of work where each has 30 tenants."""
 
@@ -66,14 +70,19 @@ class MoversSeen:
             one.request is not None and one.request.gpu.movable for one in claims
         )
 
-    async def look(self, request: PlacementRequest) -> dict[TenantId, Movable]:
-        """Return the tenants that may be moved for a request. Others have a turn meanwhile."""
+    async def look(self, request: PlacementRequest, evicted: Collection[TenantId]) -> dict[TenantId, Movable]:
+        """Return the tenants that may be moved for a request. Others have a turn meanwhile.
+
+        Args:
+            request: The one that waits.
+            evicted: Tenants that would be evicted for it otherwise.
+        """
         found: dict[TenantId, Movable] = {}
         for number, node in enumerate(list(self._state.cluster.nodes())):
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             for tenant, row in node.rows.items():
-                movable = self.of(tenant, row.wanted, request)
+                movable = self.of(tenant, row.wanted, request, evicted)
                 if movable is not None:
                     found[tenant] = movable
         return found
@@ -91,10 +100,14 @@ class MoversSeen:
                 found[tenant] = Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
         return found
 
-    def of(self, tenant: TenantId, row: Reservation, request: PlacementRequest) -> Movable | None:
-        """Return a tenant as one that may be moved for a request; None if it may not."""
+    def of(
+        self, tenant: TenantId, row: Reservation, request: PlacementRequest, evicted: Collection[TenantId]
+    ) -> Movable | None:
+        """Return a tenant as one that may be moved for a request; None if it may not. `evicted`: see `look`."""
         most = self._most_above(tenant, row)
-        if most is None or row.releasing:
+        if most is None or row.releasing or (most > 0 and tenant not in evicted):
+            return None
+        if any(pod.grace_s > _LONGEST_GRACE_S for pod in self._seen.pods_of(tenant)):
             return None
         fact = self._seen.fact(tenant, row)
         if fact is None or fact.leaving or fact.protected or fact.priority > request.priority - most:

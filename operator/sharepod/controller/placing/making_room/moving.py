@@ -4,7 +4,8 @@ A move is carried out as a preemption with one victim (`preemptions`); here is w
 
 Guarantees:
 - The new place is kept from before the tenant is touched until it is placed again: nobody slips in.
-- One tenant moves for each that waits, and nobody makes room for it in turn.
+- One tenant moves for each that waits, and nobody makes room for it in turn: where nobody would be evicted otherwise, a
+  tenant that another one has left its place for has nobody else moved for it within `after` seconds.
 - The place is given up once the tenant was not evicted after all, is gone, or has had no row for `_AWAY_S`.
 - At most `per_minute` tenants are moved a minute.
 - What is kept is in memory alone: after a crash the tenant waits as any other, and nothing is promised twice.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import structlog
@@ -36,8 +37,8 @@ _YIELD_S = 0.01
 _AWAY_S = 120.0
 """Seconds for which the place of a tenant is kept that has no row any more: its next Pod is created within seconds of
 that, unless a quota or a controller's back-off stands in the way."""
-_LONGEST_S = 3900.0
-"""Seconds after which the place is given up in any case: the longest grace period that is waited for, and some."""
+_LONGEST_S = 900.0
+"""Seconds after which the place is given up in any case: the longest grace period of one that moves, and some."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +67,8 @@ class OngoingMove:
     """The node that it leaves."""
     to: Assignment
     began: float
+    others: frozenset[str] = frozenset()
+    """Claims of Pods of the mover's controller that were there when the move began: none of them is its next Pod's."""
     away_since: float | None = None
     """Since when it has no row."""
 
@@ -78,7 +81,7 @@ class Moving:
         seen: What is known of the tenants.
         movers: Which tenants may be moved.
         find: Returns the place that the engine would give to a request now.
-        per_minute: Most tenants moved a minute; 0: nobody is moved.
+        limits: How many are moved, and how often.
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, at which to look again.
     """
@@ -90,7 +93,7 @@ class Moving:
         movers: MoversSeen,
         find: Find,
         *,
-        per_minute: float,
+        limits: MoveLimits,
         clock: Callable[[], float],
         later: Callable[[float], None],
     ) -> None:
@@ -100,10 +103,14 @@ class Moving:
         self._find = find
         self._clock = clock
         self._later = later
+        self._after = limits.after
+        per_minute = limits.per_minute
         self.enabled = per_minute > 0
         """Whether anybody is moved."""
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[TenantId, OngoingMove] = {}
+        self._had: dict[TenantId, float] = {}
+        """Tenants that another one has left its place for, or is about to, and when that was decided."""
         self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None
         """Called with each move whose tenant is placed again, and the node."""
 
@@ -115,15 +122,23 @@ class Moving:
         """Return whether a tenant may be moved for one of its own priority."""
         return self.enabled and self._movers.any_marked()
 
-    async def plan(self, request: PlacementRequest) -> PreemptionPlan | None:
-        """Return the move that makes room for a request, as a preemption; None if no move does, or not now."""
+    async def plan(self, request: PlacementRequest, evicted: Collection[TenantId]) -> PreemptionPlan | None:
+        """Return the move that makes room for a request, as a preemption; None if no move does, or not now.
+
+        Args:
+            request: The one that waits.
+            evicted: Tenants that would be evicted for it otherwise.
+        """
         now = self._clock()
         if not self.enabled:
             return None
         if (wait := self._limiter.wait_s(now)) > 0:
             self._later(now + wait)
             return None
-        movable = await self._movers.look(request)
+        if not evicted and request.tenant in self._had and now - self._had[request.tenant] < self._after:
+            self._later(self._had[request.tenant] + self._after)
+            return None
+        movable = await self._movers.look(request, evicted)
         movable = {one: what for one, what in movable.items() if one not in self._running}
         began = time.monotonic()
         for found in move_plans(self._state.cluster, request, movable, self._find):
@@ -145,8 +160,11 @@ class Moving:
         """Keep the new place of a tenant that is about to be evicted."""
         now = self._clock()
         assert plan.move_to is not None
-        self._running[mover.tenant] = OngoingMove(mover, request, plan.node, plan.move_to, now)
-        open_to = mover.namespace if mover.claim is not None and mover.pod_uid is None else None
+        with_claim = mover.claim is not None and mover.pod_uid is None
+        others = self._claims_of(mover.owner) if with_claim else frozenset()
+        self._running[mover.tenant] = OngoingMove(mover, request, plan.node, plan.move_to, now, others)
+        self._had[request.tenant] = now
+        open_to = mover.namespace if with_claim else None
         place = HeadReservation(
             mover.tenant, plan.move_to.node, frozenset(plan.move_to.gpus), mover.priority, open_to=open_to
         )
@@ -158,11 +176,12 @@ class Moving:
     def stopped(self, tenant: TenantId) -> None:
         """Give the new place of a tenant up unless its Pod ends already: nobody waits for its room any more."""
         if tenant in self._running and not self._seen.leaves(tenant):
+            self._had.pop(self._running[tenant].waits.tenant, None)
             self._end(tenant, "stopped")
 
     def placed(self, request: PlacementRequest, to: Assignment) -> None:
         """End the move of a tenant that is placed again: a SharePod, or the claim of the next Pod of its controller."""
-        move = self._running.get(request.tenant) or self._of_next_pod(request)
+        move = self._running.get(request.tenant) or self._of_next_pod(request, to)
         if move is not None:
             kept = move.to.node == to.node and set(move.to.gpus) == set(to.gpus)
             self._end(move.mover.tenant, "moved" if kept else "elsewhere")
@@ -172,6 +191,7 @@ class Moving:
     def review(self) -> None:
         """Give up the places of tenants that do not come back."""
         now = self._clock()
+        self._had = {tenant: at for tenant, at in self._had.items() if now - at < self._after}
         for tenant, move in list(self._running.items()):
             if self._state.cluster.reservations_of(tenant):
                 move.away_since = None
@@ -186,18 +206,32 @@ class Moving:
         for tenant in list(self._running):
             self._state.cluster.give_up(tenant)
         self._running.clear()
+        self._had.clear()
 
     def _mover(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
         tenant = plan.evict[0]
         row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
-        movable = self._movers.of(tenant, row, request) if row is not None and tenant not in self._running else None
+        movable = (
+            self._movers.of(tenant, row, request, plan.evict)
+            if row is not None and tenant not in self._running
+            else None
+        )
         return movable.request if movable is not None else None
 
-    def _of_next_pod(self, request: PlacementRequest) -> OngoingMove | None:
-        """Return the move of a Pod with a claim whose controller has made this request's Pod in its place."""
+    def _of_next_pod(self, request: PlacementRequest, to: Assignment) -> OngoingMove | None:
+        """Return the move of a Pod with a claim whose controller has made this request's Pod in its place, or another
+        Pod that has this place now."""
         if request.owner is None or request.claim is None or request.pod_uid is not None:
             return None
-        return next((move for move in self._running.values() if move.mover.owner == request.owner), None)
+        moves = [move for move in self._running.values() if move.mover.owner == request.owner]
+        there = [move for move in moves if move.to.node == to.node and set(move.to.gpus) <= set(to.gpus)]
+        found = [*there, *(move for move in moves if request.tenant not in move.others)]
+        return found[0] if found else None
+
+    def _claims_of(self, owner: str | None) -> frozenset[str]:
+        """Return the claims of Pods of a controller."""
+        seen = self._state.seen_claims
+        return frozenset(one.uid for one in seen.claims if any(pod.owner == owner for pod in seen.users(one)))
 
     def _is_gone(self, mover: PlacementRequest) -> bool:
         """Return whether a SharePod that moves will have no further run. A claim goes with its Pod."""

@@ -180,7 +180,8 @@ class Preemptions:
                 break
             plan = await self._plan(request, victims)
             if plan is None or plan.evict or (plan.lower and not self._enabled):
-                plan = await self.moving.plan(request) or (plan if self._enabled else None)
+                plan = plan if self._enabled else None
+                plan = await self.moving.plan(request, plan.evict if plan is not None else ()) or plan
             if plan is None or not self._begin(request, waiting, plan, victims, places):
                 waiting.room_looked_for = (self._state.cluster.room_version, self._clock())
         if self._running or self.moving or given_up:

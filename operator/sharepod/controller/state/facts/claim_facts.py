@@ -24,7 +24,7 @@ from sharepod.controller.state.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
-from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number, without_line
+from .object_facts import Json, ObjectFacts, controller_of, grace_s, mapping, maps, whole_number, without_line
 from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
@@ -108,6 +108,8 @@ class ClaimPodFacts(ObjectFacts):
     """Its preemptionPolicy is not Never."""
     started: str = ""
     """When its kubelet took it, RFC 3339; empty before."""
+    grace_s: int = 30
+    """Its own grace period, in seconds: the API server's default unless it says another."""
     ends_by: str = ""
     """When its grace period is over, RFC 3339; empty while it is not being deleted."""
 
@@ -298,6 +300,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         scheduler=clipped(str(fitted_spec.get("schedulerName") or DEFAULT_SCHEDULER)),
         may_preempt=fitted_spec.get("preemptionPolicy") != NEVER_PREEMPTS,
         started=str(fitted_status.get("startTime") or ""),
+        grace_s=grace_s(fitted_spec),
         ends_by=str(metadata.get("deletionTimestamp") or ""),
     )
 

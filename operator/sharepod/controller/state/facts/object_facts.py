@@ -61,6 +61,12 @@ def whole_number(value: object) -> int:
         return 0
 
 
+def grace_s(spec: Json) -> int:
+    """Return the grace period of a Pod by its spec, in seconds."""
+    said = spec.get("terminationGracePeriodSeconds")
+    return 30 if said is None else whole_number(said)
+
+
 def controller_of(metadata: Json, kind: str | None) -> str | None:
     """Return the uid of an object's controller, of that kind alone unless None; None if it has none."""
     for owner in maps(metadata.get("ownerReferences")):

@@ -33,6 +33,7 @@ from .object_facts import (
     ObjectFacts,
     common,
     controller_of,
+    grace_s,
     mapping,
     maps,
     resources_of,
@@ -107,6 +108,8 @@ class PodFacts(ObjectFacts):
     """Value of its PriorityClass, as the API server's admission has set it."""
     may_preempt: bool = True
     """Its preemptionPolicy is not Never."""
+    grace_s: int = 30
+    """Its own grace period, in seconds: the API server's default unless it says another."""
     ends_by: str = ""
     """When its grace period is over, RFC 3339; empty while it is not being deleted."""
     asks: PodNeeds | None = None
@@ -211,6 +214,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
         may_preempt=spec.get("preemptionPolicy") != NEVER_PREEMPTS,
+        grace_s=grace_s(spec),
         ends_by=str(metadata.get("deletionTimestamp") or "")[:_MAX_TIME],
         asks=_asks(spec) if waits else None,
         claim=_share_claim(spec),
