@@ -3,7 +3,8 @@
 Guarantees:
 - Totals are the sum over its shares of the largest count of each: nothing is counted twice, however often a report is
   read, and the count of one share goes on over agents.
-- They are written when they have grown by an eighth and by `_LEAST_S`, and once they are final: at rest never.
+- They are written when time or memory has grown by an eighth and by `_LEAST_S` or `_LEAST_MIB_S`, and once they are
+  final: at rest never.
 - A report of an earlier share, which its agent has not replaced yet, is not taken for one of the present.
 """
 
@@ -16,13 +17,15 @@ from sharepod.api.sharepod import GpuTotals, SharePodConsumption
 _LEAST_S = 600
 """Least growth that is written, in seconds of GPU time held and reserved: a SharePod with one GPU is not written for it
 more often than each five minutes."""
+_LEAST_MIB_S = 300 * 80 * 1024
+"""Least growth of memory x time that is written, in MiB x s: five minutes of a GPU of 80 GiB."""
 _PART = 8
 """Growth that is written, as a part of what was written: some 30 writes in the first day, a few on each later one."""
 _AMOUNTS = tuple(GpuTotals.model_fields)
 
 
 def totals_to_write(
-    was: SharePodConsumption | None, seen: TenantStatus | None, *, drained: bool
+    was: SharePodConsumption | None, seen: TenantStatus | None, *, drained: bool, last: bool = False
 ) -> SharePodConsumption | None:
     """Return the totals if they are to be written, else None.
 
@@ -30,16 +33,21 @@ def totals_to_write(
         was: The totals as they were last written.
         seen: The agent's report.
         drained: The agent has confirmed that nothing is left of the share: the count is final.
+        last: Nothing more will be reported, whether or not the agent has confirmed anything: the row goes.
     """
     if seen is None or seen.drained != drained:
         return None
     now = _totals(was, seen)
     if now is None:
         return None
-    grown = _time(now) - _time(was)
-    if drained:
+    if drained or last:
         return now if was is None or any(getattr(now, name) > getattr(was, name) for name in _AMOUNTS) else None
-    return now if grown >= _LEAST_S and grown * _PART >= _time(was) else None
+    due = _is_due(_time(was), _time(now), _LEAST_S) or _is_due(_memory(was), _memory(now), _LEAST_MIB_S)
+    return now if due else None
+
+
+def _is_due(was: int, now: int, least: int) -> bool:
+    return now - was >= least and (now - was) * _PART >= was
 
 
 def _totals(was: SharePodConsumption | None, seen: TenantStatus) -> SharePodConsumption | None:
@@ -61,3 +69,7 @@ def _as_former(was: SharePodConsumption) -> GpuTotals:
 
 def _time(totals: GpuTotals | None) -> int:
     return totals.held_seconds + totals.reserved_seconds if totals is not None else 0
+
+
+def _memory(totals: GpuTotals | None) -> int:
+    return totals.memory_mebibyte_seconds if totals is not None else 0

@@ -59,6 +59,29 @@ def test_a_running_sharepod_is_written_for_an_eighth_more_and_ten_gpu_minutes(
     assert (totals_to_write(was, seen(held=reported), drained=False) is not None) is due
 
 
+@pytest.mark.parametrize(
+    ("written", "reported", "due"),
+    [
+        (0, 24_575_999, False),
+        (0, 24_576_000, True),
+        (400_000_000, 449_999_999, False),
+        (400_000_000, 450_000_000, True),
+    ],
+)
+def test_one_that_keeps_memory_alone_is_written_for_an_eighth_more(written: int, reported: int, due: bool) -> None:
+    """Request 0, and nothing held: a model that waits for questions costs its memory."""
+    was = SharePodConsumption(since=FIRST, counted_since=FIRST, memory_mebibyte_seconds=written) if written else None
+    report = seen(memory_mebibyte_seconds=reported)
+    assert (totals_to_write(was, report, drained=False) is not None) is due
+
+
+def test_the_last_report_counts_where_the_agent_confirms_nothing() -> None:
+    first = totals_to_write(None, seen(held=5), drained=False, last=True)
+    assert first is not None
+    assert first.held_seconds == 5
+    assert totals_to_write(first, seen(held=5), drained=False, last=True) is None
+
+
 def test_a_report_of_an_earlier_share_or_without_a_count_is_not_taken() -> None:
     was = SharePodConsumption(since=FIRST, counted_since=SECOND, held_seconds=5000)
     stale = seen(held=50_000, drained=True)

@@ -248,9 +248,11 @@ class TenantReconciler:
             case steps.BeginRelease(node=node):
                 await self._begin_release(snapshot, tenant, node)
             case RemoveRow():
-                if sharepod is not None and step.reason is RemovalReason.DRAINED and not sharepod.deleting:
-                    await self._status.sync(snapshot, sharepod, memo, None)  # its agent forgets the count with the row
-                await self._remove_if_confirmed(snapshot, tenant, step)
+                counting = sharepod if sharepod is not None and not sharepod.deleting else None
+                if counting is not None and not await self._status.totals_are_written(snapshot, counting, memo):
+                    self.queue.add_after(tenant, LOOK_AGAIN_S)
+                else:
+                    await self._remove_if_confirmed(snapshot, tenant, step)
             case Finish() | EndRun():
                 if await self._confirmations.ended(snapshot, tenant, *self._name(snapshot), step):
                     return step

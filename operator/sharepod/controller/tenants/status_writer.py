@@ -69,13 +69,26 @@ class StatusWriter:
         self._clock = clock
         self._requeue_after = requeue_after
 
+    async def totals_are_written(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> bool:
+        """Write the totals of a share whose row is about to go: its agent forgets the count with the row. Return False
+        if they could not be written to the SharePod as it is now. Raises `ApiError`."""
+        if not sharepod.readable or self._inputs(snapshot, memo, last=True).consumed is None:
+            return True
+        return await self.sync(snapshot, sharepod, memo, None, last=True) or memo.gone
+
     async def sync(
-        self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo, finish: Ending | None
+        self,
+        snapshot: TenantSnapshot,
+        sharepod: SharePodFacts,
+        memo: TenantMemo,
+        finish: Ending | None,
+        *,
+        last: bool = False,
     ) -> bool:
         """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
 
         Return whether something was written. A SharePod of which only the metadata is known gets an Event alone, unless
-        it has ended.
+        it has ended. `last`: its row is about to go, and with it the totals.
 
         1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
         2. Compose the status and compare it with the one that was read.
@@ -86,7 +99,7 @@ class StatusWriter:
         if not sharepod.readable and finish is None:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
             return False
-        inputs = self._inputs(snapshot, memo)
+        inputs = self._inputs(snapshot, memo, last=last)
         pod = snapshot.pod
         cleared = pod is not None and pod.taken_back and sharepod.status.pod_uid == pod.uid
         now = self._clock()
@@ -171,7 +184,7 @@ class StatusWriter:
         body = {"metadata": metadata, "status": left}
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
-    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo) -> StatusInputs:
+    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool) -> StatusInputs:
         """Return what the status is made of, usage left as it is."""
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
@@ -180,7 +193,7 @@ class StatusWriter:
         if row is not None and gpunode is not None:
             gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
             was = snapshot.sharepod.status.consumed if snapshot.sharepod is not None else None
-            totals = totals_to_write(was, seen, drained=reserved is not None and reserved.drained)
+            totals = totals_to_write(was, seen, drained=reserved is not None and reserved.drained, last=last)
         return StatusInputs(
             snapshot=snapshot,
             node=reserved.node if reserved is not None else None,

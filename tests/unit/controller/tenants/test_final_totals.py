@@ -1,0 +1,66 @@
+"""Totals of a SharePod as its share goes: whatever happens meanwhile, they are written before its row is removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from unit.controller.acting_world import World
+
+COUNT: dict[str, Any] = {
+    "countedSince": "2026-01-01T00:00:00.000Z",
+    "heldSeconds": 40,
+    "borrowedSeconds": 10,
+    "reservedSeconds": 100,
+    "memoryMebibyteSeconds": 7,
+}
+
+
+async def releasing(world: World) -> None:
+    """A SharePod whose Pod has ended, and whose row is to go once its agent says so."""
+    world.node()
+    await world.running()
+    world.pod_phase("Succeeded")
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+
+
+@pytest.mark.promise("budgets-sharepod-final")
+async def test_totals_are_final_though_somebody_changes_the_sharepod_at_that_moment(world: World) -> None:
+    await releasing(world)
+    world.report({"id": world.tenant, "drained": True, **COUNT})
+    await world.relist()
+    world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"changed": "meanwhile"}))
+    await world.tenants.reconcile(world.tenant)
+    assert world.tenant in world.rows(), "the agent forgets the count with the row"
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    assert world.status()["consumed"]["heldSeconds"] == 40
+
+
+@pytest.mark.promise("budgets-sharepod-final")
+async def test_totals_are_as_last_reported_where_no_agent_confirms_anything(world: World) -> None:
+    await releasing(world)
+    world.report({"id": world.tenant, **COUNT})
+    await world.look()
+    assert "consumed" not in world.status(), "too little to be written while more may come"
+    world.change(
+        "gpunodes",
+        "node-a",
+        lambda item: item["metadata"].update(annotations={"sharepod.dev/force-release": world.tenant}),
+    )
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    consumed = world.status()["consumed"]
+    assert {name: consumed[name] for name in COUNT} == COUNT
+
+
+async def test_a_sharepod_that_is_gone_meanwhile_does_not_keep_its_row(world: World) -> None:
+    await releasing(world)
+    world.report({"id": world.tenant, "drained": True, **COUNT})
+    await world.relist()
+    world.delete("sharepods")
+    for _ in range(3):
+        await world.tenants.reconcile(world.tenant)
+    await world.until(lambda: world.tenant not in world.rows())
