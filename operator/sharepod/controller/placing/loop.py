@@ -50,8 +50,10 @@ from .resizes import has_request_0, try_resize
 from .waiting import WaitingTenant
 
 _YIELD_S = 0.002
-"""Seconds of deciding after which other tasks get a turn. From apply to Pod takes some twenty turns (watches, requests
-and their answers), each of which waits so long while thousands are tried: with 10 ms it took a quarter of a second."""
+"""Seconds of deciding after which other tasks get turns."""
+_TURNS = 10
+"""Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after 10
+ms of deciding it took a quarter of a second while thousands were tried."""
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
@@ -74,6 +76,11 @@ class _Cycle:
         now = time.monotonic()
         self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
         self.began = now
+
+
+async def _let_others_go_on() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 class PlacementLoop:
@@ -280,7 +287,7 @@ class PlacementLoop:
         began = time.monotonic()
         while (tried := turns.take()) is not None:
             if time.monotonic() - began > _YIELD_S:
-                await asyncio.sleep(0)
+                await _let_others_go_on()
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
@@ -335,7 +342,7 @@ class PlacementLoop:
         due = [waiting for waiting in self._places.values() if self._is_due(waiting)]
         for waiting in due:
             if waiting.key is None and time.monotonic() - began > _YIELD_S:
-                await asyncio.sleep(0)
+                await _let_others_go_on()
                 began = time.monotonic()
             self._know_key(waiting)
         turns.add_all(self._keyed(due + self._take_those_that_came()))
