@@ -52,8 +52,8 @@ from .waiting import WaitingTenant
 _YIELD_S = 0.002
 """Seconds of deciding after which other tasks get turns."""
 _TURNS = 10
-"""Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after 10
-ms of deciding it took a quarter of a second while thousands were tried."""
+"""Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after
+10 ms of deciding it took a quarter of a second while thousands were tried."""
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
