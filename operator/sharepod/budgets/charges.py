@@ -29,7 +29,7 @@ _COST = Decimal("0.0001")
 _HOURS = Decimal("0.000001")
 """Step of hours: 3.6 ms."""
 _FORMULA = ("=", "+", "-", "@")
-"""First characters by which a spreadsheet takes a text for a formula."""
+"""First characters by which a spreadsheet takes a text for a formula, also behind blanks, tabs and ends of line."""
 
 
 class Charged(StrEnum):
@@ -108,7 +108,7 @@ def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
-    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula."""
+    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula, and none for another row."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
     writer.writerow(columns)
@@ -211,5 +211,5 @@ def _hours(ms: int) -> Decimal:
 
 
 def _as_text(value: str | Decimal) -> str:
-    text = str(value)
-    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+    text = "".join(each if each.isprintable() else " " for each in str(value))
+    return f"'{text}" if isinstance(value, str) and text.lstrip().startswith(_FORMULA) else text

@@ -15,6 +15,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -152,14 +153,13 @@ def _month(text: str) -> str:
     return text
 
 
-def main() -> int:
-    """Run the command. Return its exit status."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Return its exit status. `arguments`: default: the process's own."""
     parser = argparse.ArgumentParser(
         prog="python -m sharepod.controller.bill",
         description="Print what namespaces have had of GPUs in a month, in UTC, from GPUStatements.",
     )
-    this = f"{datetime.now(UTC):%Y-%m}"
-    parser.add_argument("--month", type=_month, default=this, help="such as 2026-01, or last; default: this month")
+    parser.add_argument("--month", type=_month, help="such as 2026-01, or last; default: this month")
     parser.add_argument("--namespace", help="only this namespace")
     parser.add_argument(
         "--by",
@@ -172,7 +172,10 @@ def main() -> int:
     parser.add_argument(
         "--kubeconfig", type=Path, help="without it, as the ServiceAccount of the pod that this runs in"
     )
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    if given.by == "owner" and given.month is not None:
+        parser.error("--by owner has no months: it is what SharePods have had since they began; leave --month out")
+    given.month = given.month or f"{datetime.now(UTC):%Y-%m}"
     try:
         return asyncio.run(_run(given, read_prices(given.prices) if given.prices else Prices()))
     except (BillError, NoApiServerError, ApiError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from sharepod.budgets.charges import Charged, Prices
 from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
-from sharepod.controller.bill import BillError, read_prices, sharepods, statements
+from sharepod.controller.bill import BillError, main, read_prices, sharepods, statements
 from sharepod.kube import Json, NotFoundError
 
 EXAMPLE = """
@@ -118,3 +119,30 @@ async def test_the_bill_by_owner_adds_up_what_the_sharepods_of_each_have_had() -
     whole = owners_as_allocations(owner_lines(found, prices), "2026-02-01T00:00:00Z", prices)
     assert whole["totalCost"] == pytest.approx(3.0 + 1.5 * 2.4 + 0.02)
     assert [one["properties"]["controller"] for one in whole["allocations"]] == ["alone", "train"]
+
+
+async def test_no_owner_writes_a_formula_into_an_administrators_spreadsheet() -> None:
+    """The API server takes any text for the kind of an owner."""
+    server: Any = _Pages([sharepod("one", 3600, owner="\t=1+1"), sharepod("two", 3600, owner=" @x")])
+    found, _ = await sharepods(server, None)
+    for metadata, _ in found:
+        metadata["ownerReferences"][0]["kind"] = "\r=HYPERLINK(1)"
+    text = owners_as_csv(owner_lines(found, Prices()), Prices())
+    cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+    assert {"' =1+1", "' @x", "' =HYPERLINK(1)"} <= set(cells)
+    assert not [cell for cell in cells if cell.lstrip().startswith(("=", "@"))]
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n", "\x85", "\u2028"])
+async def test_no_owner_writes_a_row_of_another(end: str) -> None:
+    row = f"x{end}other-team,SharePod,train,2026-01-01T00:00:00Z,T,1000"
+    server: Any = _Pages([sharepod("one", 3600, owner=row)])
+    found, _ = await sharepods(server, None)
+    text = owners_as_csv(owner_lines(found, Prices()), Prices())
+    assert len(text.splitlines()) == 2, "a header and one owner"
+
+
+def test_a_month_of_owners_is_refused_instead_of_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--by", "owner", "--month", "2026-01"])
+    assert "--by owner has no months" in capsys.readouterr().err
