@@ -52,7 +52,7 @@ def test_killed_at_random_the_operator_loses_doubles_and_overcommits_nothing(wor
 
 def test_in_bad_weather_nothing_is_lost_doubled_or_overcommitted(weather: Weather) -> None:
     asked = chaos.Asked(
-        sharepods=60, nodes=32, kills=1, seed=3, deleted=6, timeout=250, strangers=4, taken=3, spread=25.0
+        sharepods=60, nodes=32, kills=1, seed=3, deleted=6, timeout=250, strangers=4, taken=3, spread=25.0, preempted=6
     )
     storm = Storm(weather, seed=asked.seed, faults=6)
     with Audit(weather.world.api, memory=16 * GIB) as audit:
@@ -60,3 +60,4 @@ def test_in_bad_weather_nothing_is_lost_doubled_or_overcommitted(weather: Weathe
     assert storm.played.total() == 6
     wrong = (outcome.lost, outcome.doubled, outcome.over_committed, outcome.left)
     assert (outcome.running, outcome.kills, outcome.failed, wrong) == (54, 1, (), (0, 0, 0, 0)), outcome
+    assert outcome.preempted > 0, outcome
