@@ -247,15 +247,15 @@ class _Client(threading.Thread):
                 if name in self._to_delete:
                     doomed.append(name)
                 if len(doomed) > 5:
-                    self._delete(doomed.pop(0))
+                    self._delete_one(doomed.pop(0))
                 if self._over.wait(self._pause):
                     return
             for name in doomed:
-                self._delete(name)
+                self._delete_one(name)
         except (ApiError, OSError, HTTPException) as error:
             self.failures.append(repr(error))
 
-    def _delete(self, name: str) -> None:
+    def _delete_one(self, name: str) -> None:
         _, door = self._requests[name]
         surely(partial(end, self._world, self._namespace, name, door), done=404, over=self._over)
 
