@@ -293,6 +293,8 @@ class PlacementLoop:
                     return False
                 if self._came:
                     turns.add_all(self._keyed(self._take_those_that_came()))
+            if self.engine.packing.due and not self.engine.packing.ready:
+                await self._renew()
             if not self._may_act():
                 return True
             request = self._asked_now(tried)

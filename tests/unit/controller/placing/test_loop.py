@@ -638,3 +638,31 @@ async def test_one_that_the_cap_on_excluded_gpus_stops_is_placed_once_its_namesp
             world.loop.want_resize("first", changed=True)
             await world.settle()
         assert "second" in world.placed
+
+
+async def test_a_burst_is_decided_by_weights_once_so_many_have_come_that_there_are_any(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without weights each decision looks at each GPU of the cluster."""
+    for number in range(20):
+        world.node(f"n{number}", gpus=8)
+    by_weights: list[bool] = []
+    find = world.loop.engine.find
+
+    def noted(request: PlacementRequest) -> Assignment | None:
+        by_weights.append(world.loop.engine.packing.ready)
+        return find(request)
+
+    monkeypatch.setattr(world.loop.engine, "find", noted)
+    monkeypatch.setattr(world, "settle", lambda: asyncio.sleep(0))
+    kicked = world.loop.want_place
+    names = [f"t{number}" for number in range(200)]
+    monkeypatch.setattr(world.loop, "want_place", lambda _tenant: None)
+    for name in names:
+        await world.want(name, 0.5)
+    for name in names:
+        kicked(name)
+    async with asyncio.timeout(10):
+        while len(by_weights) < len(names):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    assert by_weights.count(False) < len(names) / 2
