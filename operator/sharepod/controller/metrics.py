@@ -126,7 +126,8 @@ EVICTIONS = Counter(
 PREEMPTIONS = Counter(
     "sharepod_operator_preemptions",
     "Preemptions, moves included, by outcome: begun, placed, left (the SharePod waits no longer), refused (by a "
-    "disruption budget), protected (only disruption budgets stand in the way), overtaken, stuck.",
+    "disruption budget), protected (only disruption budgets stand in the way), overtaken, stuck, withdrawn (a mover "
+    "may no longer be moved).",
     ["outcome"],
     registry=LEADERS,
 )

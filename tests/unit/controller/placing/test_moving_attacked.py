@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sharepod.api.objects import CLAIM_DRIVER
 from sharepod.api.units import TenantId
-from unit.controller.objects import pod_object
+from unit.controller.objects import pod_object, sharepod_object
 from unit.controller.placing.test_moving import moves, scattered
 from unit.controller.preempting_world import Playing, playing
 
@@ -103,6 +103,27 @@ async def test_best_effort_stays_where_another_would_be_evicted() -> None:
         await world.want("high", 0.1, memory="7.5Gi", priority=9)
         await world.later(2)
         assert [(item.plan.evict, item.plan.move_to) for item in world.begun] == [(("evicted",), None)]
+
+
+@pytest.mark.promise("placement-move-consent")
+async def test_consent_that_is_taken_back_before_the_eviction_holds() -> None:
+    async with scattered() as world:
+        await world.want("waits", 0.8, memory="1Gi")
+        await world.later(2)
+        assert world.kept() == {"waits", "mover"}
+        spec: dict[str, Any] = {"gpu": {"request": 0.4, "memory": "1Gi", "movable": False}, "restartPolicy": "Always"}
+        metadata = {"namespace": "n"}
+        world.state.put_sharepod(sharepod_object(uid="mover", name="mover", version=9, spec=spec, metadata=metadata))
+        await world.later(2)
+        assert world.loop.preemptions.of("waits") is None, "the preemptor evicts nobody for it any more"
+        assert world.kept() == set()
+    async with scattered() as world:
+        await world.want("waits", 0.8, memory="1Gi")
+        await world.later(2)
+        world.deletes("mover")
+        world.state.put_sharepod(sharepod_object(uid="mover", name="mover", version=9, spec=spec, metadata=metadata))
+        await world.later(2)
+        assert world.kept() == {"waits", "mover"}, "it goes already: both keep what they were promised"
 
 
 async def test_best_effort_stays_where_nobody_is_evicted() -> None:

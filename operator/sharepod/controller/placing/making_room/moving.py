@@ -156,6 +156,15 @@ class Moving:
             return None
         return mover
 
+    def may_go_on(self, request: PlacementRequest, plan: PreemptionPlan) -> bool:
+        """Return whether a tenant that is to be evicted may still be moved, or goes already: its owner may have taken
+        back that it is movable while the API server took no evictions."""
+        tenant = plan.evict[0]
+        row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
+        if row is None or self._seen.leaves(tenant):
+            return True
+        return self._movers.of(tenant, row, request, plan.evict) is not None
+
     def begin(self, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> None:
         """Keep the new place of a tenant that is about to be evicted."""
         now = self._clock()

@@ -289,6 +289,8 @@ class Preemptions:
                 self.end(tenant, "left")
             elif now - item.began > _UNTOUCHED_S and stays:
                 self.end(tenant, "stuck")
+            elif item.plan.move_to is not None and not self.moving.may_go_on(request, item.plan):
+                self.end(tenant, "withdrawn")
             elif not _holds(self._state.cluster, request, item.plan, victims):
                 self.end(tenant, "overtaken")
         return len(self._running) < before
