@@ -34,7 +34,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.gpunode_changes import usage_moved
 from sharepod.controller.state.memos import TenantMemo
-from sharepod.kube import ConflictError, InvalidError, Json, NotFoundError
+from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, NotFoundError
 
 from .snapshots import asks_for_another_share
 
@@ -71,10 +71,15 @@ class StatusWriter:
 
     async def totals_are_written(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> bool:
         """Write the totals of a share whose row is about to go: its agent forgets the count with the row. Return False
-        if they could not be written to the SharePod as it is now. Raises `ApiError`."""
+        if they could not be written to the SharePod as it is now. Where the API server refuses them they are lost: no
+        GPU is kept for a figure. Raises `ApiError`."""
         if not sharepod.readable or self._inputs(snapshot, memo, last=True).consumed is None:
             return True
-        return await self.sync(snapshot, sharepod, memo, None, last=True) or memo.gone
+        try:
+            return await self.sync(snapshot, sharepod, memo, None, last=True) or memo.gone
+        except (ForbiddenError, InvalidError) as error:
+            log.warning("totals are lost", sharepod=f"{sharepod.namespace}/{sharepod.name}", error=error.message)
+            return True
 
     async def sync(
         self,

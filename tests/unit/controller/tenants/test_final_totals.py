@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from doubles.apiserver.errors import Refused
+from sharepod.kube import ApiError
 from unit.controller.acting_world import World
 
 COUNT: dict[str, Any] = {
@@ -54,6 +57,18 @@ async def test_totals_are_as_last_reported_where_no_agent_confirms_anything(worl
     await world.until(lambda: world.tenant not in world.rows())
     consumed = world.status()["consumed"]
     assert {name: consumed[name] for name in COUNT} == COUNT
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_refused_status_keeps_no_share(world: World, status: int) -> None:
+    await releasing(world)
+    world.report({"id": world.tenant, "drained": True, **COUNT})
+    for _ in range(20):
+        world.server.fail("patch", "sharepods", refusal=Refused(status, "Invalid", "a policy does not like it"))
+    for _ in range(3):
+        with suppress(ApiError):  # the status itself is tried again
+            await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
 
 
 async def test_a_sharepod_that_is_gone_meanwhile_does_not_keep_its_row(world: World) -> None:
