@@ -22,7 +22,8 @@ from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
 from sharepod.api.crd.budget_definition import gpubudget_crd
-from sharepod.api.crd.definitions import STAYS, gpunode_crd, gpustatement_crd, sharepod_crd
+from sharepod.api.crd.definitions import gpunode_crd, gpustatement_crd, sharepod_crd
+from sharepod.api.crd.parts import STAYS
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 from sharepod.api.crd.served_versions import with_versions
 from sharepod.api.gpubudget import KIND as GPUBUDGET

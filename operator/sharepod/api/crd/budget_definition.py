@@ -19,7 +19,7 @@ from sharepod.api.gpubudget import (
     WhenSpent,
 )
 
-from .definitions import column, definition, rule
+from .parts import column, definition, rule
 from .schema import by_key, model_schema
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from sharepod.api.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, MAX_NAME, MAX_QUANTITY, MAX_SELECTION
-from sharepod.api.crd.definitions import gpu_schema, gpunode_crd, sharepod_crd
+from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
+from sharepod.api.crd.gpu_schema import gpu_schema
 from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
 from sharepod.api.sharepod import OWN_FIELDS, GpuSpec, SharePodStatus

@@ -1,0 +1,108 @@
+"""Parts that CustomResourceDefinitions are put together from: the frame, printer columns, CEL rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sharepod.api.objects import GROUP, VERSION
+
+from .schema import Schema
+
+Rule = dict[str, str]
+
+STAYS = "self == oldSelf"
+"""Rule of a field that stays as it was created."""
+
+
+def definition(
+    *,
+    kind: str,
+    plural: str,
+    short: str,
+    scope: str,
+    description: str,
+    spec: Schema,
+    status: Schema,
+    columns: list[dict[str, Any]],
+    subresources: dict[str, Any] | None = None,
+    categories: list[str] | None = None,
+) -> dict[str, Any]:
+    """Return a CRD of one version."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                **({"categories": categories} if categories else {}),
+            },
+            "scope": scope,
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": subresources or {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "description": description,
+                            "type": "object",
+                            "properties": {
+                                "apiVersion": {"type": "string"},
+                                "kind": {"type": "string"},
+                                "metadata": {"type": "object"},
+                                "spec": spec,
+                                "status": status,
+                            },
+                            "required": ["spec"],
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: `a, b and c`."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
+    """Return a column that kubectl get prints; one of priority 1 only with -o wide."""
+    result: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+    if description:
+        result["description"] = description
+    if priority:
+        result["priority"] = priority
+    return result
+
+
+def rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
+    """Return a CEL rule. `message` is shown where `expression`, which may quote values, is missing or fails."""
+    result = {"rule": rule, "message": message}
+    if expression:
+        result["messageExpression"] = expression
+    if field:
+        result["fieldPath"] = f".{field}"
+    if reason:
+        result["reason"] = reason
+    return result
+
+
+def fix(schema: Schema, names: Sequence[str], allowed: str) -> None:
+    """Let fields of an object not change: add a rule to each.
+
+    The API server works out all rules at each write, of a status too. A rule of a field costs only where the field is.
+    """
+    for name in names:
+        rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])
+        rules.append(rule(STAYS, f"cannot be changed {allowed}; delete the SharePod and create it again"))
