@@ -7,7 +7,7 @@ tenants and asking the engine.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -107,6 +107,22 @@ def small_cluster(chance: random.Random) -> SmallCluster:
                 leaving=chance.random() < 0.1 and request.gpu.labels.affinity is None,
             )
     return world
+
+
+def refused_requests(
+    part: int, count: int, priorities: Sequence[int]
+) -> Iterator[tuple[str, random.Random, SmallCluster, PlacementRequest]]:
+    """Yield small clusters with a request each that finds no room there: the name to draw the same one again, what it
+    was drawn by, the cluster and the request."""
+    number = part * 100_000
+    while count:
+        number += 1
+        chance = random.Random(number)
+        world = small_cluster(chance)
+        request = random_request(chance, "new", priority=chance.choice(priorities))
+        if Engine(world.cluster).find(request) is None:
+            count -= 1
+            yield f"cluster {number}", chance, world, request
 
 
 def random_request(chance: random.Random, tenant: str, *, priority: int) -> PlacementRequest:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from property.preemption_oracle import SmallCluster, random_request, small_cluster
+from property.preemption_oracle import SmallCluster, refused_requests
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import Engine
 from sharepod.placement.preemption.moves import Movable, MovePlan, cost_of_move, place_holds, plan_move
@@ -22,24 +22,17 @@ _CLUSTERS = 400
 @pytest.mark.parametrize("part", range(5))
 def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int) -> None:
     seen: Counter[str] = Counter()
-    number = part * 100_000
-    while sum(seen.values()) < _CLUSTERS // 5:
-        number += 1
-        chance = random.Random(number)
-        world = small_cluster(chance)
+    for case, chance, world, request in refused_requests(part, _CLUSTERS // 5, priorities=(0,)):
         movable = _movable(chance, world)
-        request = random_request(chance, "new", priority=0)
-        if Engine(world.cluster).find(request) is not None:
-            continue
         plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
         possible = {tenant for tenant in movable if _can_move(world, request, movable[tenant])}
         if plan is None or not possible:
-            assert plan is None, f"cluster {number}: {plan} although none can move"
-            assert not possible, f"cluster {number}: no plan although {possible} could move"
+            assert plan is None, f"{case}: {plan} although none can move"
+            assert not possible, f"{case}: no plan although {possible} could move"
             seen["none"] += 1
             continue
         least = min(cost_of_move(movable[tenant]) for tenant in possible)
-        assert plan.cost == cost_of_move(movable[plan.tenant]) == least, f"cluster {number}: {plan}"
+        assert plan.cost == cost_of_move(movable[plan.tenant]) == least, f"{case}: {plan}"
         _holds_until_its_new_place_is_taken(world, request, movable[plan.tenant], plan)
         _carry_out(world, request, movable[plan.tenant], plan)
         seen["inside" if plan.to.node == plan.node else "elsewhere"] += 1

@@ -19,10 +19,11 @@ from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
 from sharepod.placement.filters.candidates import affinity_places, gpu_checks, gpu_passes, node_passes
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount, Row
-from sharepod.placement.state.cluster import Cluster, GroupPlace
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import GroupPlace
 from sharepod.placement.state.types import Assignment, PlacementRequest, Reservation
 
-from .shortage import Amounts, must_end, short_of_gpu, short_of_node, taken_of_node
+from .shortage import Amounts, must_end, short_of_gpu, short_of_node, taken_of_node, usable_gpus
 from .victims import PreemptionPlan
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
@@ -138,7 +139,7 @@ def place_holds(cluster: Cluster, request: PlacementRequest, mover: PlacementReq
 def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable]) -> list[TenantId]:
     """Return the tenants of one node whose leaving may make room for the request there."""
     request, count = waits.request, waits.request.gpu.count
-    usable = _usable(node, waits)
+    usable = usable_gpus(node, request, waits.places, waits.checks)
     if len(usable) < count:
         return []
     ready = {gpu.state.uuid for gpu in usable if not short_of_gpu(gpu, request) and not _others(gpu, request, None)}
@@ -151,21 +152,6 @@ def _likely(node: NodeAccount, waits: _Waits, movable: Mapping[TenantId, Movable
         if len(ready.union(gpu.state.uuid for gpu in freed)) >= count and _covers(node, tenant, of_node):
             found.append(tenant)
     return found
-
-
-def _usable(node: NodeAccount, waits: _Waits) -> list[GpuAccount]:
-    """Return the GPUs of a node that the request could have if they were free."""
-    request = waits.request
-    group = next((uuids for name, uuids in waits.places if name == node.name and len(uuids) == request.gpu.count), None)
-    if waits.places and group is None:
-        return []
-    return [
-        gpu
-        for gpu in node.gpus
-        if (group is None or gpu.state.uuid in group)
-        and not gpu.kept_from(request)
-        and all(check.passes(gpu) for check in waits.checks)
-    ]
 
 
 def _others(gpu: GpuAccount, request: PlacementRequest, leaves: TenantId | None) -> bool:
@@ -198,7 +184,8 @@ def _move(
     ):
         return None
     after, checks = _left(node, tenant), gpu_checks(request)
-    passing = [gpu for gpu in _usable(after, waits) if gpu_passes(gpu, checks)]
+    usable = usable_gpus(after, request, waits.places, waits.checks)
+    passing = [gpu for gpu in usable if gpu_passes(gpu, checks)]
     if len(passing) < request.gpu.count or not node_passes(after, request):
         return None
     # 1. On another node, where the engine would put it.

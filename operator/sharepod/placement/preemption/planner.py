@@ -21,11 +21,12 @@ from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
 from sharepod.placement.filters.candidates import affinity_places, gpu_checks, gpu_passes, node_passes
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount, Row
-from sharepod.placement.state.cluster import Cluster, GroupPlace
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import GroupPlace
 from sharepod.placement.state.types import PlacementRequest, label_key
 
 from .search import Chosen, cheapest_set
-from .shortage import Amounts, freed_by, must_end, short_of_gpu, short_of_node
+from .shortage import Amounts, freed_by, must_end, short_of_gpu, short_of_node, usable_gpus
 from .victims import BOUNDED_ITEMS, PlanCost, PreemptionPlan, Unit, Victims
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
@@ -105,7 +106,8 @@ def _on_node(node: NodeAccount, asked: _Asked, victims: Victims, below: PlanCost
         return None
     going = {tenant for unit in units for tenant in unit.tenants}
     # 2. GPUs that the request could have; those that need nobody to go come first, whatever else is chosen.
-    usable = [gpu for gpu in _gpus(account, asked) if _may_be_freed(gpu, request, going)]
+    usable = usable_gpus(account, request, asked.places, asked.checks)
+    usable = [gpu for gpu in usable if _may_be_freed(gpu, request, going)]
     if len(usable) < request.gpu.count:
         return None
     capped = gpu_filters.within_cap(request)
@@ -227,23 +229,6 @@ def units_below(node: NodeAccount, request: PlacementRequest, victims: Victims) 
     here = (unit for tenant in node.rows if (unit := units.get(tenant)) is not None and unit.priority < priority)
     found = {unit.name: unit for unit in here}
     return [unit for _, unit in sorted(found.items())]
-
-
-def _gpus(node: NodeAccount, asked: _Asked) -> list[GpuAccount]:
-    """Return the GPUs that the request could have once enough of their tenants have left."""
-    request = asked.request
-    group = next((uuids for name, uuids in asked.places if name == node.name and len(uuids) == request.gpu.count), None)
-    if asked.places and group is None:
-        return []
-    return [
-        gpu
-        for gpu in node.gpus
-        if (group is None or gpu.state.uuid in group)
-        and gpu.state.available
-        and gpu.state.held
-        and not gpu.kept_from(request)
-        and all(check.passes(gpu) for check in asked.checks)
-    ]
 
 
 def _may_be_freed(gpu: GpuAccount, request: PlacementRequest, going: Collection[TenantId]) -> bool:

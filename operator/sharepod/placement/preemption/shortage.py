@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.objects import MAX_TENANTS
 from sharepod.api.units import TenantId
+from sharepod.placement.filters.gpu import GpuFilter
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount, Row
+from sharepod.placement.state.cluster_view import GroupPlace
 from sharepod.placement.state.types import PlacementRequest, Resources, label_key
 
 from .victims import Unit
@@ -30,6 +32,29 @@ class Frees:
 
     by_end: Amounts = field(default_factory=dict)
     by_lowering: Amounts = field(default_factory=dict)
+
+
+def usable_gpus(
+    node: NodeAccount, request: PlacementRequest, places: Sequence[GroupPlace], checks: Sequence[GpuFilter]
+) -> list[GpuAccount]:
+    """Return the GPUs of a node that the request could have once enough of their tenants have left.
+
+    Args:
+        places: where its affinity group runs; empty: anywhere.
+        checks: the GPU filters for the request that no tenant changes.
+    """
+    group = next((uuids for name, uuids in places if name == node.name and len(uuids) == request.gpu.count), None)
+    if places and group is None:
+        return []
+    return [
+        gpu
+        for gpu in node.gpus
+        if (group is None or gpu.state.uuid in group)
+        and gpu.state.available
+        and gpu.state.held
+        and not gpu.kept_from(request)
+        and all(check.passes(gpu) for check in checks)
+    ]
 
 
 def must_end(row: Row, request: PlacementRequest) -> bool:
