@@ -13,7 +13,7 @@ from property.placement_requests import AFFINITIES, CORDONED
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
 
 LASTING_OF_NODE = {"FewGpus", "NodeSelector", "NodeAffinity", "Taint", "TooSmall"}

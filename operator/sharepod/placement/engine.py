@@ -30,7 +30,8 @@ from .filters.candidates import (
 from .filters.explain import explain
 from .holders import find_holder
 from .policies import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Policy, policy_for
-from .state.cluster import Cluster, HeadReservation
+from .state.cluster import Cluster
+from .state.cluster_view import HeadReservation
 from .state.types import Assignment, NewHolder, PlacementRequest, Refusal, label_key
 from .together import place_on, places_together
 from .wording import of_claims

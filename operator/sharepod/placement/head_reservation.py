@@ -20,7 +20,8 @@ from .filters import gpu as gpu_filters
 from .filters import node as node_filters
 from .filters.candidates import affinity_places, node_passes
 from .state.accounts import GpuAccount, NodeAccount
-from .state.cluster import Cluster, HeadReservation
+from .state.cluster import Cluster
+from .state.cluster_view import HeadReservation
 from .state.types import PlacementRequest, label_key
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))

@@ -8,7 +8,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.units import Milli, TenantId
 from sharepod.placement.preemption.planner import plan_preemption, still_holds
 from sharepod.placement.preemption.victims import PreemptionPlan, VictimFacts, Victims, victims_of
-from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import PlacementRequest
 from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, node, put
 

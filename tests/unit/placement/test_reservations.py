@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.resizing import resize
-from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Refusal, Reservation
 from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, node, put, refused
 

@@ -23,7 +23,8 @@ from sharepod.api.units import WHOLE_GPU, TenantId
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import head_key
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable
-from sharepod.placement.state.cluster import Cluster, HeadReservation
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Outlook, PlacementRequest
 
 from .idle_debt import IdleDebt

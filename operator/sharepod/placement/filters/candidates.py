@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.cluster import Cluster, GroupPlace
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import GroupPlace
 from sharepod.placement.state.types import PlacementRequest, label_key
 
 from . import gpu as gpu_filters

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.cluster import Cluster, GroupPlace, HeadReservation
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import GroupPlace, HeadReservation
 from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal, label_key
 from sharepod.placement.wording import counted, gpus_of, size_down, some_of
 

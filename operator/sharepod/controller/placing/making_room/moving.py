@@ -25,7 +25,7 @@ from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.preemption.moves import Find, move_plans, place_holds
 from sharepod.placement.preemption.victims import PreemptionPlan
-from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Assignment, PlacementRequest
 from sharepod.rate_limit import RateLimiter
 

@@ -27,7 +27,8 @@ from sharepod.placement.engine import queue_key
 from sharepod.placement.preemption.planner import plans, still_holds
 from sharepod.placement.preemption.several_claims import holds_for_several, plans_for_several
 from sharepod.placement.preemption.victims import PreemptionPlan, Victims
-from sharepod.placement.state.cluster import Cluster, HeadReservation
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Assignment, PlacementRequest
 from sharepod.rate_limit import RateLimiter
 
