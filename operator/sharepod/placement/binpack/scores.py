@@ -33,7 +33,7 @@ HOLE_WEIGHT = 4.0
 ROUND_TO = 40
 """Thousandths of a GPU: nodes whose scores are nearer than this are equal, and the first by name is taken."""
 
-_WORK = 10_000
+_WORK = 3_000
 """GPUs times demand shapes that a decision scores where much has changed, and as many again where the weights have.
 Bounds the time of a decision. Three times as many pack no better (six traces, five seeds: the same to 0.01 points)."""
 

@@ -131,7 +131,7 @@ class UsableCapacity:
 
     def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
         """Add the `copies` of nodes, whose models these are, to `room`."""
-        for number in np.unique(model):
+        for number in np.flatnonzero(np.bincount(model)):  # np.unique imports a module of 6 ms at its first call
             room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
 
     def room_of_classes(self, room: Floats) -> Floats:

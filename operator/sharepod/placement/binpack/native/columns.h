@@ -15,7 +15,4 @@ static inline int64_t at_most(int64_t most, int64_t value) {
     return value < most ? value : most;
 }
 
-/* Return whether a node takes a pod without GPUs. */
-bool shp_node_passes(const shp_columns *columns, const shp_request *request, int64_t node);
-
 #endif

@@ -5,7 +5,7 @@
  * - Gives the same answer on every machine: sums are made in a fixed order.
  * - It only ranks. The caller asks the filters before it takes what is offered.
  */
-#include "columns.h"
+#include "filters.h"
 
 #include <math.h>
 #include <string.h>
@@ -357,37 +357,39 @@ static bool has_blocked_gpu(const shp_columns *columns, const shp_request *reque
     return request->blocked_gpus && memchr(request->blocked_gpus + node * columns->width, 1, (size_t)columns->width);
 }
 
-static int64_t passing_gpus(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus) {
-    return request->count ? shp_passing(columns, request, node, gpus) : shp_node_passes(columns, request, node);
+/* GPUs of the node that pass; 1 where it takes a pod without GPUs. */
+static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
+                              int64_t node, int64_t *gpus) {
+    return request->count ? passing_gpus(columns, request, bounds, node, gpus) : node_passes(columns, request, node);
 }
 
 int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t seen,
                    int64_t work, const shp_scores *scores, float *scratch, int64_t *gpus) {
     struct scored memo[MEMO];
     struct node_sums sums = sums_in(scratch, capacity->shapes);
+    const struct bounds bounds = bounds_of(columns, request);
     bool cleared = false;
     for (int64_t node = 0; node < columns->nodes; node++) {
         if (columns->changed_at[node] <= seen)
             continue;
-        int64_t passing = passing_gpus(columns, request, node, gpus);
+        int64_t found = passing(columns, request, &bounds, node, gpus);
         scores->score[node] = NO_PLACE;
-        if (!passing)
+        if (!found)
             continue;
         if (!cleared)
             memset(memo, 0, sizeof memo);
         cleared = true;
-        uint64_t tag = tag_of(columns, node, passing);
+        bool blocked = has_blocked_gpu(columns, request, node);
+        uint64_t tag = tag_of(columns, node, found);
         struct scored *scored = &memo[(tag >> 1) % MEMO];
-        if (scored->tag != tag || has_blocked_gpu(columns, request, node)) {
+        if (scored->tag != tag || blocked) {
             if (work < 0 && request->count) {
-                scores->score[node] = guess(columns, capacity, request, node, gpus, passing);
+                scores->score[node] = guess(columns, capacity, request, node, gpus, found);
                 scores->weights[node] = 0;
                 continue;
             }
-            *scored = score_node(columns, capacity, request, node, &sums, gpus, passing);
-            scored->tag = has_blocked_gpu(columns, request, node)
-                              ? 0
-                              : tag; /* the signature does not say which GPUs are blocked */
+            *scored = score_node(columns, capacity, request, node, &sums, gpus, found);
+            scored->tag = blocked ? 0 : tag; /* the signature does not say which GPUs are blocked */
             work -= scored->tried * capacity->shapes;
         }
         scores->score[node] = scored->score;
@@ -423,6 +425,7 @@ static int64_t highest_of(const shp_scores *scores, int64_t nodes, int64_t numbe
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *gpus) {
     struct node_sums sums = sums_in(scratch, capacity->shapes);
+    const struct bounds bounds = bounds_of(columns, request);
     for (;;) {
         int64_t node = highest(scores->score, columns->nodes);
         if (node < 0 || scores->weights[node] == capacity->number)
@@ -432,12 +435,12 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
             if (scored >= 0)
                 return scored;
         }
-        int64_t passing = passing_gpus(columns, request, node, gpus);
-        if (!passing) {
+        int64_t found = passing(columns, request, &bounds, node, gpus);
+        if (!found) {
             scores->score[node] = NO_PLACE;
             continue;
         }
-        struct scored scored = score_node(columns, capacity, request, node, &sums, gpus, passing);
+        struct scored scored = score_node(columns, capacity, request, node, &sums, gpus, found);
         scores->score[node] = scored.score;
         scores->gpu[node] = scored.gpu;
         scores->weights[node] = capacity->number;

@@ -22,7 +22,7 @@ ffi.set_source(
     "".join(f'#include "{header.name}"\n' for header in HEADERS),
     sources=[str(source.relative_to(HERE.parents[4])) for source in SOURCES],
     include_dirs=[str(HERE)],
-    depends=[str(path) for path in (*HEADERS, HERE / "columns.h", *SOURCES)],
+    depends=[str(path) for path in (*HEADERS, HERE / "columns.h", HERE / "filters.h", *SOURCES)],
     # The same sums on every machine: nothing is contracted or reordered.
     extra_compile_args=[
         "-std=c11",
