@@ -41,7 +41,8 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
     cpu = columns.cpu[row]
     left = cpu - wanted.needs.resources.cpu_milli
     gained = definition.value(after, left, model) - definition.value(before, cpu, model)
-    return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1] + to_label))
+    holes = definition.served(after[:, -1], left) - definition.served(before[:, -1], cpu)
+    return float(gained[0] + HOLE_WEIGHT * (holes[0] + to_label))
 
 
 def _before_and_after(
@@ -73,7 +74,9 @@ def check_scores(cluster: ClusterWithEngine, request: PlacementRequest) -> None:
             assert raw[int(scores.gpu[node])] >= max(raw.values()) - 0.5
             best = max(raw.values())
         else:
-            tightest = sorted(passing, key=lambda gpu: (int(columns.time[node, gpu]), gpu))[: wanted.count]
+            signature = columns.signature[node].tolist()
+            tightest = sorted(passing, key=lambda gpu: (int(columns.time[node, gpu]), signature[gpu], gpu))
+            tightest = tightest[: wanted.count]
             best = _raw(columns, definition, wanted, node, tightest)
         assert abs(int(scores.score[node]) - best / ROUND_TO) <= 0.55
 

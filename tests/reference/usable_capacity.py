@@ -66,6 +66,12 @@ class Definition:
         result: Floats = worth.sum(axis=1)
         return result
 
+    def served(self, holes: Floats, cpu: Floats) -> Floats:
+        """What the CPU of nodes can serve of the values of their holes, both of (nodes,)."""
+        by_cpu = np.maximum(cpu, 0.0)[:, None] * self.usable.time_by_cpu
+        result: Floats = np.minimum(holes[:, None], by_cpu).mean(axis=1)
+        return result
+
 
 def _fits(free: Ints, needs: Sequence[int]) -> Floats:
     return (free[:, None] // np.array(needs, dtype=np.int64)[None, :]).astype(np.float32)

@@ -227,9 +227,10 @@ class Offers:
         """
         columns, scores, node = self._packing.columns, self._scores, self._node
         passing = self._packing.passing(scores, node)
+        signature = columns.signature[node].tolist()
         if scores.request_class.count == 1:
-            signature, wanted = columns.signature[node].tolist(), int(scores.gpu[node])
+            wanted = int(scores.gpu[node])
             return next(([gpu] for gpu in passing if signature[gpu] == wanted), passing[:1])
         time = columns.time[node].tolist()
-        tightest = sorted(passing, key=lambda gpu: (time[gpu], gpu))
+        tightest = sorted(passing, key=lambda gpu: (time[gpu], signature[gpu], gpu))
         return tightest if all_passing else sorted(tightest[: scores.request_class.count])

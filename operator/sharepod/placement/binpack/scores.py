@@ -186,6 +186,8 @@ class Weighing:
             _keep(self._kept, capacity, "per_memory", self._filled_up(usable.per_memory))
             _keep(self._kept, capacity, "hole_by_memory", usable.hole_by_memory)
         _keep(self._kept, capacity, "hole_by_time", usable.hole_by_time)
+        capacity.intensities = usable.time_by_cpu.size
+        _keep(self._kept, capacity, "time_by_cpu", usable.time_by_cpu)
         self.sums = np.zeros((nodes, 2 * self._shapes + 1), dtype=np.float32)
         _keep(self._kept, capacity, "sums", self.sums)
         _keep(self._kept, capacity, "value", np.zeros(nodes, dtype=np.float32))

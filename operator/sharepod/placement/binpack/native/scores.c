@@ -155,6 +155,18 @@ VECTORS static float value_of(const shp_capacity *capacity, const struct node_su
     return lanes_of(total);
 }
 
+/* What a node's CPU can serve of its holes: the mean over equal parts of the demand. */
+VECTORS static float served(const shp_capacity *capacity, float holes, float cpu) {
+    if (!capacity->intensities)
+        return holes;
+    if (cpu < 0.0F)
+        cpu = 0.0F;
+    floats total = all_of(0.0F);
+    for (int64_t at = 0; at < capacity->intensities; at += LANES)
+        total += lesser(all_of(holes), cpu * load(capacity->time_by_cpu + at));
+    return lanes_of(total) / (float)capacity->intensities;
+}
+
 static int64_t known_model(const shp_columns *columns, const shp_capacity *capacity, int64_t node) {
     return at_most(capacity->models, columns->node_model[node]);
 }
@@ -181,7 +193,8 @@ void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, cons
             add_gpu(&sums, capacity, gpu_at(columns, capacity, at), 1.0F);
         of_node[2 * shapes] = sums.hole_values;
         copies_by_cpu(sums.by_cpu, capacity, columns->cpu[node]);
-        capacity->value[node] = value_of(capacity, &sums, known_model(columns, capacity, node));
+        capacity->value[node] = value_of(capacity, &sums, known_model(columns, capacity, node)) +
+                                served(capacity, sums.hole_values, columns->cpu[node]) * capacity->hole_weight;
     }
 }
 
@@ -191,7 +204,7 @@ static void start_from(struct node_sums *sums, const shp_capacity *capacity, int
     int64_t shapes = capacity->shapes;
     const float *of_node = capacity->sums + node * (2 * shapes + 1);
     memcpy(sums->fits, of_node, (size_t)(2 * shapes) * sizeof *of_node); /* fits and suited, which lie side by side */
-    sums->hole_values = 0.0F;
+    sums->hole_values = of_node[2 * shapes];
 }
 
 /* A GPU as it would be with the request on it. */
@@ -216,12 +229,6 @@ static float loss_to_label(const shp_columns *columns, const shp_capacity *capac
         gpu_with(capacity, at_least(0, time - request->milli), at_least(0, memory - request->takes[size]), size, 1.0F)
             .hole;
     return (after - before) * (1.0F - columns->worth[at]);
-}
-
-static float gain(const shp_columns *columns, const shp_capacity *capacity, const struct node_sums *sums,
-                  int64_t node) {
-    float after = value_of(capacity, sums, known_model(columns, capacity, node));
-    return after - capacity->value[node] + sums->hole_values * capacity->hole_weight;
 }
 
 /* A node of which one GPU changes from `before` to `after`. */
@@ -257,7 +264,7 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
     return lanes_of(total);
 }
 
-/* Gain of usable capacity, holes included, when the request goes to one GPU of a node. */
+/* Gain of usable capacity, holes included as far as the CPU serves them, when the request goes to one GPU of a node. */
 static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t node,
                      const float *by_cpu, int64_t at) {
     struct move move = {.sums = capacity->sums + node * (2 * capacity->shapes + 1),
@@ -265,8 +272,10 @@ static float gain_at(const shp_columns *columns, const shp_capacity *capacity, c
                         .weights = capacity->weights + known_model(columns, capacity, node) * capacity->shapes,
                         .before = gpu_at(columns, capacity, at),
                         .after = gpu_after(columns, capacity, request, at)};
+    float holes = move.sums[2 * capacity->shapes] + move.after.hole - move.before.hole;
+    float left = served(capacity, holes, columns->cpu[node] - request->cpu);
     return value_moved(capacity, &move) - capacity->value[node] +
-           (move.after.hole - move.before.hole + loss_to_label(columns, capacity, request, at)) * capacity->hole_weight;
+           (left + loss_to_label(columns, capacity, request, at)) * capacity->hole_weight;
 }
 
 static int64_t rounded(const shp_capacity *capacity, float raw) {
@@ -298,12 +307,15 @@ static struct scored best_gpu(const shp_columns *columns, const shp_capacity *ca
     return best;
 }
 
-/* The first `count` of the gpus are then the tightest, in order. */
-static void tightest_first(const int64_t *time, int64_t *gpus, int64_t passing, int64_t count) {
+/* The first `count` of the gpus are then the tightest, in order. Of equally tight ones the signature decides, so that
+ * nodes of the same signature give the same. */
+static void tightest_first(const int64_t *time, const int64_t *signature, int64_t *gpus, int64_t passing,
+                           int64_t count) {
     for (int64_t place = 0; place < count; place++) {
         int64_t tightest = place;
         for (int64_t other = place + 1; other < passing; other++)
-            if (time[gpus[other]] < time[gpus[tightest]])
+            if (time[gpus[other]] < time[gpus[tightest]] ||
+                (time[gpus[other]] == time[gpus[tightest]] && signature[gpus[other]] < signature[gpus[tightest]]))
                 tightest = other;
         int64_t gpu = gpus[tightest];
         memmove(gpus + place + 1, gpus + place, (size_t)(tightest - place) * sizeof *gpus);
@@ -317,15 +329,19 @@ static struct scored score_node(const shp_columns *columns, const shp_capacity *
     if (request->count == 1)
         return best_gpu(columns, capacity, request, node, sums, gpus, passing);
     start_from(sums, capacity, node);
-    tightest_first(columns->time + node * columns->width, gpus, passing, request->count);
+    float to_label = 0.0F;
+    int64_t first = node * columns->width;
+    tightest_first(columns->time + first, columns->signature + first, gpus, passing, request->count);
     for (int64_t number = 0; number < request->count; number++) {
-        int64_t at = node * columns->width + gpus[number];
+        int64_t at = first + gpus[number];
         add_gpu(sums, capacity, gpu_after(columns, capacity, request, at), 1.0F);
         add_gpu(sums, capacity, gpu_at(columns, capacity, at), -1.0F);
-        sums->hole_values += loss_to_label(columns, capacity, request, at);
+        to_label += loss_to_label(columns, capacity, request, at);
     }
-    return (struct scored){.score = rounded(capacity, gain(columns, capacity, sums, node)),
-                           .tried = 2 * request->count + 1};
+    float left = served(capacity, sums->hole_values, columns->cpu[node] - request->cpu);
+    float after = value_of(capacity, sums, known_model(columns, capacity, node));
+    float raw = after - capacity->value[node] + (left + to_label) * capacity->hole_weight;
+    return (struct scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
 /* Equal for nodes of the same signature of which as many GPUs pass; never 0. */

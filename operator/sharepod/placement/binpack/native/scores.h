@@ -37,8 +37,9 @@ typedef struct {
  * `shapes`: a multiple of eight; those that fill it up have no weight. `per_time` (shapes) and `per_memory` (sizes x
  * shapes): copies that fit into one thousandth; `per_memory` is null where all memory is in proportion to time.
  * `weights`: (models + 1) x shapes. `hole_by_time` (1001) and `hole_by_memory` (sizes x 1001; null with `per_memory`):
- * value as a hole, of which the lesser counts. `sums` (nodes x (2 shapes + 1)) and `value` (nodes): what `shp_sum_gpus`
- * keeps of each node. */
+ * value as a hole, of which the lesser counts. `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU
+ * that one thousandth of a core serves, for equal parts of the demand. `sums` (nodes x (2 shapes + 1)) and `value`
+ * (nodes): what `shp_sum_gpus` keeps of each node. */
 typedef struct {
     int64_t number;
     int64_t shapes;
@@ -52,6 +53,8 @@ typedef struct {
     const float *weights;
     const float *hole_by_time;
     const float *hole_by_memory;
+    int64_t intensities;
+    const float *time_by_cpu;
     float mix;
     float hole_weight;
     float round_to;
