@@ -114,7 +114,7 @@ def refused_requests(
 ) -> Iterator[tuple[str, random.Random, SmallCluster, PlacementRequest]]:
     """Yield small clusters with a request each that finds no room there: the name to draw the same one again, what it
     was drawn by, the cluster and the request."""
-    number = part * 100_000
+    number = part * 100_000 + 50_000
     while count:
         number += 1
         chance = random.Random(number)

@@ -31,19 +31,20 @@ Ints = npt.NDArray[np.integer[Any]]
 MIX = 0.8
 """Weight, of 1, of the time of GPUs that could take one request; the number of copies that fit has the rest."""
 
-SEVERAL_BY_COPIES, SEVERAL_WEIGHT = 200.0, 0.2
+SEVERAL_BY_COPIES, SEVERAL_WEIGHT = 200.0, 0.05
 """Requests of several GPUs: how many times as much a copy counts, and the weight of classes all of whose room is spoken
-for. With `MIX` and HOLE_WEIGHT: the last room for eight GPUs counts twice what its holes do. Half as much turns away
-0.3 points more of the trace cpu250 at a load of 0.9."""
+for. With `MIX` and HOLE_WEIGHT: the last room for eight GPUs counts half of what its holes do. Twice as much allocates
+0.1 points less of the traces default and multigpu20."""
 OF_MODELS_WEIGHT = 8.0
 """Weight of the classes that ask for certain models once all room of these models is spoken for. With 2 instead,
 2.5 points more of the trace gpuspec33 are turned away at a load of 0.9."""
 
 INTENSITIES = 16
 """Equal parts of the demand, by CPU to GPU time."""
-CPU_NEEDED = 0.3
+CPU_NEEDED = 0.15
 """Part of the CPU which a request asks for that has to be there beside a node's holes: where there is less than all
-ask for, those come that ask for little. The six traces allocate less with 0.3 and with 0.7."""
+ask for, those come that ask for little. 0.3 allocates 0.2 points more of the six traces, and turns away 0.6 points more
+of the trace gpushare100 at a load of 0.95."""
 
 SCARCE_AT_MOST = 0.05
 """Part of all idle time. Room for a class below this part does not make the class scarcer still."""
