@@ -304,6 +304,17 @@ class LastEnd(Model):
     """Restarts of its containers and Pods until then."""
 
 
+class KeptPlace(Model):
+    """Place that is kept for a SharePod while it is moved."""
+
+    node: Annotated[str, Field(max_length=253)]
+    """Node that it goes to."""
+    gpus: Annotated[tuple[str, ...], Field(max_length=MAX_GPUS)]
+    """UUIDs of its GPUs there."""
+    priority: int = 0
+    """Priority for which they are kept."""
+
+
 class SharePodStatus(Model):
     """Status of a SharePod, written by the operator alone."""
 
@@ -336,6 +347,8 @@ class SharePodStatus(Model):
     """Times that containers were restarted, or the Pod replaced by another one."""
     last_end: LastEnd | None = None
     """End of the last run that is, or will be, followed by another."""
+    moves_to: KeptPlace | None = None
+    """Where it is placed next; present while it is moved."""
     granted: GrantedShare | None = None
     """Share in force."""
     share: ShownShare | None = None

@@ -20,6 +20,7 @@ from sharepod.api.sharepod import (
     CONDITION_RECONCILING,
     CONDITION_RESIZED,
     CONDITION_STALLED,
+    KeptPlace,
     Phase,
     RestartPolicy,
     SharePodConsumption,
@@ -70,6 +71,8 @@ class StatusInputs:
     """Time of day, RFC 3339, for `lastTransitionTime`."""
     consumed: SharePodConsumption | None = None
     """Totals to be written now; None: they stay as they are."""
+    moves_to: KeptPlace | None = None
+    """Place that is kept for it, where it is moved by this process."""
     unreachable: str | None = None
     """Node that does not answer, where the tenant's Pod or share cannot go before it does."""
 

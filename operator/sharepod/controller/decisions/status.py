@@ -78,6 +78,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "endTime": (was.end_time if sharepod.ended and was.end_time else inputs.now) if over else None,
         "restarts": _restarts(was, pod, between=between, last=last),
         "lastEnd": last,
+        "movesTo": _moves_to(was, inputs, between=between, over=over),
         "granted": granted(row) if row is not None else was.granted.dump() if over and was.granted else None,
         "share": _shown(row, sharepod.gpu) if row is not None or not over else was.share.dump() if was.share else None,
         "usage": None if over or between else _usage(was, inputs.seen, inputs.usage_due),
@@ -140,6 +141,13 @@ def _restarts(was: SharePodStatus, pod: PodFacts | None, *, between: bool, last:
     return former + pod.restarted if pod is not None else was.restarts or former
 
 
+def _moves_to(was: SharePodStatus, inputs: StatusInputs, *, between: bool, over: bool) -> Json | None:
+    """Return the place that is kept for a SharePod that moves, from the end of its Pod until the next has a share."""
+    pod, kept = inputs.snapshot.pod, inputs.moves_to or was.moves_to
+    waits = pod is None or pod.deleting or (pod.waits_for_share and inputs.row is None)
+    return kept.dump() if kept is not None and (between or waits) and not over else None
+
+
 def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) -> Json | None:
     """Return `lastEnd` as it is, or the record of the end of a run."""
     if not isinstance(finish, EndRun):
@@ -180,6 +188,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
         inputs.unreachable,
         inputs.snapshot.between_runs,
         inputs.consumed,
+        inputs.moves_to,
         finish,
     )
 
@@ -196,6 +205,7 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
         inputs.gpus,
         sharepod.gpu,
         inputs.consumed,
+        (inputs.moves_to, pod is None or pod.deleting) if inputs.moves_to is not None else None,
         finish,
     )
 
@@ -210,7 +220,7 @@ def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
         del changes["conditions"]
     changes |= {key: None for key in written if key not in wanted}
     # These are merged field by field: nothing of the former value may stay.
-    for key in ("usage", "consumed", "granted", "share", "lastEnd"):
+    for key in ("usage", "consumed", "granted", "share", "lastEnd", "movesTo"):
         if isinstance(changes.get(key), dict):
             changes[key] = dict.fromkeys(written.get(key) or {}) | changes[key]
     return changes

@@ -270,6 +270,7 @@ class PlacementLoop:
         """
         cluster = self._state.cluster
         self._cycles += 1
+        self.preemptions.moving.take_over()
         began, version = time.monotonic(), cluster.room_version
         cycle = _Cycle(self._cycles, began, {})
         # 1. Resize: shares that change in place, but for those of request 0, which come after those that wait.

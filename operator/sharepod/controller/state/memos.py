@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sharepod.api.sharepod import GpuRequest
+from sharepod.api.sharepod import GpuRequest, KeptPlace
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
@@ -57,8 +57,8 @@ class Eviction:
     """Cause of its eviction in words, once the API server has accepted the eviction."""
     preempted: bool = False
     """It made room for a tenant of higher priority."""
-    moved: bool = False
-    """It is restarted elsewhere, which makes room for one that waits."""
+    move_to: KeptPlace | None = None
+    """Where it is restarted, if that makes room for one that waits."""
 
 
 @dataclass(slots=True)

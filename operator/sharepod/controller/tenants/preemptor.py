@@ -128,6 +128,9 @@ class Preemptor:
     def moved(self, move: OngoingMove, node: str) -> None:
         """Tell both sides of a move whose tenant is placed again on a node."""
         mover, waits = move.mover, move.waits
+        if waits is None:
+            self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now")
+            return
         made_room = f"it made room on {move.node} for {_whom(waits, mover.namespace)}"
         self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now; {made_room}")
         who = mover.name if mover.namespace == waits.namespace else "a tenant of another namespace"
@@ -144,9 +147,8 @@ class Preemptor:
             text = f"preempted on {node} by {_for_whom(request, pod.namespace)}"
         log.info("preempts", tenant=victim, pod=f"{pod.namespace}/{pod.name}", by=request.tenant, node=node)
         memo = self._memos.of(victim)
-        memo.eviction = Eviction(
-            pod=pod.uid, since=self._clock(), done=text, preempted=to is None, moved=to is not None
-        )
+        kept = self._preemptions.moving.kept_place(TenantId(victim)) if to is not None else None
+        memo.eviction = Eviction(pod=pod.uid, since=self._clock(), done=text, preempted=to is None, move_to=kept)
         if to is not None:
             self._tell(victim, "Moving", "Move", text)
         else:

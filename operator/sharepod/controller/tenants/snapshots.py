@@ -156,5 +156,5 @@ def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod
-    by = MOVED if eviction.moved else PREEMPTED if eviction.preempted else ""
+    by = MOVED if eviction.move_to is not None else PREEMPTED if eviction.preempted else ""
     return replace(pod, disrupted=eviction.done, disrupted_by=by)

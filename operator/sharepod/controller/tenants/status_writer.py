@@ -20,7 +20,7 @@ from dataclasses import replace
 import structlog
 
 from sharepod.api.objects import API_VERSION
-from sharepod.api.sharepod import KIND
+from sharepod.api.sharepod import KIND, KeptPlace
 from sharepod.budgets.sharepod_totals import totals_to_write
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
@@ -212,6 +212,7 @@ class StatusWriter:
             usage_due=False,
             now=datetime.datetime.fromtimestamp(snapshot.wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             consumed=totals,
+            moves_to=_moves_to(snapshot, memo),
             unreachable=self._unreachable(snapshot),
         )
 
@@ -238,3 +239,11 @@ class StatusWriter:
             self._state.put_sharepod(await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace))
         except NotFoundError:
             self._state.drop_sharepod(sharepod.uid)
+
+
+def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:
+    """Return the place that is kept for a tenant which this process moves; None once its next Pod has a share."""
+    eviction, pod = memo.eviction, snapshot.pod
+    if eviction is None or (pod is not None and pod.uid != eviction.pod and not pod.waits_for_share):
+        return None
+    return eviction.move_to

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.gpunode import Finding, FindingReason, Gpu, Health, TenantStatus
-from sharepod.api.sharepod import Phase, SharePodStatus, Usage
+from sharepod.api.sharepod import KeptPlace, Phase, SharePodConsumption, SharePodStatus, Usage
 from sharepod.controller.decisions import status as composing
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.ends import EndReason
@@ -258,6 +258,10 @@ FINDING = Finding(reason=FindingReason.OVERTAKEN, message="again and again")
 REFUSAL = Refusal(outlook=Outlook.WAITING, headline="0/1 nodes can take it")
 
 
+PLACE = KeptPlace(node="node-b", gpus=("g",), priority=5)
+TOTALS = SharePodConsumption(since="2026-01-01T00:00:00.000Z", counted_since="x", held_seconds=7)
+
+
 def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
     """Inputs that differ in one thing each."""
     own = sharepod()
@@ -281,6 +285,9 @@ def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
         "used, not due": (placed(own, RUNNING, seen={"connected": True, "held_milli": 70}, usage_due=False), None),
         "GPU failed": (placed(own, RUNNING, gpus=(failed,)), None),
         "no report": (unreported(own), None),
+        "counted": (placed(own, RUNNING, consumed=TOTALS), None),
+        "evicted to move": (placed(own, RUNNING, moves_to=PLACE), None),
+        "moving": (placed(own, replace(RUNNING, deleting=True), moves_to=PLACE), None),
         "finished": (placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "by somebody")),
     }
     return found
@@ -352,3 +359,27 @@ def test_between_two_runs_placed_says_itself_why_the_next_pod_cannot_be_created(
     shown = {item.type: item.message for item in status.conditions}
     assert said in shown["Placed"]
     assert shown["PodReady"] == "exit code 1"
+
+
+@pytest.mark.promise("placement-move-crash")
+def test_where_it_moves_stands_in_the_status_until_its_next_pod_has_a_share() -> None:
+    own = sharepod()
+    running = pod(node="node-a", phase="Running")
+    ending = pod(node="node-a", phase="Running", deleting=True)
+    assert compose(own, placed(own, running, moves_to=PLACE)).moves_to is None, "it is not evicted yet"
+    moving = compose(own, placed(own, ending, moves_to=PLACE))
+    assert moving.moves_to == PLACE
+    kept = again(moving)
+    for later in (placed(kept, ending), inputs(kept), inputs(kept, pod(uid="next", gated=True))):
+        assert compose(kept, later).moves_to == PLACE, "a new leader knows it from the status alone"
+    assert compose(kept, placed(kept, pod(uid="next", gated=True))).moves_to is None
+    assert compose(kept, placed(kept, pod(uid="next", node="node-b", phase="Running"))).moves_to is None
+    assert compose(kept, inputs(kept), Finish(Phase.FAILED, "PodLost", "")).moves_to is None
+
+
+def test_totals_stay_in_the_status_until_others_are_due() -> None:
+    own = sharepod()
+    written = compose(own, placed(own, pod(node="node-a", phase="Running"), consumed=TOTALS))
+    assert written.consumed == TOTALS
+    for finish in (None, Finish(Phase.SUCCEEDED, "Completed", "")):
+        assert compose(again(written), inputs(again(written)), finish).consumed == TOTALS

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sharepod.api.sharepod import KeptPlace
 from sharepod.api.units import Milli, TenantId
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
+from unit.controller.objects import sharepod_object
 from unit.controller.preempting_world import Playing, playing
 
 
@@ -226,3 +228,33 @@ async def test_one_that_waits_is_told_whose_move_would_help_if_its_owner_allowed
         await world.want("waits", 0.8, memory="1Gi")
         await world.later(6)
         assert "It would fit if mover ended." in world.why("waits")
+
+
+@pytest.mark.promise("placement-move-crash")
+@pytest.mark.parametrize("pod", ["is deleted", "is gone", "runs"])
+async def test_the_next_leader_keeps_the_place_of_one_that_moves_before_it_decides_anything(pod: str) -> None:
+    async with scattered() as world:
+        await world.want("waits", 0.8, memory="1Gi")
+        await world.later(2)
+        place = world.loop.preemptions.moving.kept_place(TenantId("mover"))
+        assert place == KeptPlace(node="b", gpus=("GPU-b-0",))
+        if pod != "runs":
+            world.deletes("mover")
+        if pod == "is gone":
+            await world.ends("mover")
+        world.loop.clear()
+        assert world.kept() == set()
+        world.state.put_sharepod(_as_written("mover", {"movesTo": place.dump()}))
+        await world.want("slips", 0.5, memory="1Gi")
+        assert ("mover" in world.kept()) is (pod != "runs")
+        assert (world.placed.get("slips") == "b") is (pod == "runs"), "one whose Pod runs is not moved any more"
+        if pod == "is gone":
+            await world.comes_back("mover")
+            assert world.placed["mover"] == "b"
+            await world.later(2)
+            assert "mover" not in world.kept()
+
+
+def _as_written(tenant: str, status: dict[str, Any]) -> dict[str, Any]:
+    spec = {"gpu": {"request": 0.4, "memory": "1Gi", "movable": True}, "restartPolicy": "Always"}
+    return sharepod_object(uid=tenant, name=tenant, version=2, spec=spec, status=status)

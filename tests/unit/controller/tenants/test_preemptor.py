@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from sharepod.api.sharepod import GpuRequest
+from sharepod.api.sharepod import GpuRequest, KeptPlace
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
@@ -89,6 +89,13 @@ class World:
         self.preemptor.begin(self.preemptions[tenant])
 
     # What it stands in for
+
+    @property
+    def moving(self) -> World:
+        return self
+
+    def kept_place(self, tenant: str) -> KeptPlace:
+        return KeptPlace(node="b", gpus=("h",))
 
     def of(self, tenant: str) -> OngoingPreemption | None:
         return self.preemptions.get(tenant)
@@ -224,10 +231,12 @@ async def test_one_that_moves_is_told_where_it_goes_and_both_that_it_is_there(na
     assert world.told[1:] == [("mover", "Moving", f"restarted on b: it makes room on a for {who}")]
     eviction = world.memos.of("mover").eviction
     assert eviction is not None
-    assert (eviction.moved, eviction.preempted) == (True, False)
+    assert (eviction.move_to, eviction.preempted) == (KeptPlace(node="b", gpus=("h",)), False)
 
     mover = replace(_WAITS, tenant=TenantId("mover"), name="mover", namespace=namespace, priority=0)
     world.preemptor.moved(OngoingMove(mover, _WAITS, "a", to, 0.0), "b")
+    world.preemptor.moved(OngoingMove(mover, None, "a", to, 0.0), "b")
+    assert world.told.pop() == ("mover", "Moved", "has a place on b now"), "a former leader knew who waits"
     subject = "mover" if namespace == "n" else "a tenant of another namespace"
     assert world.told[2:] == [
         ("mover", "Moved", f"has a place on b now; it made room on a for {who}"),

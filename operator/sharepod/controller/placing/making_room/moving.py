@@ -8,7 +8,8 @@ Guarantees:
   tenant that another one has left its place for has nobody else moved for it within `after` seconds.
 - The place is given up once the tenant was not evicted after all, is gone, or has had no row for `_AWAY_S`.
 - At most `per_minute` tenants are moved a minute.
-- What is kept is in memory alone: after a crash the tenant waits as any other, and nothing is promised twice.
+- The place of a SharePod whose Pod ends is in its status: the next leader keeps it before it decides. That of a
+  claim is in memory alone: after a crash the next Pod waits as any other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from sharepod.api.units import TenantId
+from sharepod.api.sharepod import KeptPlace
+from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.preemption.moves import Find, move_plans, place_holds
@@ -61,8 +63,8 @@ class OngoingMove:
     """Tenant that moves, from the decision until it is placed again. Times are monotonic seconds."""
 
     mover: PlacementRequest
-    waits: PlacementRequest
-    """The request that it makes room for."""
+    waits: PlacementRequest | None
+    """The request that it makes room for; None: a former leader knew it."""
     node: str
     """The node that it leaves."""
     to: Assignment
@@ -111,12 +113,46 @@ class Moving:
         self._running: dict[TenantId, OngoingMove] = {}
         self._had: dict[TenantId, float] = {}
         """Tenants that another one has left its place for, or is about to, and when that was decided."""
+        self._taken_over = False
+        """The moves that a former leader left behind are known."""
         self.on_moved: Callable[[OngoingMove, str], None] = lambda _move, _node: None
         """Called with each move whose tenant is placed again, and the node."""
 
     def __bool__(self) -> bool:
         """Return whether any tenant is on its way."""
         return bool(self._running)
+
+    def kept_place(self, tenant: TenantId) -> KeptPlace | None:
+        """Return the place that is kept for a tenant that moves, as its status has it."""
+        move = self._running.get(tenant)
+        if move is None:
+            return None
+        return KeptPlace(node=move.to.node, gpus=tuple(move.to.gpus), priority=move.mover.priority)
+
+    def take_over(self) -> None:
+        """Keep the places that a former leader has kept for SharePods whose Pods end or have ended. To be called before
+        anything is decided; only the first call does something."""
+        if self._taken_over:
+            return
+        self._taken_over = True
+        for sharepod in self._state.sharepods:
+            place, pod, tenant = sharepod.status.moves_to, self._state.pod_of(sharepod.uid), TenantId(sharepod.uid)
+            if place is None or sharepod.gpu is None or sharepod.ended or sharepod.deleting or tenant in self._running:
+                continue
+            if pod is not None and not (pod.deleting or pod.ended or pod.waits_for_share):
+                continue
+            mover = PlacementRequest(
+                tenant=tenant,
+                namespace=sharepod.namespace,
+                name=sharepod.name,
+                gpu=sharepod.gpu,
+                pod_uid=pod.uid if pod is not None else None,
+                priority=place.priority,
+            )
+            gpus = tuple(map(GpuUuid, place.gpus))
+            to = Assignment(node=place.node, gpus=gpus, memory=Bytes(0))
+            self._keep(OngoingMove(mover, None, sharepod.status.node or "", to, self._clock()))
+            log.info("goes on with a move", tenant=tenant, to=place.node)
 
     def helps_equals(self) -> bool:
         """Return whether a tenant may be moved for one of its own priority."""
@@ -171,21 +207,24 @@ class Moving:
         assert plan.move_to is not None
         with_claim = mover.claim is not None and mover.pod_uid is None
         others = self._claims_of(mover.owner) if with_claim else frozenset()
-        self._running[mover.tenant] = OngoingMove(mover, request, plan.node, plan.move_to, now, others)
+        self._keep(OngoingMove(mover, request, plan.node, plan.move_to, now, others))
         self._had[request.tenant] = now
-        open_to = mover.namespace if with_claim else None
-        place = HeadReservation(
-            mover.tenant, plan.move_to.node, frozenset(plan.move_to.gpus), mover.priority, open_to=open_to
-        )
-        self._state.cluster.keep(place)
         self._limiter.charge(1)
         metrics.MOVES.labels("begun").inc()
         log.info("moves", tenant=mover.tenant, node=plan.node, to=plan.move_to.node, waits=request.tenant)
 
+    def _keep(self, move: OngoingMove) -> None:
+        mover, to = move.mover, move.to
+        self._running[mover.tenant] = move
+        open_to = mover.namespace if mover.claim is not None and mover.pod_uid is None else None
+        gpus = frozenset(to.gpus)
+        self._state.cluster.keep(HeadReservation(mover.tenant, to.node, gpus, mover.priority, open_to=open_to))
+
     def stopped(self, tenant: TenantId) -> None:
         """Give the new place of a tenant up unless its Pod ends already: nobody waits for its room any more."""
         if tenant in self._running and not self._seen.leaves(tenant):
-            self._had.pop(self._running[tenant].waits.tenant, None)
+            if (waits := self._running[tenant].waits) is not None:
+                self._had.pop(waits.tenant, None)
             self._end(tenant, "stopped")
 
     def placed(self, request: PlacementRequest, to: Assignment) -> None:
@@ -216,6 +255,7 @@ class Moving:
             self._state.cluster.give_up(tenant)
         self._running.clear()
         self._had.clear()
+        self._taken_over = False
 
     def _mover(self, request: PlacementRequest, plan: PreemptionPlan) -> PlacementRequest | None:
         tenant = plan.evict[0]
