@@ -20,6 +20,7 @@ UUIDS = ("GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-000
 
 SCHEMA_ONLY = {
     "fraction as text",
+    "movable that is no boolean",
     "misspelt field",
     "no containers",
     "a field of a Deployment",

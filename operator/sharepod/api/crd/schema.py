@@ -93,12 +93,12 @@ def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _texts_of_fields(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings that stand below the fields of one of our models, by field."""
+    """Return the docstrings that stand below the fields of one of our models and of those it extends, by field."""
     if not model.__module__.startswith("sharepod.api."):
         return {}
+    texts = {name: text for base in model.__bases__ for name, text in _texts_of_fields(base).items()}
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
-    texts = {}
     for field, after in pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             texts[field.target.id] = str(ast.literal_eval(after.value))
