@@ -5,7 +5,7 @@ Guarantees:
 - E1 end-of-turn: a tenant has drained when each process that was told of the grant has drained or exited. A process
   that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
 - E2 silent-holder: where another tenant waits, a tenant that is silent (`silence.py`) has its gates barred, and the GPU
-  passes on when its last work ends, if that is known.
+  passes on when its last work ends, if that is known. What one says of its work puts off no look at another.
 - E3 open-gpus: a tenant of a GPU that is not open is granted nothing. One that holds when a GPU of it is closed has its
   gates barred at once.
 - Every call takes effect at once; what has to happen later is one timer.
@@ -435,7 +435,7 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            self._look_in(now, max(min(looks) - now, 1))
+            self._look_in(now, min(max(min(looks) - now, 1), PATIENCE_MOST_NS))  # others may begin to hold meanwhile
         if silenced:
             self._pump()
 

@@ -294,6 +294,31 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
     assert barred[-1] == stopped.grants()[-1]
 
 
+@pytest.mark.promise("time-starved")
+async def test_a_tenant_that_plays_dead_with_endless_work_keeps_no_other_from_being_found(
+    tokens: Tokens, clock: Clock
+) -> None:
+    """The end of its work is its own word. The others are on another GPU."""
+    _, _, barred = await holder_and_waiter(tokens, clock, ends_in_ns=3600 * 1000 * MS)
+    clock.now += 6 * MS
+    await looks(tokens)
+    assert barred == []
+    for name in ("c", "d"):
+        tokens.set_tenant(
+            name, ("GPU-1",), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=barred.append
+        )
+        tokens.set_connected(name, connected=True)
+    stopped, waiter = Process(3), Process(4)
+    stopped.beats(clock)
+    waiter.beats(clock)
+    tokens.want("c", stopped)
+    tokens.want("d", waiter)
+    clock.now += 6 * MS
+    await looks(tokens)
+    assert set(barred) == {stopped.grants()[0]}
+    assert len(waiter.grants()) == 1
+
+
 @pytest.mark.parametrize("case", ["gives signs", "end unknown", "old hook", "sibling runs", "sibling disconnected"])
 async def test_a_holder_that_may_run_is_not_barred(tokens: Tokens, clock: Clock, case: str) -> None:
     holder, waiter, barred = await holder_and_waiter(tokens, clock, ends_in_ns=None if case == "end unknown" else 0)
