@@ -67,7 +67,7 @@ class Definition:
         return result
 
     def served(self, holes: Floats, cpu: Floats) -> Floats:
-        """What the CPU of nodes can serve of the values of their holes, both of (nodes,)."""
+        """Values of the holes of nodes as far as their CPU serves them, both of (nodes,)."""
         by_cpu = np.maximum(cpu, 0.0)[:, None] * self.usable.time_by_cpu
         result: Floats = np.minimum(holes[:, None], by_cpu).mean(axis=1)
         return result

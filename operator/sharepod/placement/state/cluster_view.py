@@ -1,4 +1,4 @@
-"""What placement reads of a cluster: nodes, rows, and what has changed since a request was refused.
+"""View of a cluster for placement: nodes, rows, and what has changed since a request was refused.
 
 Guarantees:
 - Nothing here changes anything. `cluster.py` does.

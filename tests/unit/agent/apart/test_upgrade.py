@@ -103,6 +103,7 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
         # What was passed on outlives both parts of the agent that has it now.
         async with calling(a, b) as caller:
             for part in ("teller", "steward"):
+                await until(lambda: len(parts(second)) == 2)  # a new teller is told from a steward once it is confined
                 os.kill(parts(second)[part], signal.SIGKILL)
                 await second.says(f"the {part} was killed")
             newcomer = await Client.connect(a)
