@@ -38,7 +38,7 @@ class Holder:
         while look < stopped_at + stopped_ns:
             verdict = self.silence.judge(look, [(sign, 0)])
             if isinstance(verdict, Silent):
-                assert verdict.ends_at == max(look, stopped_at + work_ns)
+                assert verdict.ends_at == stopped_at + work_ns
                 found = look - stopped_at
                 break
             assert verdict.at > look, "the next look is a later one"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from property.test_timeshare_pauses import pauses
 from property.timeshare_mixes import SOME, WARM_UP, parts
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
 from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter
@@ -112,3 +113,63 @@ def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
         assert peak_share(program, 10 * S) <= program.limit / 1000 + 0.025
     names = [program.id for program in simulation.programs.values()]
     assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
+
+
+class PlaysDead(Simulation):
+    """`dead` shows no sign of life while its last kernel runs; it is found so long after the end of that, and is back
+    some time after it."""
+
+    found_ns = 0
+    back_ns = 0
+    found = 0
+
+    def _schedule_drain(self, program: Program, time: int, close: int | None = None) -> None:
+        if program.id != "dead":
+            super()._schedule_drain(program, time, close)
+        elif program.ends_at is None or time < program.ends_at:
+            assert program.grant is not None
+            grant_id, program.ends_at = program.grant.grant_id, time
+            self.at(max(self.now, time + self.found_ns), lambda: self._look(program, grant_id, time))
+
+    def _look(self, program: Program, grant_id: int, time: int) -> None:
+        if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
+            return
+        if program.id not in self.scheduler.waited_for():
+            self.at(max(self.now, time), lambda: self._drain(program, grant_id, time))
+            return
+        self.found += 1
+        program.announced = True
+        self.busy_until["g0"] = time
+        self.scheduler.silent(self.now, program.id, expected_ns=time - self.now)
+        self.at(time + self.back_ns, lambda: self._come_back(program, grant_id, time))
+
+    def _come_back(self, program: Program, grant_id: int, time: int) -> None:
+        if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
+            return
+        self.scheduler.draining(self.now, program.id, expected_ns=max(0, time - self.now))
+        self.at(max(self.now, time), lambda: self._drain(program, grant_id, time))
+
+
+@pytest.mark.promise("time-pauses")
+@pytest.mark.parametrize(("found_ns", "back_ns"), [(-2500 * US, -1 * MS), (-2500 * US, 1 * MS), (1 * MS, 3 * MS)])
+@pytest.mark.parametrize(
+    ("request_milli", "work", "pause", "kernel", "kind"),
+    [(700, 20, 5, 245, "exponential"), (700, 3, 2, 50, "regular")],
+)
+def test_a_tenant_that_plays_dead_hides_no_long_kernels_from_one_that_pauses(
+    request_milli: int, work: int, pause: int, kernel: int, kind: str, found_ns: int, back_ns: int
+) -> None:
+    pausing = Program(
+        "pausing",
+        request=request_milli,
+        burst_ns=work * MS,
+        pauses=pauses(kind, pause * MS),
+        pause_ns=pause * MS,
+        look_ns=500 * US,
+    )
+    dead = Program("dead", request=1000 - request_milli, kernel_ns=kernel * MS)
+    simulation = PlaysDead([pausing, dead], announces=True)
+    simulation.found_ns, simulation.back_ns = found_ns, back_ns
+    simulation.run(60 * S)
+    assert simulation.found > 50
+    assert pausing.worked_ns / (60 * S) >= 0.93 * request_milli / 1000 * work / (work + pause), "with the warm-up"

@@ -70,6 +70,13 @@ class Habits:
         self.mean_overrun_ns += (late_ns - self.mean_overrun_ns) // _AVERAGED
         self.overrun_ns = max(late_ns, self.overrun_ns - self.overrun_ns // _OVERRUN_FORGET)
 
+    def overran_by_work(self, late_ns: int) -> None:
+        """Learn by how much the known work of a tenant that has no processor time outlasts its turn: what it could put
+        off by that is when it drains, and not when its kernels end. Of one that would have ended in time nothing is
+        known."""
+        if late_ns > 0:
+            self.overran(late_ns)
+
     def forget_pauses(self) -> None:
         """Forget all pauses: the processes that made them are gone."""
         self._weights = [0] * len(_BOUNDS_NS)

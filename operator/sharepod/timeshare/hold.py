@@ -77,7 +77,8 @@ class Hold:
     silent: bool = False
     """The tenant has no processor time: the hold is suspended at `ends_at`."""
     starved: bool = False
-    """The tenant was without processor time at some moment of the hold, so that its end says nothing about its work."""
+    """The tenant was without processor time at some moment of the hold, so that its end says nothing about its work:
+    what had been launched by then does."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
     charged_ns: int = 0

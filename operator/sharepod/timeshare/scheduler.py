@@ -189,14 +189,17 @@ class Scheduler:
 
     def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Announce that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
-        in `expected_ns`. The hold is suspended then, and the next tenant granted `hand_off_ns` before."""
+        in `expected_ns`, or has ended (negative). The hold is suspended then, and the next tenant granted `hand_off_ns`
+        before."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
         if hold is None or hold.silent or hold.phase in DISPLACED:
             return
+        if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
+            tenant.habits.overran_by_work(now + expected_ns - hold.deadline)
+        hold.ends_at = now + max(0, expected_ns)
         hold.silent = hold.starved = True
-        hold.ends_at = now + expected_ns
         tenant.account.suspensions += 1
         if hold.phase is not HoldPhase.YIELDING:
             hold.phase = HoldPhase.DRAINING

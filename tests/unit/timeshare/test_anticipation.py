@@ -13,7 +13,7 @@ class Pair:
     """`sleeper` (0.7) has paused for 5 ms ten times; `slow` (0.3) has outstayed a turn by 40 ms and is ahead of its
     share. Now `sleeper` has just drained at `now`, with credit, and `slow` waits."""
 
-    def __init__(self, *, preempted: bool = False) -> None:
+    def __init__(self, *, preempted: bool = False, dies: str = "") -> None:
         self.scheduler = scheduler = Scheduler()
         scheduler.set_tenant(0, "sleeper", ("g0",), request_milli=700, limit_milli=1000)
         scheduler.set_tenant(0, "slow", ("g0",), request_milli=300, limit_milli=1000)
@@ -32,6 +32,14 @@ class Pair:
             scheduler.tick(self.now)
             scheduler.want(self.now, "slow")
             self.holder = "sleeper"
+        elif dies:
+            self.wait(138)
+            scheduler.silent(self.now, "slow", expected_ns=2 * MS)
+            self.now += (1 if "before" in dies else 3) * MS
+            self.granted()
+            scheduler.draining(self.now, "slow", expected_ns=MS if "before" in dies else 0)
+            self.now += MS if "before" in dies else 0
+            scheduler.drained(self.now, "slow", wanting=True)
         else:
             self.wait(140)
             self.drained("slow", wanting=True)
@@ -76,6 +84,12 @@ def test_a_short_pause_is_waited_through_and_paid_for_by_the_tenant_that_pauses(
     assert after.assured == before.assured - 5 * MS * (1000 - 700)
     assert after.held_ns == before.held_ns, "idle time is not time held"
     assert pair.scheduler.usage(pair.now, "sleeper").anticipated_ns == 5 * MS
+
+
+@pytest.mark.parametrize("back", ["before its work has ended", "after it was suspended"])
+def test_a_tenant_that_plays_dead_while_its_last_kernel_runs_is_known_to_outstay_its_turns(back: str) -> None:
+    pair = Pair(dies=back)
+    assert pair.granted() is None, "the GPU is kept idle for the one that pauses"
 
 
 def test_a_tenant_that_stays_away_is_waited_for_until_the_window_ends() -> None:

@@ -49,6 +49,16 @@ def test_the_tail_of_long_pauses_is_not_waited_for_beyond_what_is_gained() -> No
     assert window_ms(habits([5] * 120, 10), 100) > 20
 
 
+def test_only_work_that_outlasts_a_turn_is_learned_of_one_without_processor_time() -> None:
+    learned = Habits()
+    learned.overran_by_work(40 * MS)
+    known = learned.overrun_ns, learned.mean_overrun_ns
+    assert known[0] == 40 * MS
+    for late_ns in (0, -5 * MS):
+        learned.overran_by_work(late_ns)
+    assert (learned.overrun_ns, learned.mean_overrun_ns) == known
+
+
 def test_a_tenant_without_pauses_is_not_waited_for() -> None:
     assert window_ms(habits([], 1), 400) == 0
     assert window_ms(habits([5] * 3, 1), 400) == 0

@@ -38,7 +38,8 @@ class LookAgain:
 
 @dataclass(frozen=True)
 class Silent:
-    """The tenant has no processor time. `ends_at`: moment at which its work ends, in nanoseconds of the clock."""
+    """The tenant has no processor time. `ends_at`: moment at which its work ends or has ended, in nanoseconds of the
+    clock."""
 
     ends_at: int
 
@@ -64,7 +65,7 @@ class Silence:
         """
         if now - self._ran_at > FORGET_NS:
             self.patience_ns = PATIENCE_MOST_NS
-        last, ends_at, took_note = 0, now, False
+        last, ends_at, took_note = 0, 0, False
         for sign, told_at in signs:
             if sign is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
