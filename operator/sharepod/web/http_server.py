@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from weakref import WeakSet
 
 from aiohttp import web
@@ -50,7 +51,8 @@ class _ClientAddress:
 class KeptConnections:
     """Connections that carry several requests each, over TLS: for clients that ask often, as an API server does.
 
-    A connection must have been answered once within `_WITHIN_S`; later it may be idle.
+    A connection must have been answered once within `_WITHIN_S`; later it may be idle. After an answer other than
+    200 it is closed: what asks amiss has no more than connections are accepted.
     """
 
     tls: ssl.SSLContext
@@ -175,8 +177,10 @@ async def serve(
     """
     answered: WeakSet[asyncio.BaseTransport] = WeakSet()
 
-    async def note_answer(request: web.Request, _response: web.StreamResponse) -> None:
-        if request.transport is not None:
+    async def note_answer(request: web.Request, response: web.StreamResponse) -> None:
+        if response.status != HTTPStatus.OK:
+            response.force_close()
+        elif request.transport is not None:
             answered.add(request.transport)
 
     application.on_response_prepare.append(_close_after_answer if kept is None else note_answer)

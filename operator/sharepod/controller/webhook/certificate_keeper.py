@@ -3,6 +3,7 @@
 Guarantees:
 - Nothing is written unless this process leads, the Secret exists and the webhook's configuration does.
 - A renewal that another operator has begun is gone on with: everything that it needs stands in the two objects.
+- Whatever others have written into the two objects ends nobody; a configuration without our webhook is left as it is.
 - While the API server is away, the certificate that was read last serves on.
 """
 
@@ -16,10 +17,10 @@ from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.admission.line_policies import WEBHOOK_SERVICE
+from sharepod.api.admission.line_policies import WEBHOOK_NAME, WEBHOOK_SERVICE
 from sharepod.api.objects import PLAIN_PODS_POLICY
-from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client, NotLeadingError
-from sharepod.kube import ApiError, ConflictError, Json, NotFoundError
+from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client
+from sharepod.kube import ConflictError, Json, NotFoundError
 
 from .certificates import Held, Pair, Step, bundle_of, held, host_of, make_pair, next_step, secret_data, trusted
 
@@ -66,8 +67,8 @@ class CertificateKeeper:
         while True:
             try:
                 await self.look()
-            except (ApiError, NotLeadingError) as error:
-                log.warning("cannot look at the webhook's certificates", error=str(error))
+            except Exception as error:  # of the API server, or of what stands in the two objects: others may write them
+                log.warning("cannot look at the webhook's certificates", error=repr(error))
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
@@ -91,14 +92,18 @@ class CertificateKeeper:
             configuration = await self._client.get(WEBHOOKS, PLAIN_PODS_POLICY)
         except NotFoundError:
             return pairs
-        client = configuration["webhooks"][0]["clientConfig"]
+        ours = _ours(configuration)
+        if ours is None:
+            return pairs
+        number, client = ours
         bundle = trusted(client.get("caBundle"))
-        match next_step(pairs, bundle, self._now(), trusted_for_s=self._trusted_for_s(pairs, bundle)):
+        host, trusted_for_s = host_of(client), self._trusted_for_s(pairs, bundle)
+        match next_step(pairs, bundle, self._now(), trusted_for_s=trusted_for_s, host=host):
             case Step.MAKE:
-                made = make_pair(host_of(client), self._now())
+                made = make_pair(host, self._now())
                 return await self._write(secret, pairs, Held(pairs.serving, made))
             case Step.TRUST:
-                await self._trust(configuration, bundle_of(pairs, bundle, self._now()))
+                await self._trust(configuration, number, bundle_of(pairs, bundle, self._now()))
             case Step.SERVE:
                 return await self._write(secret, pairs, Held(pairs.coming, None))
         return pairs
@@ -121,16 +126,24 @@ class CertificateKeeper:
             return before
         return after
 
-    async def _trust(self, configuration: Json, bundle: str) -> None:
+    async def _trust(self, configuration: Json, number: int, bundle: str) -> None:
         operations: list[Json] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": configuration["metadata"]["resourceVersion"]},
-            {"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle},
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": bundle},
         ]
         try:
             await self._client.patch_json(WEBHOOKS, PLAIN_PODS_POLICY, operations)
         except (ConflictError, NotFoundError):
             return
         log.info("the API servers are told of the webhook's certificates")
+
+
+def _ours(configuration: Json) -> tuple[int, Json] | None:
+    """Return where our webhook stands among those of the configuration, and whom it has API servers ask."""
+    for number, webhook in enumerate(configuration.get("webhooks") or ()):
+        if webhook["name"] == WEBHOOK_NAME:
+            return number, webhook["clientConfig"]
+    return None
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:

@@ -5,7 +5,8 @@ Two certificates stand in one Secret: the one that is served, and the next one w
 Guarantees (C = what API servers trust, the caBundle of the webhook's configuration):
 - W1: a certificate is served only once C has it for `TRUSTED_S`.
 - W2: the certificate that is served is in C, or the next step puts it there.
-- W3: the next one is made when a third of the served one's life is left, and when it has no life left at all.
+- W3: the next one is made when a third of the served one's life is left, when it has no life left at all, and when API
+  servers ask by another name than it has.
 - Nothing in Secret or configuration makes these functions raise: what cannot be read counts as absent.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -38,6 +40,8 @@ _MOST = 16
 """Certificates of a caBundle that are kept."""
 _CLOCKS = datetime.timedelta(minutes=10)
 """By how much the clocks of operator and API servers may differ."""
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What `cryptography` raises for what it cannot read."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 
@@ -121,8 +125,23 @@ def trusted(bundle: object) -> list[bytes]:
     return _PEM.findall(_decoded(bundle))
 
 
-def next_step(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime, *, trusted_for_s: float | None) -> Step:
-    """Return the next step. `trusted_for_s`: for how long the caBundle has been seen with the coming certificate."""
+def next_step(
+    pairs: Held,
+    bundle: Iterable[bytes],
+    now: datetime.datetime,
+    *,
+    trusted_for_s: float | None,
+    host: str | None = None,
+) -> Step:
+    """Return the next step.
+
+    Args:
+        pairs: Pairs of the Secret.
+        bundle: Certificates of the caBundle.
+        now: Time of day.
+        trusted_for_s: For how long the caBundle has been seen with the coming certificate.
+        host: By which API servers ask; None: any.
+    """
     known = set(bundle)
     wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
     if any(_alone(pair.certificate) not in known for pair in wanted):
@@ -132,7 +151,7 @@ def next_step(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime, *, t
         enough = trusted_for_s is not None and trusted_for_s >= TRUSTED_S
         return Step.SERVE if enough else Step.NONE  # W1
     serving = pairs.serving if pairs.serving in wanted else None
-    return Step.MAKE if serving is None or _due(serving, now) else Step.NONE  # W3
+    return Step.MAKE if serving is None or _due(serving, now) or not _names(serving, host) else Step.NONE  # W3
 
 
 def bundle_of(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime) -> str:
@@ -157,7 +176,7 @@ def _pair(data: Mapping[str, Any], prefix: str) -> Pair | None:
         private = serialization.load_pem_private_key(key, None)
         if private.public_key() != public:
             return None
-    except (ValueError, TypeError):
+    except _UNREADABLE:
         return None
     return Pair(certificate, key)
 
@@ -178,12 +197,22 @@ def _ends(certificate: bytes) -> datetime.datetime:
     """Return when a certificate ends; long ago for one that cannot be read."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
-    except ValueError:
+    except _UNREADABLE:
         return datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 def _ended(pair: Pair, now: datetime.datetime) -> bool:
     return _ends(pair.certificate) <= now
+
+
+def _names(pair: Pair, host: str | None) -> bool:
+    """Return whether a certificate has the name that API servers ask by."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (*_UNREADABLE, x509.ExtensionNotFound):
+        return False
+    return host is None or _general_name(host) in names
 
 
 def _due(pair: Pair, now: datetime.datetime) -> bool:

@@ -4,7 +4,9 @@ Kopf calls it as one of its own webhook servers, with the function that answers 
 
 Guarantees:
 - It listens once there is a certificate.
-- A review takes bounded bytes and time, whoever sends it.
+- A review takes bounded bytes and time, whoever sends it, and all together half of the operator's time at most
+  (`review_turns.py`).
+- A connection that sends something else is closed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from sharepod.api.admission.line_policies import WEBHOOK_PATH
 from sharepod.web.http_server import KeptConnections, serve
 
 from .certificate_keeper import CertificateKeeper
+from .review_turns import ReviewTurns
+from .reviews import TooManyPartsError, left_of, refusal
 
 LARGEST_REVIEW: Final = 4 << 20
 """Bytes of a review: the largest object that an API server takes (3 MiB), and what is said beside it."""
@@ -47,7 +51,9 @@ class WebhookServer:
         await self._keeper.ready.wait()
 
         async def respond(request: web.Request) -> web.Response:
-            return await _respond(request, answer)
+            return await _respond(request, answer, turns)
+
+        turns = ReviewTurns()
 
         application = web.Application(client_max_size=LARGEST_REVIEW)
         application.add_routes([web.post(WEBHOOK_PATH, respond)])
@@ -60,15 +66,32 @@ class WebhookServer:
             await server.close()
 
 
-async def _respond(request: web.Request, answer: Answer) -> web.Response:
+async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns) -> web.Response:
+    address = request.remote or ""
+    size = LARGEST_REVIEW if request.content_length is None else request.content_length
     try:
-        async with asyncio.timeout(_READ_S):
-            review = json.loads(await request.read())
-        return web.json_response(await answer(review))
+        with turns.holding(address, size) as taken:
+            if not taken:
+                return web.Response(status=503, text="reviews of too many bytes are under way already\n")
+            async with asyncio.timeout(_READ_S):
+                content = await request.read()
+                await turns.begin(address)
+            try:
+                return web.json_response(await _answered(json.loads(content), answer))
+            finally:
+                turns.end()
     except TimeoutError:
-        return web.Response(status=408, text=f"send the whole review within {_READ_S:.0f} s\n")
+        return web.Response(status=408, text=f"the review has not arrived, or had no turn, within {_READ_S:.0f} s\n")
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
     except Exception as error:  # whatever was sent: it costs who sent it alone
         log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")
+
+
+async def _answered(review: Any, answer: Answer) -> Mapping[str, Any]:
+    try:
+        left = left_of(review)
+    except TooManyPartsError:
+        return refusal(review)
+    return await answer(left)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import ssl
 from typing import Any
 
 import pytest
+from sharepod.api.admission.line_policies import WEBHOOK_NAME
+from sharepod.controller.webhook import certificate_keeper
 from sharepod.controller.webhook.certificate_keeper import CertificateKeeper
 from sharepod.controller.webhook.certificates import (
     LIFE,
@@ -35,7 +38,7 @@ class _Server:
         self.secret: Json | None = {"metadata": {"uid": "s", "resourceVersion": "1"}}
         self.configuration: Json | None = {
             "metadata": {"resourceVersion": "1"},
-            "webhooks": [{"clientConfig": {"service": {"name": "sharepod-webhook", "namespace": "system"}}}],
+            "webhooks": [{"name": WEBHOOK_NAME, "clientConfig": {"service": {"name": "w", "namespace": "system"}}}],
         }
         self.writes: list[str] = []
 
@@ -63,7 +66,8 @@ class _Server:
         test, add = operations
         if test["value"] != self.configuration["metadata"]["resourceVersion"]:
             raise ConflictError("PATCH", 409, "Conflict", "another")
-        self.configuration["webhooks"][0]["clientConfig"]["caBundle"] = add["value"]
+        number = int(add["path"].split("/")[2])
+        self.configuration["webhooks"][number]["clientConfig"]["caBundle"] = add["value"]
         self.configuration["metadata"] = {"resourceVersion": str(int(test["value"]) + 1)}
         self.writes.append("trust")
         return self.configuration
@@ -71,7 +75,8 @@ class _Server:
     @property
     def bundle(self) -> list[bytes]:
         assert self.configuration is not None
-        return trusted(self.configuration["webhooks"][0]["clientConfig"].get("caBundle"))
+        ours = [one for one in self.configuration.get("webhooks", ()) if one["name"] == WEBHOOK_NAME]
+        return trusted(ours[0]["clientConfig"].get("caBundle")) if ours else []
 
 
 class World:
@@ -152,6 +157,58 @@ async def test_what_others_have_taken_away_is_put_back() -> None:
     assert keeper._served not in (None, served), "a Secret that holds nothing is filled again"
 
 
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_a_configuration_without_our_webhook_is_left_alone_and_one_that_stands_elsewhere_is_found() -> None:
+    world = World()
+    assert world.server.configuration is not None
+    ours = world.server.configuration.pop("webhooks")
+    await world.settle(world.keeper())
+    world.server.configuration["webhooks"] = []
+    await world.settle(world.keeper())
+    assert world.server.writes == []
+    other: Json = {"name": "other", "clientConfig": {"url": "https://elsewhere"}}
+    world.server.configuration["webhooks"] = [other, *ours]
+    keeper = world.keeper()
+    await world.settle(keeper)
+    assert keeper.ready.is_set()
+    assert "caBundle" not in other["clientConfig"]
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+async def test_api_servers_that_ask_by_another_name_get_a_certificate_of_it() -> None:
+    world = World()
+    keeper = world.keeper()
+    await world.settle(keeper)
+    before = keeper._served
+    assert world.server.configuration is not None
+    client = world.server.configuration["webhooks"][0]["clientConfig"]
+    del client["service"]
+    client["url"] = "https://127.0.0.1:9444/line"
+    await world.settle(keeper)
+    assert keeper._served not in (None, before)
+    writes = len(world.server.writes)
+    await world.settle(keeper)
+    assert len(world.server.writes) == writes, "once"
+
+
+async def test_what_stands_in_the_secret_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    await world.settle(world.keeper())
+    tries: list[object] = []
+
+    def load(*said: object) -> None:
+        tries.append(said)
+        raise ssl.SSLError("key too small")
+
+    monkeypatch.setattr(certificate_keeper, "PERIOD_S", 0.0)
+    monkeypatch.setattr(certificate_keeper, "_load", load)
+    running = asyncio.create_task(world.keeper().run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(tries) > 1
+    running.cancel()
+
+
 async def test_nothing_is_written_without_leading_or_without_the_manifests() -> None:
     world = World()
     standby = world.keeper(leads=False)
@@ -186,6 +243,11 @@ def test_what_cannot_be_read_counts_as_absent() -> None:
     whole = secret_data(Held(pair, None))
     assert held({"data": whole}) == Held(pair, None)
     mixed = {**whole, "tls.key": base64.b64encode(other.key).decode()}
+    der = bytearray(base64.b64decode(b"".join(pair.certificate.split(b"\n")[1:-2])))
+    der[der.index(b"\xa0\x03\x02\x01\x02") + 4] = 9  # a version that X.509 does not have
+    strange = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
+    assert held({"data": {**whole, "tls.crt": base64.b64encode(strange).decode()}}) == Held(None, None)
+    assert strange not in trusted(bundle_of(Held(pair, None), [strange], BEGAN))
     for secret in ({}, {"data": None}, {"data": {"tls.crt": 5}}, {"data": {"tls.crt": "%"}}, {"data": mixed}):
         assert held(secret) == Held(None, None)
     assert trusted(None) == []

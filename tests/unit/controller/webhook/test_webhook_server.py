@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import subprocess
@@ -14,10 +15,20 @@ import aiohttp
 import kopf
 import pytest
 from sharepod.controller.handlers import give_claim
+from sharepod.controller.webhook.reviews import MOST_PARTS
 from sharepod.controller.webhook.server import LARGEST_REVIEW, WebhookServer
 from unit.controller.webhook.test_certificates import World
 
 PATIENCE_S = 30.0
+
+
+def review(**said: Any) -> dict[str, Any]:
+    """A review of a new Pod that says nothing."""
+    pods = {"group": "", "version": "v1", "resource": "pods"}
+    return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": {}, **said}}
+
+
+REVIEW = json.dumps(review()).encode()
 
 
 class Asking:
@@ -25,11 +36,12 @@ class Asking:
 
     def __init__(self, session: aiohttp.ClientSession, port: int, trust: ssl.SSLContext) -> None:
         self._session = session
+        self.port = port
         self._url = f"https://127.0.0.1:{port}/line"
-        self._trust = trust
+        self.trust = trust
 
     async def ask(self, content: bytes) -> tuple[int, str]:
-        async with self._session.post(self._url, data=content, ssl=self._trust) as answer:
+        async with self._session.post(self._url, data=content, ssl=self.trust) as answer:
             return answer.status, await answer.text()
 
 
@@ -45,8 +57,10 @@ async def asking() -> AsyncIterator[Asking]:
     keeper = world.keeper()
     await world.settle(keeper)
 
-    async def answer(review: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"response": {"uid": review["request"]["uid"]}}
+    async def answer(left: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert left["request"]["operation"] == "CREATE"
+        assert "oldObject" not in left["request"]
+        return {"response": {"uid": left["request"]["uid"]}}
 
     serving = WebhookServer(keeper, "127.0.0.1", port)(answer)
     async with asyncio.timeout(PATIENCE_S):
@@ -59,7 +73,7 @@ async def asking() -> AsyncIterator[Asking]:
 
 @pytest.mark.promise("operator-line-webhook-certificates")
 async def test_a_review_is_answered_over_the_certificate_that_the_bundle_trusts(asking: Asking) -> None:
-    status, text = await asking.ask(b'{"request": {"uid": "u"}}')
+    status, text = await asking.ask(REVIEW)
     assert (status, text) == (200, '{"response": {"uid": "u"}}')
 
 
@@ -69,8 +83,38 @@ async def test_what_is_no_review_is_refused_and_the_next_one_answered(asking: As
         assert status == 400
     status, _ = await asking.ask(b" " * (LARGEST_REVIEW + 1))
     assert status == 413
-    status, _ = await asking.ask(b'{"request": {"uid": "u"}}')
+    status, _ = await asking.ask(REVIEW)
     assert status == 200
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+async def test_what_kopf_would_remember_or_compare_at_length_is_not_shown_to_it(asking: Asking) -> None:
+    """Kopf keeps a memo for each uid of an object that is not new, and compares Pods in time that grows with them."""
+    others: list[dict[str, Any]] = [{"operation": "UPDATE"}, {"subResource": "status"}, {"uid": 5}, {"object": None}]
+    for said in (*others, {"resource": {}}):
+        status, _ = await asking.ask(json.dumps(review(**said)).encode())
+        assert status == 400, said
+    containers = [{"name": "c", "resources": {"limits": {"sharepod.dev/gpu-milli": 1}}}] * (MOST_PARTS + 1)
+    status, text = await asking.ask(json.dumps(review(object={"spec": {"containers": containers}})).encode())
+    assert status == 200
+    assert json.loads(text)["response"]["allowed"] is False
+    assert "spec.containers" in text
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+async def test_a_connection_that_asks_amiss_is_closed(asking: Asking) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", asking.port, ssl=asking.trust)
+    head = b"POST /line HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    async with asyncio.timeout(PATIENCE_S):
+        for content, status in ((REVIEW, b"200"), (REVIEW, b"200"), (b"{", b"400")):
+            writer.write(head % len(content) + content)
+            assert (await reader.readline()).split()[1] == status
+            headers = await reader.readuntil(b"\r\n\r\n")
+            if status == b"200":
+                await reader.readexactly(int(headers.lower().split(b"content-length:")[1].split()[0]))
+        await reader.read()
+        assert reader.at_eof()
+    writer.close()
 
 
 @pytest.mark.promise("operator-line-webhook")

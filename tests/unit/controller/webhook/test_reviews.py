@@ -1,0 +1,105 @@
+"""Reviews as Kopf is shown them: a patch of what is left is one of the whole Pod, whatever that says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import jsonpatch
+import kopf
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kopf._cogs.structs.references import Insights, Resource
+from kopf._core.engines.admission import serve_admission_request
+from kopf._core.reactor.inventory import ResourceMemories
+from sharepod.api.line_claim import with_claim
+from sharepod.controller.handlers import give_claim
+from sharepod.controller.webhook.reviews import MOST_PARTS, TooManyPartsError, left_of, refusal
+
+LINE = {"sharepod.dev/gpu-milli": "400"}
+_claims = st.lists(st.sampled_from([{"name": "sharepod"}, {"name": "other"}]), max_size=3)
+_resources = st.fixed_dictionaries(
+    {}, optional={"limits": st.sampled_from([{}, {"cpu": "1"}, LINE, {"cpu": "1", **LINE}]), "claims": _claims}
+)
+_container = st.fixed_dictionaries(
+    {"name": st.sampled_from("ab")}, optional={"resources": _resources, "env": st.just([1])}
+)
+_spec = st.fixed_dictionaries(
+    {"containers": st.lists(_container, max_size=3)},
+    optional={"initContainers": st.lists(_container, max_size=2), "resourceClaims": _claims, "nodeName": st.just("n")},
+)
+_labels = st.dictionaries(st.sampled_from(["a", "sharepod.dev/line"]), st.sampled_from(["true", "b"]))
+_metadata = st.fixed_dictionaries({}, optional={"name": st.just("p"), "generateName": st.just("p-"), "labels": _labels})
+_pods = st.fixed_dictionaries({"spec": _spec}, optional={"metadata": _metadata})
+
+
+def review(pod: Any) -> dict[str, Any]:
+    pods = {"group": "", "version": "v1", "resource": "pods"}
+    return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": pod}}
+
+
+def patched(pod: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+    """The Pod with the patch that Kopf makes of it when it is shown `by`."""
+    operations = kopf.Patch(with_claim(by), body=kopf.Body(by)).as_json_patch()
+    return dict(jsonpatch.apply_patch(copy.deepcopy(pod), operations))
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+@given(_pods)
+def test_the_patch_of_what_is_left_is_one_of_the_whole_pod(pod: dict[str, Any]) -> None:
+    pod = {"metadata": {}, **pod}  # an API server always sends it
+    assert patched(pod, left_of(review(pod))["request"]["object"]) == patched(pod, pod)
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+def test_a_pod_with_too_many_parts_is_refused_wherever_they_are() -> None:
+    claims = [{"name": "a"}] * (MOST_PARTS + 1)
+    specs: tuple[dict[str, Any], ...] = (
+        {"containers": [{}] * MOST_PARTS, "initContainers": [{}]},
+        {"resourceClaims": claims},
+        {"containers": [{"resources": {"limits": LINE, "claims": claims}}]},
+    )
+    for spec in specs:
+        with pytest.raises(TooManyPartsError):
+            left_of(review({"spec": spec}))
+    assert refusal(review({}))["response"]["allowed"] is False
+    left_of(review({"spec": {"containers": [{}] * MOST_PARTS}}))
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | inner))
+def test_no_pod_makes_it_raise_anything_else(said: Any) -> None:
+    pods = [
+        {"metadata": said, "spec": said},
+        {"metadata": {"labels": said, "name": said}, "spec": {"containers": said}},
+    ]
+    pods += [{"spec": {"containers": [said, {"resources": said}], "resourceClaims": said}}]
+    pods += [{"spec": {"initContainers": [{"resources": {"limits": LINE, "claims": said}}]}}]
+    for pod in pods:
+        assert json.dumps(with_claim(left_of(review(pod))["request"]["object"]))  # nothing raises
+    for other in (said, {"request": said}):
+        with pytest.raises(ValueError, match="not about a new Pod"):
+            left_of(other)
+
+
+@pytest.mark.promise("operator-line-webhook-bounded")
+async def test_kopf_answers_what_is_left_and_remembers_nothing() -> None:
+    pods = Resource("", "v1", "pods", kind="Pod", namespaced=True, preferred=True, verbs=frozenset({"list"}))
+    insights, memories, registry = Insights(), ResourceMemories(), kopf.OperatorRegistry()
+    insights.webhook_resources.add(pods)
+    kopf.on.mutate("", "v1", "pods", id="line", operations=["CREATE"], registry=registry)(give_claim)
+    pod = {"metadata": {"uid": "1", "generateName": "p-"}, "spec": {"containers": [{"resources": {"limits": LINE}}]}}
+    answer = await serve_admission_request(
+        left_of(review(pod)),
+        settings=kopf.OperatorSettings(),
+        memories=memories,
+        memobase=kopf.Memo(),
+        registry=registry,
+        insights=insights,
+        indices={},
+    )
+    assert answer["response"]["allowed"] is True
+    assert "patch" in answer["response"]
+    assert not list(memories.iter_all_memories())
