@@ -4,15 +4,18 @@ Guarantees:
 - There are never more at a time than the limits say, in all and for one namespace.
 - A share asks once it has been without room for `after_s`, and for `for_s`; then it asks again after as long, twice as
   long each time, up to sixteen times as long: a node that is never of use is not bought for ever.
+- Of those that are due the namespace with fewest asking comes first: one with many shares, or several, keep none away.
 - A share that asks goes on until its time is over, whoever comes after it.
 - Nobody asks while a node is on its way: it may have room for all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import chain
 
 _MOST_PAUSES = 16
 """Longest pause in times of `for_s`: four hours of 15 minutes each."""
@@ -49,7 +52,13 @@ class AskingTurns:
         self._turns.clear()
 
     def asking(
-        self, short: Iterable[tuple[str, str]], now: float, *, node_comes: bool, there: Collection[str] = ()
+        self,
+        short: Iterable[tuple[str, str]],
+        now: float,
+        *,
+        node_comes: bool,
+        there: Collection[str] = (),
+        kept: Collection[str] = (),
     ) -> list[str]:
         """Return the tenants that have a placeholder from now on.
 
@@ -58,6 +67,7 @@ class AskingTurns:
             now: Monotonic seconds.
             node_comes: A node is there that does not take shares yet.
             there: Tenants that have a placeholder; of one that is not known yet, an earlier leader has made it.
+            kept: Namespace of each placeholder that stays beside these: they count, too.
         """
         namespaces = dict(short)
         self._turns = {
@@ -70,13 +80,33 @@ class AskingTurns:
                 turn.began, turn.ended, turn.not_before = None, turn.ended + 1, now + pause
         if node_comes:
             return []
+        of_namespace = Counter(kept)
+        going_on = [tenant for tenant, turn in self._turns.items() if turn.began is not None]
         found: list[str] = []
-        of_namespace: Counter[str] = Counter()
-        due = [tenant for tenant, turn in self._turns.items() if turn.began is None and now >= turn.not_before]
-        for tenant in (*(tenant for tenant, turn in self._turns.items() if turn.began is not None), *due):
-            if len(found) < self._limits.most and of_namespace[namespaces[tenant]] < self._limits.per_namespace:
-                of_namespace[namespaces[tenant]] += 1
+        for tenant in chain(going_on, self._due(namespaces, now, of_namespace)):
+            namespace, turn = namespaces[tenant], self._turns[tenant]
+            if len(kept) + len(found) >= self._limits.most:
+                break
+            if of_namespace[namespace] < self._limits.per_namespace:
+                of_namespace[namespace] += 1
                 found.append(tenant)
-                if self._turns[tenant].began is None:
-                    self._turns[tenant].began = now
+                turn.began = now if turn.began is None else turn.began
         return found
+
+    def _due(self, namespaces: Mapping[str, str], now: float, asking: Mapping[str, int]) -> Iterator[str]:
+        """Yield those that may begin to ask, of the namespace that has fewest asking first. `asking`: how many each
+        has, kept up to date by the caller."""
+        due: dict[str, deque[tuple[int, int, str]]] = {}
+        for number, (tenant, turn) in enumerate(self._turns.items()):
+            if turn.began is None and now >= turn.not_before:
+                due.setdefault(namespaces[tenant], deque()).append((turn.ended, number, tenant))
+        for namespace, waiting in due.items():
+            due[namespace] = deque(sorted(waiting))
+        heap = [(asking.get(namespace, 0), waiting[0], namespace) for namespace, waiting in due.items()]
+        heapify(heap)
+        while heap:
+            _, (_, _, tenant), namespace = heappop(heap)
+            due[namespace].popleft()
+            yield tenant
+            if due[namespace]:
+                heappush(heap, (asking.get(namespace, 0), due[namespace][0], namespace))

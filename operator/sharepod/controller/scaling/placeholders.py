@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sharepod.api.objects import PLACEHOLDER_LABEL, PLACEHOLDER_SPEC_ANNOTATION
+from sharepod.api.objects import PLACEHOLDER_FOR_ANNOTATION, PLACEHOLDER_LABEL, PLACEHOLDER_SPEC_ANNOTATION
 from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
@@ -55,11 +55,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Placeholder as the API server has it. `asks`: hash of what it asks for; `marked`: it says Unschedulable."""
+    """Placeholder as the API server has it. `namespace`: of the share that asks by it. `asks`: hash of what it
+    asks for. `marked`: it says Unschedulable."""
 
     tenant: str
     name: str
     uid: str
+    namespace: str
     asks: str
     marked: bool
 
@@ -143,15 +145,18 @@ class Placeholders:
         """
         short = await self._short()
         there = {one.tenant: one for one in await self._there()}
+        self._begun = self._clock() if self._begun is None else self._begun
+        kept = {tenant: one for tenant, one in there.items() if tenant not in short and self._undecided(tenant)}
         asking = self._turns.asking(
             ((tenant, request.namespace) for tenant, request in short.items()),
             self._clock(),
             node_comes=self._node_comes(),
             there=there.keys(),
+            kept=[one.namespace for one in kept.values()],
         )
         bodies = {tenant: placeholder_pod(short[tenant], self._pod_settings()) for tenant in asking}
         for tenant, one in list(there.items()):
-            if tenant not in short and self._undecided(tenant):
+            if tenant in kept:
                 continue
             if tenant not in bodies or one.asks != _asks(bodies[tenant]):
                 await self._delete(one)
@@ -184,10 +189,9 @@ class Placeholders:
 
     def _undecided(self, tenant: str) -> bool:
         """Return whether nothing is decided of a tenant yet by this leader, which has just begun."""
-        self._begun = self._clock() if self._begun is None else self._begun
         known = bool(self._state.sharepods.get(tenant) or self._state.seen_claims.claims.get(tenant))
         placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
-        early = self._clock() < self._begun + _BEGINNING_S
+        early = self._begun is not None and self._clock() < self._begun + _BEGINNING_S
         return early and known and not placed and self._memos.of(tenant).refusal is None
 
     def _node_comes(self) -> bool:
@@ -228,7 +232,10 @@ class Placeholders:
             made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
         except AlreadyExistsError:  # one that ends, or an answer that was lost: it is looked at the next time
             return None
-        except (ForbiddenError, InvalidError) as error:  # it is no reason to keep others from asking
+        except ApiError as error:
+            if not (isinstance(error, ForbiddenError | InvalidError) or error.of_admission):
+                raise
+            # It is no reason to keep others from asking.
             if self._refused.get(str(request.tenant)) != error.message:
                 self._refused[str(request.tenant)] = error.message
                 log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)
@@ -266,12 +273,14 @@ class Placeholders:
 
 def _read(raw: Json) -> _There:
     metadata = raw["metadata"]
+    annotations = metadata.get("annotations") or {}
     conditions = (raw.get("status") or {}).get("conditions") or ()
     return _There(
         tenant=str(metadata["labels"][PLACEHOLDER_LABEL]),
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
-        asks=str((metadata.get("annotations") or {}).get(PLACEHOLDER_SPEC_ANNOTATION) or ""),
+        namespace=str(annotations.get(PLACEHOLDER_FOR_ANNOTATION) or "").partition("/")[0],
+        asks=str(annotations.get(PLACEHOLDER_SPEC_ANNOTATION) or ""),
         marked=any(one.get("type") == "PodScheduled" and one.get("reason") == "Unschedulable" for one in conditions),
     )
 

@@ -32,9 +32,31 @@ def test_a_share_asks_after_a_while_and_no_longer_than_it_waits() -> None:
 def test_no_namespace_and_not_all_together_ask_for_more_than_the_limits_say() -> None:
     turns = AskingTurns(LIMITS)
     asking(turns, 0, "a1", "a2", "a3", "b1", "b2")
-    assert asking(turns, 30, "a1", "a2", "a3", "b1", "b2") == ["a1", "a2", "b1"]
+    assert asking(turns, 30, "a1", "a2", "a3", "b1", "b2") == ["a1", "b1", "a2"]
     assert asking(turns, 31, "b2", "a3", "a1", "a2", "b1") == ["a1", "a2", "b1"], "they go on, whoever comes first now"
     assert asking(turns, 32, "b2", "a3", "a2", "b1") == ["a2", "b1", "b2"]
+
+
+@pytest.mark.promise("operator-placeholder-limits")
+def test_the_namespace_with_fewest_asking_comes_next_however_many_shares_others_have() -> None:
+    turns = AskingTurns(AskingLimits(most=4, per_namespace=2, after_s=0, for_s=900))
+    many = [f"{name}{number}" for name in "ab" for number in range(40)]
+    assert asking(turns, 0, *many) == ["a0", "b0", "a1", "b1"]
+    late = [*many, "c1"]
+    assert "c1" not in asking(turns, 899, *late), "those that ask go on"
+    assert asking(turns, 900, *late) == ["a2", "b2", "c1", "a3"]
+    for number in range(1, 40):
+        assert asking(turns, 900 + 450 * number, *late), "there is always somebody who asks"
+    turns = AskingTurns(AskingLimits(most=1, per_namespace=1, after_s=0, for_s=900))
+    for now, expected in ((0, "a1"), (900, "a2"), (1800, "a3"), (2700, "a1")):
+        assert asking(turns, now, "a1", "a2", "a3") == [expected], "one that has not asked comes first"
+
+
+@pytest.mark.promise("operator-placeholder-limits")
+def test_those_that_stay_of_an_earlier_leader_count() -> None:
+    turns = AskingTurns(AskingLimits(most=3, per_namespace=2, after_s=0, for_s=900))
+    assert turns.asking(short("a1", "a2", "b1"), 0, node_comes=False, kept=["a", "b"]) == ["a1"]
+    assert turns.asking(short("a1", "a2", "b1"), 0, node_comes=False, kept=["a"]) == ["a1", "b1"]
 
 
 @pytest.mark.promise("operator-placeholder-ends")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sharepod.controller.scaling.placeholders import Placeholders
 from sharepod.controller.settings import OperatorSettings
-from sharepod.kube import InvalidError, Json
+from sharepod.kube import ApiError, InvalidError, Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 
 
@@ -93,6 +93,35 @@ async def test_a_next_leader_keeps_what_it_finds_until_it_has_decided(world: Wor
     assert there(world) == []
 
 
+@pytest.mark.promise("operator-placeholder-limits")
+async def test_a_next_leader_makes_no_more_than_the_limit_beside_those_that_it_keeps(world: World) -> None:
+    await without_room(world)
+    await placeholders(world).look()
+    (pod,) = there(world)
+    other = world.sharepod("two", gpu={"memory": "8Gi"})
+    await world.look(other)
+    await world.until_answered(other)
+    world.memos.of(world.tenant).refusal = None  # of the first one it has decided nothing yet
+    follower = placeholders(world, placeholders=1)
+    await follower.look()
+    assert there(world) == [pod]
+    world.now += 31
+    await follower.look()
+    assert [one["metadata"]["labels"]["sharepod.dev/placeholder"] for one in there(world)] == [other]
+
+
+async def test_the_time_of_a_next_leader_begins_with_its_first_look(world: World) -> None:
+    follower = placeholders(world)
+    await follower.look()
+    world.now += 31
+    await without_room(world)
+    await follower.look()
+    assert len(there(world)) == 1
+    world.memos.of(world.tenant).refusal = None
+    await follower.look()
+    assert there(world) == []
+
+
 @pytest.mark.promise("operator-placeholder-node-comes")
 async def test_while_a_node_has_told_no_gpus_nobody_asks_until_it_is_given_up(world: World) -> None:
     await without_room(world)
@@ -123,7 +152,14 @@ async def test_with_the_setting_off_what_is_left_goes_and_then_nothing_is_asked(
     assert off._idle
 
 
-async def test_one_that_the_api_server_refuses_keeps_no_other_from_being_made(world: World) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidError("POST pods", 422, "Invalid", "no"),
+        UnavailableError("POST pods", 500, "InternalError", 'admission webhook "w" denied the request: no'),
+    ],
+)
+async def test_one_that_the_api_server_refuses_keeps_no_other_from_being_made(world: World, refusal: ApiError) -> None:
     await without_room(world)
     other = world.sharepod("two", gpu={"memory": "8Gi"})
     await world.look(other)
@@ -132,7 +168,7 @@ async def test_one_that_the_api_server_refuses_keeps_no_other_from_being_made(wo
 
     async def refusing(resource: Any, body: Json, *args: Any, **options: Any) -> Json:
         if world.tenant in body["metadata"]["name"]:
-            raise InvalidError("POST pods", 422, "Invalid", "no")
+            raise refusal
         return await create(resource, body, *args, **options)
 
     world.client.create = refusing  # type: ignore[method-assign]
