@@ -424,8 +424,8 @@ class Operator:
             metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
 
     def unready(self) -> str | None:
-        """Return which kinds have not been listed; None if all have."""
-        return self.watches.unready()
+        """Return which kinds have not been listed, or that the webhook does not serve yet; None if it is ready."""
+        return self.watches.unready() or (self.certificates.unready() if self.certificates else None)
 
     def leads(self) -> bool:
         """Return whether this process leads."""

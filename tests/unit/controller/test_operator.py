@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -217,6 +219,15 @@ async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> No
         assert status == 503
         assert text.startswith("not listed: sharepods (LIST ")
         assert operator.healthy() in ("leads", "stands by")
+
+
+@pytest.mark.promise("operator-line-webhook-rollout")
+async def test_while_its_webhook_does_not_serve_it_is_not_ready() -> None:
+    keeper: Any = SimpleNamespace(unready=lambda: "not yet")
+    async with api_server() as api, running(operator := an_operator(api)):
+        await until(lambda: operator.unready() is None)
+        operator.certificates = keeper
+        assert operator.unready() == "not yet"
 
 
 async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:

@@ -55,6 +55,7 @@ class CertificateKeeper:
         self._acts = acts
         self._clock = clock
         self._now = now
+        self._looked = False
         self._served: Pair | None = None
         self._trusted_since: tuple[bytes, float] | None = None
         """The coming certificate, and since when it was seen in the caBundle."""
@@ -76,6 +77,7 @@ class CertificateKeeper:
         try:
             secret = await self._client.get(SECRETS, WEBHOOK_SERVICE, self._namespace)
         except NotFoundError:
+            self._looked = True
             return
         pairs = held(secret)
         if self._acts():
@@ -85,6 +87,12 @@ class CertificateKeeper:
             self._served = pairs.serving
             self.ready.set()
             log.info("the webhook serves another certificate")
+        self._looked = True
+
+    def unready(self) -> str | None:
+        """Return why API servers are not to ask this process yet; None if they may, or if no operator has a
+        certificate."""
+        return None if self._looked else "the certificate of the webhook has not been read"
 
     async def _renewed(self, secret: Json, pairs: Held) -> Held:
         """Take the next step; return the pairs of the Secret after it."""

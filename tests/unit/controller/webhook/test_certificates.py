@@ -6,9 +6,11 @@ import asyncio
 import base64
 import datetime
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sharepod.api.admission.line_policies import WEBHOOK_NAME
 from sharepod.controller.webhook import certificate_keeper
 from sharepod.controller.webhook.certificate_keeper import CertificateKeeper
@@ -207,6 +209,34 @@ async def test_what_stands_in_the_secret_ends_nobody(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(0)
     assert len(tries) > 1
     running.cancel()
+
+
+@pytest.mark.promise("operator-line-webhook-rollout")
+async def test_an_operator_that_serves_no_certificate_which_others_do_is_not_ready() -> None:
+    world = World()
+    keeper = world.keeper(leads=False)
+    await keeper.look()
+    assert keeper.unready() is None, "nobody has one: it is made by one that leads"
+    await world.settle(world.keeper())
+    keeper = world.keeper(leads=False)
+    assert keeper.unready() is not None
+    await keeper.look()
+    assert keeper.ready.is_set()
+    assert keeper.unready() is None
+    world.server.secret = None
+    keeper = world.keeper(leads=False)
+    await keeper.look()
+    assert keeper.unready() is None, "without the manifests there is nothing to wait for"
+
+
+@pytest.mark.promise("operator-line-webhook-rollout")
+def test_api_servers_ask_no_operator_that_starts_or_ends() -> None:
+    folder = Path(__file__).resolve().parents[4] / "manifests" / "plain-webhook"
+    service = yaml.safe_load((folder / "service.yaml").read_text())
+    assert not service["spec"].get("publishNotReadyAddresses")
+    deployment = yaml.safe_load((folder / "operator.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] > 0
 
 
 async def test_nothing_is_written_without_leading_or_without_the_manifests() -> None:
