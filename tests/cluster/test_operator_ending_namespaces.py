@@ -1,4 +1,4 @@
-"""Namespaces that are deleted while something of theirs is under way: a preemption."""
+"""Namespaces that are deleted while something of theirs is under way: a budget, an account, a preemption."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.audit import Audit
-from cluster.operator_world import GIB, World, a_world, wait
+from cluster.operator_world import GIB, GPUNODES, World, a_world, wait
+from harness.api import Object
 from harness.cluster import suppress_reason
 
 pytestmark = pytest.mark.timeout(300)
 
+_STATEMENTS = "/apis/sharepod.dev/v1alpha1/gpustatements"
 _HALF = {"request": 0.5, "memory": "12Gi"}
 _SLOW = {"test.sharepod.dev/termination-seconds": "3"}
 
@@ -52,6 +54,34 @@ def names(world: World, node: str) -> list[str]:
     return sorted(row["podName"] for row in world.rows(node))
 
 
+def account(world: World, namespace: str) -> int:
+    """Milliseconds that a namespace's statement counts as reserved."""
+    found = [item for item in world.api.get(_STATEMENTS)["items"] if item["metadata"]["name"] == namespace]
+    totals = (found[0].get("status") or {}).get("totals") or [{}] if found else [{}]
+    return int(totals[0].get("reservedMilliseconds", 0))
+
+
+def budget(world: World, namespace: str) -> Object:
+    path = f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/gpubudgets"
+    spec = {"gpuSeconds": 1000, "chargeBy": "Reserved"}
+    body = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "GPUBudget", "metadata": {"name": "team"}, "spec": spec}
+    made: Object = world.api.create(path, body)
+    return made
+
+
+def consumed(world: World, node: str, namespace: str, milliseconds: int) -> None:
+    """Let the agent of a node say what a namespace has had reserved so far."""
+    series = {
+        "series": f"{node}-{namespace}",
+        "namespace": namespace,
+        "model": "T",
+        "since": "2026-01-01T00:00:00.000Z",
+        "reservedMilliseconds": milliseconds,
+    }
+    at = f"2026-02-01T02:{milliseconds // 60_000:02}:00.000Z"
+    world.api.patch(f"{GPUNODES}/{node}/status", {"status": {"consumption": [series], "consumptionAt": at}})
+
+
 @pytest.mark.promise("placement-preempt-crash")
 def test_the_namespace_that_preempts_goes_and_its_victims_come_back(world: World) -> None:
     stays, goes = world.cluster.namespace("stays"), world.cluster.namespace("goes")
@@ -77,3 +107,31 @@ def test_the_namespace_of_the_victims_goes_and_its_room_is_taken(world: World) -
         world.phase(stays, "high", "Running", timeout=60)
         wait(lambda: names(world, node) == ["high"], what="its row alone", timeout=60)
         assert not audit.over_committed, audit.over_committed
+
+
+@pytest.mark.promise("operator-statement")
+def test_a_namespace_that_goes_with_its_budget_keeps_its_account_and_comes_back_with_it(world: World) -> None:
+    namespace, other = world.cluster.namespace("billed"), world.cluster.namespace("billed-other")
+    node = filled(world, "billed", namespace)
+    budget(world, namespace)
+    consumed(world, node, namespace, 600_000)
+    world.api.delete(f"/api/v1/namespaces/{namespace}")
+    consumed(world, node, namespace, 700_000)
+    deleted(world, namespace)
+    wait(lambda: not world.rows(node), what="an empty ledger", timeout=60)
+    world.apply(other, "next", _HALF, on="billed")
+    world.phase(other, "next", "Running")
+    wait(lambda: account(world, namespace) == 700_000, what="what was reported last", timeout=60)
+
+    world.cluster.namespace(namespace)
+    budget(world, namespace)
+    world.apply(namespace, "again", _HALF, on="billed")
+    world.phase(namespace, "again", "Running")
+    consumed(world, node, namespace, 800_000)
+    wait(lambda: account(world, namespace) == 800_000, what="the account to go on", timeout=60)
+    path = f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/gpubudgets/team"
+    wait(
+        lambda: (world.api.get(path).get("status") or {}).get("conditions"), what="the new budget's status", timeout=60
+    )
+    assert world.operator is not None
+    assert world.operator.running()

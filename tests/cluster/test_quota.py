@@ -16,7 +16,7 @@ from cluster.claims_world import (
     row_of,
     runs,
 )
-from cluster.operator_world import World, a_world, wait
+from cluster.operator_world import World, a_world, condition_of, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
 from harness.api import ApiError, Object
 
@@ -248,3 +248,67 @@ def test_a_quota_on_claims_counts_them_and_their_gpus_and_what_fits_is_placed(wo
     world.api.delete(claim_path(namespace, "pair"))
     runs(world, namespace, "two")
     assert used(world, path) == {CLAIM_COUNT: "2", CLAIM_GPUS: "2"}
+
+
+def phases(world: World, namespace: str) -> dict[str, str]:
+    items = world.api.get(world.path(namespace))["items"]
+    return {item["metadata"]["name"]: str((item.get("status") or {}).get("phase")) for item in items}
+
+
+def set_milli(world: World, path: str, milli: str) -> None:
+    """Change what a quota allows, and wait until the API server goes by it."""
+    world.api.patch(path, {"spec": {"hard": {f"requests.{MILLI}": milli}}})
+    wait(lambda: world.api.get(path)["status"]["hard"][f"requests.{MILLI}"] == milli, what=f"a quota of {milli}")
+
+
+@pytest.mark.promise("operator-forbidden")
+def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_comes_next(world: World) -> None:
+    (node,) = world.nodes("moved")
+    namespace = world.cluster.namespace("moved")
+    path = quota(world, namespace, milli="3100")
+    most = {"request": 1.0, "memory": "1Gi"}
+    for name in ("a", "b"):
+        world.apply(namespace, name, most, on="moved")
+        world.phase(namespace, name, "Running")
+    world.apply(namespace, "counted", most, on="moved")  # has its Pod, and waits for a GPU
+    world.condition(namespace, "counted", "Placed", status="False", reason="NoRoom")
+    set_milli(world, path, "1100")  # less than is counted by now
+    for name in ("over0", "over1", "over2"):
+        world.apply(namespace, name, most, on="moved")
+        said = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
+        assert "limited: requests.sharepod.dev/gpu-milli=1100" in said
+    world.delete(namespace, "a")
+    world.phase(namespace, "counted", "Running")  # what was counted stays: a quota takes nothing from who has it
+    assert sorted(found["podName"] for found in world.rows(node)) == ["b", "counted"]
+    world.delete(namespace, "b")
+    wait(lambda: len(world.rows(node)) == 1, what="a free GPU")
+    assert not [name for name in phases(world, namespace) if name.startswith("over") and world.pod(namespace, name)]
+
+    set_milli(world, path, "2100")
+    wait(lambda: len(world.rows(node)) == 2, what="one more to run once there is room", timeout=90)
+    set_milli(world, path, "4100")
+    wait(lambda: len(world.cluster.pods(namespace)) == 4, what="the others' Pods", timeout=90)
+    world.delete(namespace, "counted")
+    wait(lambda: list(phases(world, namespace).values()).count("Running") == 2, what="two that run")
+
+
+@pytest.mark.promise("operator-forbidden")
+def test_a_quota_that_is_lowered_between_two_runs_keeps_the_next_one_waiting_without_a_share(world: World) -> None:
+    (node,) = world.nodes("between")
+    namespace = world.cluster.namespace("between")
+    path = quota(world, namespace, milli="1000")
+    world.apply(namespace, "one", SHARE, on="between", restartPolicy="Always")
+    world.phase(namespace, "one", "Running")
+    first = (world.pod(namespace, "one") or {})["metadata"]["uid"]
+    set_milli(world, path, "100")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    wait(
+        lambda: "exceeded quota: gpu" in condition_of(world.sharepod(namespace, "one"), "Placed").get("message", ""),
+        what="a word on the quota",
+    )
+    wait(lambda: not world.rows(node), what="its share is given back")
+    set_milli(world, path, "400")
+    world.phase(namespace, "one", "Running", timeout=90)
+    seen = world.sharepod(namespace, "one")["status"]
+    assert seen["podUID"] != first
+    assert seen["lastEnd"]["podUID"] == first
