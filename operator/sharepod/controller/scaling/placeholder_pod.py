@@ -32,6 +32,8 @@ from sharepod.api.resource_line import MEMORY, MILLI, carried
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, Refusal, Resources
 
 HOSTNAME = "kubernetes.io/hostname"
+_OF_DAEMON_SET = "pod-template-generation"
+"""Label that the DaemonSet controller gives its Pods, and no other controller."""
 _PER_NAMESPACE_CAP = "ExclusionCap"
 """Obstacle that no node changes: the namespace keeps as many GPUs from others as the setting allows."""
 _LEAST = {"cpu": "1m", "memory": "1Mi"}
@@ -160,10 +162,14 @@ def _toleration(one: Any) -> Iterator[tuple[str, str]]:
 
 
 def _beside_nobody() -> Iterator[Mapping[str, Any]]:
-    """Yield the terms that keep it from nodes with Pods of SharePods, and with Pods that have a line."""
+    """Yield the terms that keep it from nodes with Pods of SharePods, and with Pods that have a line.
+
+    Those of DaemonSets do not count: Cluster Autoscaler copies them to its picture of a new node, and none would come.
+    """
+    of_no_daemon_set = {"key": _OF_DAEMON_SET, "operator": "DoesNotExist"}
     for label in (TENANT_LABEL, LINE_LABEL):
         yield {
-            "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
+            "labelSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}, of_no_daemon_set]},
             "namespaceSelector": {},
             "topologyKey": HOSTNAME,
         }

@@ -79,6 +79,10 @@ def test_it_names_no_scheduler_that_exists_and_has_no_claim_volume_or_gate() -> 
     keys = [one["labelSelector"]["matchExpressions"][0]["key"] for one in kept_from]
     assert keys == ["sharepod.dev/tenant", "sharepod.dev/line"]
     assert all(one["namespaceSelector"] == {} for one in kept_from), "of every namespace"
+    of_daemon_sets = [one["labelSelector"]["matchExpressions"][1] for one in kept_from]
+    assert of_daemon_sets == [{"key": "pod-template-generation", "operator": "DoesNotExist"}] * 2, (
+        "each new node has them"
+    )
 
 
 def test_without_lines_or_memory_it_carries_what_can_be_said() -> None:
