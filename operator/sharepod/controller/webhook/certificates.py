@@ -3,7 +3,8 @@
 Two certificates stand in one Secret: the one that is served, and the next one while it becomes trusted.
 
 Guarantees (C = what API servers trust, the caBundle of the webhook's configuration):
-- W1: a certificate is served only once C has it for `TRUSTED_S`.
+- W1: a certificate is served only once C has it for `TRUSTED_S`, and once it has begun: another operator's clock may be
+  ahead.
 - W2: the certificate that is served is in C, or the next step puts it there.
 - W3: the next one is made when a third of the served one's life is left, when it has no life left at all, and when API
   servers ask by another name than it has.
@@ -38,7 +39,7 @@ TRUSTED_S = 10.0
 watch."""
 _MOST = 16
 """Certificates of a caBundle that are kept."""
-_CLOCKS = datetime.timedelta(minutes=10)
+_CLOCKS = datetime.timedelta(days=1)
 """By how much the clocks of operator and API servers may differ."""
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """What `cryptography` raises for what it cannot read."""
@@ -146,7 +147,7 @@ def next_step(
     wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
     if any(_alone(pair.certificate) not in known for pair in wanted):
         return Step.TRUST  # W2
-    coming = pairs.coming if pairs.coming in wanted else None
+    coming = pairs.coming if pairs.coming in wanted and _begun(pairs.coming, now) else None
     if coming is not None:
         enough = trusted_for_s is not None and trusted_for_s >= TRUSTED_S
         return Step.SERVE if enough else Step.NONE  # W1
@@ -203,6 +204,10 @@ def _ends(certificate: bytes) -> datetime.datetime:
 
 def _ended(pair: Pair, now: datetime.datetime) -> bool:
     return _ends(pair.certificate) <= now
+
+
+def _begun(pair: Pair, now: datetime.datetime) -> bool:
+    return x509.load_pem_x509_certificate(pair.certificate).not_valid_before_utc <= now
 
 
 def _names(pair: Pair, host: str | None) -> bool:

@@ -268,6 +268,17 @@ def test_a_certificate_is_trusted_for_a_while_before_it_is_served_the_first_too(
         assert next_step(pairs, bundle, BEGAN, trusted_for_s=TRUSTED_S) is Step.SERVE
 
 
+@pytest.mark.promise("operator-line-webhook-certificates")
+def test_a_certificate_of_a_clock_that_was_ahead_is_served_by_nobody_before_it_has_begun() -> None:
+    former, ahead = make_pair("h", BEGAN), make_pair("h", BEGAN + 2 * DAY)
+    both = [former.certificate, ahead.certificate]
+    assert next_step(Held(former, ahead), both, BEGAN, trusted_for_s=TRUSTED_S) is Step.NONE
+    assert next_step(Held(None, ahead), both, BEGAN, trusted_for_s=TRUSTED_S) is Step.MAKE
+    assert next_step(Held(former, ahead), both, BEGAN + DAY, trusted_for_s=TRUSTED_S) is Step.SERVE
+    hours = make_pair("h", BEGAN + DAY / 2)
+    assert next_step(Held(former, hours), [*both, hours.certificate], BEGAN, trusted_for_s=TRUSTED_S) is Step.SERVE
+
+
 def test_what_cannot_be_read_counts_as_absent() -> None:
     pair, other = make_pair("h", BEGAN), make_pair("h", BEGAN)
     whole = secret_data(Held(pair, None))
