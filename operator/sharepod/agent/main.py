@@ -169,6 +169,7 @@ async def run(
                 if isinstance(agent, DistantAgent):
                     succession.pass_on(agent.stewardship.state.heirlooms())
                 await agent.close()
+                succession.left_to_keeper = isinstance(agent, DistantAgent) and agent.may_serve
         return 0
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))

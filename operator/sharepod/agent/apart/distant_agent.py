@@ -76,6 +76,8 @@ class DistantAgent:
         self.stewardship = Stewardship(settings, inventory, kept, self._take_told)
         self.link_lost: Callable[[], None] = lambda: None
         """Called when the link to the teller has ended."""
+        self.may_serve = False
+        """Once this is closed: whether the teller has not said that it has closed everything."""
         self.line = Line(self.stewardship.service(), self._revive_soon, lambda: self.link_lost())
         self.tenants = DistantTenants(self)
         self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
@@ -144,9 +146,11 @@ class DistantAgent:
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.gather(self._reviving, return_exceptions=True)
+        self.may_serve = self._started
         if self._started and self.line.up:
             try:
                 await self.line.call(calls.TELLER_CLOSE, None, timeout_s=_CLOSE_S)
+                self.may_serve = False
             except OSError as error:
                 log.warning("the process that serves tenants does not end by itself", error=error.strerror)
         self.line.close()

@@ -4,6 +4,7 @@ Guarantees:
 - At most one agent serves a state directory: the one that holds `agent.lock`. Its keeper holds the lock too, so that a
   process of it that is killed does not lose the turn: another process of it may still serve.
 - An agent that stands by serves as soon as the other one has ended, however it ended.
+- An agent of which another process may still serve when it ends leaves the lock to its keeper, which ends last.
 - An agent that ends knows whether another stands by (which then holds `next.lock`).
 - An agent that is told to end can pass its listening sockets on to those that stand by (`passing_on`).
 """
@@ -58,6 +59,8 @@ class Succession:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
         self.stands_by = False
         """True while another agent serves."""
+        self.left_to_keeper = False
+        """True if the turn ends with the keeper, and not with this process."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +68,8 @@ class Succession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        fcntl.flock(self._serving, fcntl.LOCK_UN)  # for the keeper too
+        if not self.left_to_keeper:
+            fcntl.flock(self._serving, fcntl.LOCK_UN)  # for the keeper too
         os.close(self._serving)
         os.close(self._next)
         if self._passing_on is not None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sharepod.agent.agent import Agent
+from sharepod.agent.apart import distant_agent
 from sharepod.agent.apart.distant_agent import DistantAgent
 from sharepod.agent.apart.teller import Teller
 from sharepod.agent.devices.held_gpus import PluginPod
@@ -129,3 +131,26 @@ async def test_a_missing_inventory_is_told_as_such_and_a_standing_agent_says_why
     assert "inventory" in str(parts.agent.unfit)
     await parts.agent.take_stock(needed=False)
     await until(lambda: parts.agent.unhealthy() is not None)
+
+
+@pytest.mark.parametrize("teller", ["answers", "hangs", "is away", "has never served"])
+async def test_an_agent_that_ends_knows_whether_its_teller_may_still_serve(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, teller: str
+) -> None:
+    if teller != "has never served":
+        await _serving(parts)
+    if teller == "is away":
+        await parts.end_teller()
+    if teller == "hangs":
+        monkeypatch.setattr(distant_agent, "_CLOSE_S", 0.05)
+        monkeypatch.setattr(Agent, "close", lambda self: asyncio.Event().wait())
+    await parts.agent.close()
+    assert parts.agent.may_serve == (teller in ("hangs", "is away"))
+    monkeypatch.undo()
+    if teller == "has never served":
+        await parts.end_teller()
+    if teller == "hangs":
+        assert parts.running is not None
+        parts.running.cancel()
+        await asyncio.gather(parts.running, return_exceptions=True)
+        parts.running = asyncio.create_task(asyncio.sleep(0, 0))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, DescriptorShelf, KeptDescriptors
+from sharepod.agent.state.succession import Succession
 
 
 @pytest.fixture
@@ -93,3 +95,20 @@ def test_without_a_keeper_nothing_is_kept() -> None:
         NOTHING_KEPT.keep("a", sock.fileno())
         NOTHING_KEPT.drop("a")
     assert NOTHING_KEPT.take("a") is None
+
+
+@pytest.mark.promise("install-standby")
+@pytest.mark.parametrize("left", [True, False])
+def test_a_turn_that_is_left_to_the_keeper_ends_with_the_keeper(
+    shelf: DescriptorShelf, tmp_path: Path, left: bool
+) -> None:
+    with Succession(tmp_path, shelf.connect()) as serving:
+        assert serving.free()
+        assert shelf.take_in()
+        serving.left_to_keeper = left
+    with Succession(tmp_path) as following:
+        assert following.free() != left
+        turn = shelf.connect().take("turn")
+        assert turn is not None
+        os.close(turn.fd)
+        assert following.free()
