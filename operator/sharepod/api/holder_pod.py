@@ -17,6 +17,23 @@ _RESOURCES = {"cpu": "10m", "memory": "16Mi"}
 """Requests and limits alike, so that the kubelet evicts the Pod last: many times what a program that sleeps takes."""
 
 
+def idle_container(name: str, image: str, amounts: Mapping[str, str]) -> dict[str, Any]:
+    """Return a container that only keeps what it asks for, as Pod Security `restricted` wants it."""
+    return {
+        "name": name,
+        "image": image,
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
 def holder_pod(
     name: str,
     namespace: str,
@@ -30,19 +47,7 @@ def holder_pod(
     """Return the manifest of a holder. `tenant`: id of the tenant that waits for it."""
     this_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     amounts = {**_RESOURCES, "nvidia.com/gpu": "1"}
-    container = {
-        "name": "holder",
-        "image": image,
-        "resources": {"requests": amounts, "limits": amounts},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
+    container = idle_container("holder", image, amounts)
     spec: dict[str, Any] = {
         "affinity": {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [this_node]}}

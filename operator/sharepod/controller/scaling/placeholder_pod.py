@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sharepod.api.gpunode import Pool
+from sharepod.api.holder_pod import idle_container
 from sharepod.api.objects import (
     GROUP,
     LINE_LABEL,
@@ -75,19 +76,7 @@ def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) ->
     """Return the manifest of the placeholder of a share that a new node helps."""
     needs = request.pod
     amounts = _amounts(request, with_line=settings.with_line)
-    container = {
-        "name": "placeholder",
-        "image": settings.image,
-        "resources": {"requests": amounts, "limits": amounts},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
+    container = idle_container("placeholder", settings.image, amounts)
     of_pool = {"key": POOL_LABEL, "operator": "In", "values": sorted(pool.value for pool in Pool)}
     terms = [[*map(_requirement, term), of_pool] for term in _open_terms(needs.node_affinity_terms)] or [[of_pool]]
     required = {"nodeSelectorTerms": [{"matchExpressions": expressions} for expressions in terms]}
