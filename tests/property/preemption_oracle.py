@@ -117,12 +117,17 @@ def refused_requests(
     number = part * 100_000 + 50_000
     while count:
         number += 1
-        chance = random.Random(number)
-        world = small_cluster(chance)
-        request = random_request(chance, "new", priority=chance.choice(priorities))
+        chance, world, request = drawn(number, priorities)
         if Engine(world.cluster).find(request) is None:
             count -= 1
             yield f"cluster {number}", chance, world, request
+
+
+def drawn(number: int, priorities: Sequence[int]) -> tuple[random.Random, SmallCluster, PlacementRequest]:
+    """Draw the cluster of this number, with a request that comes to it, and return what they were drawn by, too."""
+    chance = random.Random(number)
+    world = small_cluster(chance)
+    return chance, world, random_request(chance, "new", priority=chance.choice(priorities))
 
 
 def random_request(chance: random.Random, tenant: str, *, priority: int) -> PlacementRequest:

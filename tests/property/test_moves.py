@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from property.preemption_oracle import SmallCluster, refused_requests
+from property.preemption_oracle import SmallCluster, drawn, refused_requests
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import Engine
 from sharepod.placement.preemption.moves import Movable, MovePlan, cost_of_move, place_holds, plan_move
@@ -37,6 +37,18 @@ def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int)
         _carry_out(world, request, movable[plan.tenant], plan)
         seen["inside" if plan.to.node == plan.node else "elsewhere"] += 1
     assert seen["inside"] + seen["elsewhere"] >= 1
+
+
+@pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
+def test_of_several_that_could_move_the_cheapest_does_wherever_it_is(number: int) -> None:
+    """Clusters that were found by search: a dearer one that could move is looked at before."""
+    chance, world, request = drawn(number, (0,))
+    movable = _movable(chance, world)
+    plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
+    costs = {cost_of_move(one) for tenant, one in movable.items() if _can_move(world, request, one)}
+    assert len(costs) > 1
+    assert plan is not None
+    assert plan.cost == min(costs)
 
 
 def _movable(chance: random.Random, world: SmallCluster) -> dict[TenantId, Movable]:

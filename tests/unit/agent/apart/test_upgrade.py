@@ -119,6 +119,7 @@ async def test_an_agent_whose_steward_was_killed_keeps_its_turn_and_passes_on_al
     """Its other process still serves: the one that stands by must not."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
+        before = [identity(a), identity(b)]
         client = await Client.connect(a)
         os.kill(parts(first)["steward"], signal.SIGKILL)
         await first.says("this agent serves", times=2)
@@ -129,6 +130,7 @@ async def test_an_agent_whose_steward_was_killed_keeps_its_turn_and_passes_on_al
             await first.end()
             await second.says("tenant is served", times=2)
         assert caller.failed == []
+        assert [identity(a), identity(b)] == before
         client.close()
         assert await second.end() == 0
 

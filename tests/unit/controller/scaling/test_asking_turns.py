@@ -31,6 +31,9 @@ def test_a_share_asks_after_a_while_and_no_longer_than_it_waits() -> None:
 @pytest.mark.promise("operator-placeholder-limits")
 def test_no_namespace_and_not_all_together_ask_for_more_than_the_limits_say() -> None:
     turns = AskingTurns(LIMITS)
+    asking(turns, 0, "a1", "a2", "a3")
+    assert asking(turns, 30, "a1", "a2", "a3") == ["a1", "a2"], "there is room for one of another namespace"
+    turns = AskingTurns(LIMITS)
     asking(turns, 0, "a1", "a2", "a3", "b1", "b2")
     assert asking(turns, 30, "a1", "a2", "a3", "b1", "b2") == ["a1", "b1", "a2"]
     assert asking(turns, 31, "b2", "a3", "a1", "a2", "b1") == ["a1", "a2", "b1"], "they go on, whoever comes first now"
