@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -90,7 +91,8 @@ class PluginNode:
     def _end_containers(self) -> None:
         for pod in (*self.holder_pods(), *self.cluster.api.get(PODS)["items"]):
             for process in processes_of(pod["metadata"]["uid"]):
-                os.kill(process, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it went with its parent
+                    os.kill(process, signal.SIGKILL)
 
     def restart_agent(self) -> None:
         """Kill the agent and start the next one."""
