@@ -34,6 +34,11 @@ _REGISTERED = "Registered device plugin"
 """The plugin's log says so each time the kubelet has taken it in."""
 
 
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it went with its parent
+        os.kill(process, signal.SIGKILL)
+
+
 class PluginNode:
     """A real node whose GPUs belong to NVIDIA's device plugin."""
 
@@ -91,8 +96,7 @@ class PluginNode:
     def _end_containers(self) -> None:
         for pod in (*self.holder_pods(), *self.cluster.api.get(PODS)["items"]):
             for process in processes_of(pod["metadata"]["uid"]):
-                with contextlib.suppress(ProcessLookupError):  # it went with its parent
-                    os.kill(process, signal.SIGKILL)
+                _kill(process)
 
     def restart_agent(self) -> None:
         """Kill the agent and start the next one."""
@@ -115,7 +119,7 @@ class PluginNode:
         uid = pod["metadata"]["uid"]
         killed = processes_of(uid)
         for process in killed:
-            os.kill(process, signal.SIGKILL)
+            _kill(process)
         # a sandbox and a container; the kubelet waits longer before each further start of one that was killed before
         wait_until(lambda: len(processes_of(uid) - killed) > 1, what="the holder started again", timeout=120)
 
