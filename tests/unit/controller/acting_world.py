@@ -429,6 +429,15 @@ class World:
         await self.look()
         assert self.status()["phase"] == "Running"
 
+    async def releasing(self) -> None:
+        """A SharePod whose Pod has ended, and whose row is to go once its agent says so."""
+        self.node()
+        await self.running()
+        self.pod_phase("Succeeded")
+        await self.look()
+        await self.look()
+        await self.until(lambda: self.rows()[self.tenant]["state"] == "Releasing")
+
     def _nodes(self) -> list[str]:
         return [item["metadata"]["name"] for item in self.server.storage.select(self.kind("gpunodes"), "")]
 

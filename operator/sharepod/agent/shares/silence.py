@@ -54,7 +54,7 @@ class Silence:
         self._since: int | None = None
         """Last sign of life before the tenant was found silent, or its grant; None: it has spoken since."""
         self._took_note = False
-        """It gave a sign of life after its grant, and so was not stopped before."""
+        """Sign of life after its grant: it was not stopped before."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
         """Judge a tenant by its processes that have not drained. A tenant that is found silent is to be barred.

@@ -43,7 +43,7 @@ class KeptTenant(Model):
     total_borrowed_ns: Nanoseconds = 0
     total_reserved_ns: Nanoseconds = 0
     total_memory_mib_ns: Nanoseconds = 0
-    """What it has had since then; of one GPU."""
+    """Totals since then, of one GPU."""
 
 
 class KeptSeries(Model):

@@ -42,7 +42,7 @@ _MOST = 16
 _CLOCKS = datetime.timedelta(days=1)
 """By how much the clocks of operator and API servers may differ."""
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
-"""What `cryptography` raises for what it cannot read."""
+"""Errors of `cryptography` for bytes that it cannot read."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 

@@ -19,19 +19,9 @@ COUNT: dict[str, Any] = {
 }
 
 
-async def releasing(world: World) -> None:
-    """A SharePod whose Pod has ended, and whose row is to go once its agent says so."""
-    world.node()
-    await world.running()
-    world.pod_phase("Succeeded")
-    await world.look()
-    await world.look()
-    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
-
-
 @pytest.mark.promise("budgets-sharepod-final")
 async def test_totals_are_final_though_somebody_changes_the_sharepod_at_that_moment(world: World) -> None:
-    await releasing(world)
+    await world.releasing()
     world.report({"id": world.tenant, "drained": True, **COUNT})
     await world.relist()
     world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"changed": "meanwhile"}))
@@ -44,7 +34,7 @@ async def test_totals_are_final_though_somebody_changes_the_sharepod_at_that_mom
 
 @pytest.mark.promise("budgets-sharepod-final")
 async def test_totals_are_as_last_reported_where_no_agent_confirms_anything(world: World) -> None:
-    await releasing(world)
+    await world.releasing()
     world.report({"id": world.tenant, **COUNT})
     await world.look()
     assert "consumed" not in world.status(), "too little to be written while more may come"
@@ -61,7 +51,7 @@ async def test_totals_are_as_last_reported_where_no_agent_confirms_anything(worl
 
 @pytest.mark.parametrize("status", [403, 422])
 async def test_a_refused_status_keeps_no_share(world: World, status: int) -> None:
-    await releasing(world)
+    await world.releasing()
     world.report({"id": world.tenant, "drained": True, **COUNT})
     for _ in range(20):
         world.server.fail("patch", "sharepods", refusal=Refused(status, "Invalid", "a policy does not like it"))
@@ -72,7 +62,7 @@ async def test_a_refused_status_keeps_no_share(world: World, status: int) -> Non
 
 
 async def test_a_sharepod_that_is_gone_meanwhile_does_not_keep_its_row(world: World) -> None:
-    await releasing(world)
+    await world.releasing()
     world.report({"id": world.tenant, "drained": True, **COUNT})
     await world.relist()
     world.delete("sharepods")

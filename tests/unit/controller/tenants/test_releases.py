@@ -28,12 +28,7 @@ async def test_an_end_is_on_record_before_the_release_begins(world: World) -> No
 
 @pytest.mark.promise("operator-released-means-gone")
 async def test_a_share_is_given_away_once_the_agent_has_confirmed_that_nothing_is_left(world: World) -> None:
-    world.node()
-    await world.running()
-    world.pod_phase("Succeeded")
-    await world.look()
-    await world.look()
-    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    await world.releasing()
     await world.look()
     assert world.tenant in world.rows(), "its agent has not said anything yet"
     world.report({"id": world.tenant, "drained": True})

@@ -108,7 +108,7 @@ class Moving:
         self._after = limits.after
         per_minute = limits.per_minute
         self.enabled = per_minute > 0
-        """Whether anybody is moved."""
+        """True if tenants are moved at all."""
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.01) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[TenantId, OngoingMove] = {}
         self._had: dict[TenantId, float] = {}
