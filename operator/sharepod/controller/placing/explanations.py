@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from sharepod.api.units import TenantId
@@ -20,16 +20,18 @@ from sharepod.budgets.standing import Standing
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine
 from sharepod.placement.preemption.moves import Movable
-from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
+from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal
 from sharepod.placement.whatif import leavers, move_advice
 
 from .requests import borrower_advice
-from .waiting import WaitingTenant
+from .waiting import WaitingTenant, who_asks_matters
 
 _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
+_YIELD_S = 0.002
+"""Seconds of explaining after which other tasks get turns."""
 _IDLE_PER_LOOK = 9
 """Time that passes after each look for tenants that would have to move or go, in times of how long it took."""
 
@@ -75,17 +77,28 @@ class Explanations:
         self._later = later
         self._kick = kick
         self._next_leavers = 0.0
+        self._answers: dict[str, Refusal] = {}
+        """Refusals by what was asked, as worked out in the present pass."""
 
-    async def work_out(self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]) -> None:
+    async def work_out(
+        self,
+        unexplained: dict[str, WaitingTenant],
+        places: Mapping[str, WaitingTenant],
+        let_others_go_on: Callable[[], Awaitable[None]],
+    ) -> None:
         """Work out why SharePods were refused that have no reason yet, or an old one.
 
         Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
         """
-        ends = time.monotonic() + _EXPLAIN_S
+        began = time.monotonic()
+        ends = began + _EXPLAIN_S
+        self._answers.clear()
         for tenant, waiting in list(unexplained.items()):
-            await asyncio.sleep(0)
-            if self._kick.is_set() and time.monotonic() > ends:
-                return
+            if (now := time.monotonic()) - began > _YIELD_S:
+                await let_others_go_on()
+                if self._kick.is_set() and now > ends:
+                    return
+                began = time.monotonic()
             if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and places.get(tenant) is waiting:
                 self._later(waiting.explained_at + _EXPLAIN_PERIOD_S)
                 continue
@@ -93,13 +106,26 @@ class Explanations:
             request = self._request_of(waiting) if places.get(tenant) is waiting else None
             if request is None or not self._may_act():
                 continue
-            answer = self._engine.place(request)
+            answer = self._answer(waiting, request)
             if not isinstance(answer, Refusal):  # room has appeared meanwhile
                 waiting.refused_at_version = None
                 self._kick.set()
                 continue
             waiting.explained_at = self._clock()
             self._take(waiting, request, answer)
+
+    def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | Refusal:
+        """Return why a request has no place; worked out once in a pass for all who ask the same."""
+        cluster = self._engine.cluster
+        if waiting.worked_out is None or who_asks_matters(cluster, request):
+            return self._engine.place(request)
+        known = self._answers.get(waiting.worked_out.asks)
+        if known is not None:
+            return known
+        answer = self._engine.place(request)
+        if isinstance(answer, Refusal):
+            self._answers[waiting.worked_out.asks] = answer
+        return answer
 
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, refusal: Refusal) -> None:
         """Take a refusal into the memo, with what would help, and tell it if it is another one."""

@@ -47,7 +47,7 @@ from .making_room.victims_seen import VictimsSeen
 from .namespace_turns import NamespaceTurns
 from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
-from .waiting import WaitingTenant
+from .waiting import WaitingTenant, who_asks_matters
 
 _YIELD_S = 0.002
 """Seconds of deciding after which other tasks get turns."""
@@ -59,6 +59,9 @@ _PASSES = 4
 _EXPLAINED_AT_ONCE = 100
 """Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
 
+
+_Asked = tuple[int, int | None, str]
+"""See `PlacementLoop._asked`."""
 
 log = structlog.get_logger(__name__)
 
@@ -284,7 +287,7 @@ class PlacementLoop:
         queued = len(turns)
         cycle.end_of("sort")
         # 3. Place: one decision each, for those that new room could serve.
-        refused: set[tuple[object, ...]] = set()
+        refused: set[_Asked] = set()
         began = time.monotonic()
         while (tried := turns.take()) is not None:
             if time.monotonic() - began > _YIELD_S:
@@ -299,7 +302,7 @@ class PlacementLoop:
             if not self._may_act():
                 return True
             request = self._asked_now(tried)
-            if request is not None and self._could_be_served(tried, request):
+            if request is not None and self._could_be_served(tried, request, refused):
                 self._place(tried, request, refused)
         for waiting in list(self._resizes.values()):
             if waiting.refused_at_version != cluster.room_version and has_request_0(cluster, waiting.tenant):
@@ -314,7 +317,7 @@ class PlacementLoop:
         await self.preemptions.look(self._places)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
-        await self._explanations.work_out(self._unexplained, self._places)
+        await self._explanations.work_out(self._unexplained, self._places, _let_others_go_on)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
@@ -342,7 +345,12 @@ class PlacementLoop:
         """Return the turns of the SharePods to try now; those refused at this version already are left out."""
         self._came.clear()
         began, turns = time.monotonic(), NamespaceTurns()
-        due = [waiting for waiting in self._places.values() if self._is_due(waiting)]
+        version, now = self._state.cluster.room_version, self._clock()
+        due = [
+            waiting
+            for waiting in self._places.values()
+            if waiting.refused_at_version != version or now >= waiting.retry_at
+        ]
         for waiting in due:
             if waiting.key is None and time.monotonic() - began > _YIELD_S:
                 await _let_others_go_on()
@@ -350,9 +358,6 @@ class PlacementLoop:
             self._know_key(waiting)
         turns.add_all(self._keyed(due + self._take_those_that_came()))
         return turns
-
-    def _is_due(self, waiting: WaitingTenant) -> bool:
-        return waiting.refused_at_version != self._state.cluster.room_version or self._clock() >= waiting.retry_at
 
     def _take_those_that_came(self) -> list[WaitingTenant]:
         came, self._came = self._came, []
@@ -384,11 +389,16 @@ class PlacementLoop:
             return None
         return request
 
-    def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest) -> bool:
-        """True if the changes since its refusal could be room for this one."""
+    def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[_Asked]) -> bool:
+        """True if the changes since its refusal could be room for this one. `refused`: what was asked in vain in this
+        pass."""
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
+        asked = self._asked(waiting, request)
+        if asked in refused:
+            self._refused(waiting)
+            return False
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
@@ -400,29 +410,42 @@ class PlacementLoop:
             return True
         if find_holder(cluster, request) is not None:
             return True
-        waiting.refused_at_version = cluster.room_version
-        self._unexplained[waiting.tenant] = waiting
+        if asked is not None:
+            refused.add(asked)
+        self._refused(waiting)
         return False
+
+    def _asked(self, waiting: WaitingTenant, request: PlacementRequest) -> _Asked | None:
+        """Return what is asked of which state of the cluster, and since which state it was known to be in vain. None
+        where the answer depends on who asks."""
+        cluster = self._state.cluster
+        if waiting.worked_out is None or who_asks_matters(cluster, request):
+            return None
+        return cluster.room_version, waiting.refused_at_version, waiting.worked_out.asks
+
+    def _refused(self, waiting: WaitingTenant) -> None:
+        waiting.refused_at_version = self._state.cluster.room_version
+        self._unexplained[waiting.tenant] = waiting
 
     def _request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
         """Return its request; take it out of the queue and return None if it asks for nothing any more."""
-        request = self.requests.of(waiting.tenant)
-        if request is None:
+        worked_out = self.requests.worked_out(waiting)
+        if worked_out is None:
             self.leave(waiting.tenant)
-        return request
+            return None
+        return worked_out.request
 
-    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
-        """Decide for one SharePod. `refused`: requests refused in this pass, by all that a decision depends on."""
+    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[_Asked]) -> None:
+        """Decide for one SharePod. `refused`: what was asked in vain in this pass."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
             self.engine.packing.arrived(request)
         memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
-        asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid), request.beside)
-        shape = (cluster.room_version, request.priority, request.claim is None, *asked)
+        asked = self._asked(waiting, request)
         answer: Assignment | None = None
-        if is_head or shape not in refused:
+        if asked is None or asked not in refused:
             with metrics.DECISION_SECONDS.time():
                 answer = self.engine.find(request)
         holder = find_holder(cluster, request) if answer is None else None
@@ -433,9 +456,9 @@ class PlacementLoop:
             if holder is not None:
                 self._on_holder_wanted(request, holder)
             metrics.DECISIONS.labels("refused").inc()
-            refused.add(shape)
-            waiting.refused_at_version = cluster.room_version
-            self._unexplained[waiting.tenant] = waiting
+            if asked is not None:
+                refused.add(asked)
+            self._refused(waiting)
             waiting.retry_at = min((until for _, until in memo.avoid.values()), default=float("inf"))
             return
         version = cluster.room_version

@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 
 from .claim_requests import claim_request
+from .waiting import WaitingTenant, WorkedOut, asks
 
 
 def budget_wait(standing: Standing) -> Refusal | None:
@@ -71,6 +73,24 @@ class PlacementRequests:
         more."""
         request = self._own(tenant)
         return self.ranked(request) if request is not None else None
+
+    def worked_out(self, waiting: WaitingTenant) -> WorkedOut | None:
+        """Return the request of one in the queue as `of` does, with what it asks. That of a SharePod that is kept away
+        from no node is worked out again only where something that it is made of has changed."""
+        parts = self._parts(waiting.tenant)
+        known = waiting.worked_out
+        if parts and known is not None and known.parts and all(map(operator.is_, parts, known.parts)):
+            return known
+        request = self.of(waiting.tenant)
+        waiting.worked_out = WorkedOut(parts, request, asks(request)) if request is not None else None
+        return waiting.worked_out
+
+    def _parts(self, tenant: str) -> tuple[object, ...]:
+        """Return what the request of a SharePod is made of; nothing where that is no matter of a few objects."""
+        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        if sharepod is None or pod is None or self._memos.of(tenant).avoid:
+            return ()
+        return sharepod, pod, self._state.claim_of_pod(pod), self._standing_of(sharepod.namespace)
 
     def ranked(self, request: PlacementRequest) -> PlacementRequest:
         """Return a request with its effective priority and its standing."""

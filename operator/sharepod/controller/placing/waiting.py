@@ -4,7 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sharepod.placement.state.types import Refusal
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import PlacementRequest, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class WorkedOut:
+    """A request, and the objects that it was worked out from: while they are the same ones, it is what is asked for."""
+
+    parts: tuple[object, ...]
+    request: PlacementRequest
+    asks: str
+    """See `asks`."""
+
+
+def asks(request: PlacementRequest) -> str:
+    """Return all that a decision about a request depends on, but for who asks: those who ask the same get the same
+    answer of one state of the cluster, unless `who_asks_matters`."""
+    who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
+    return repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.beside))
+
+
+def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:
+    """Return whether another who asks the same might get another answer: GPUs are kept for one, or holders make places,
+    of which a tenant waits for one at a time."""
+    return any(kept.tenant == request.tenant for kept in cluster.kept()) or bool(cluster.plugin_nodes())
 
 
 @dataclass(slots=True)
@@ -29,5 +53,7 @@ class WaitingTenant:
     """When it may have the next one at the earliest."""
     explained_at: float = float("-inf")
     """When the reason of its refusal was last worked out."""
+    worked_out: WorkedOut | None = None
+    """Its last request."""
     refusal: Refusal | None = None
     """Last refusal as placement worded it, without what would help."""

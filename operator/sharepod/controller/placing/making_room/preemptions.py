@@ -201,9 +201,9 @@ class Preemptions:
         ]
         if not waits:
             return []
+        least = self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
+        waits = [waiting for waiting in waits if waiting.key is None or -waiting.key[0] >= least]
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
-        lowest = self._seen.lowest()
-        equals_help = self.moving.helps_equals()
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [
             (request, waiting)
@@ -211,7 +211,7 @@ class Preemptions:
             if request is not None
             and request.may_preempt
             and request.tenant not in with_holder
-            and (request.priority > lowest or (equals_help and request.priority == lowest))
+            and request.priority >= least
         ]
         return whose_turn(asked)
 

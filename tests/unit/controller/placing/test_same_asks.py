@@ -1,0 +1,77 @@
+"""Many who ask the same in one queue: they are answered as one, and still each gets what is its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from sharepod.api.units import TenantId
+from sharepod.placement.state.cluster_view import HeadReservation
+from unit.controller.objects import sharepod_object
+from unit.controller.preempting_world import playing
+
+_MANY = 50
+
+
+@pytest.mark.promise("operator-turns")
+async def test_many_who_ask_the_same_are_worked_out_looked_at_and_explained_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        for number in range(_MANY):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi")
+        calls: Counter[str] = Counter()
+
+        def count(owner: object, name: str) -> None:
+            call = getattr(owner, name)
+
+            def counted(*args: Any, **options: Any) -> Any:
+                calls[name] += 1
+                return call(*args, **options)
+
+            monkeypatch.setattr(owner, name, counted)
+
+        count(world.loop.requests, "of")
+        for name in ("find", "serves", "place"):
+            count(world.loop.engine, name)
+        await world.want("small", 0.1, memory="1Gi")
+        calls.clear()
+        await world.ends("small")
+        await world.later(6)
+        assert calls["of"] == 0, "none of them has changed"
+        assert calls["serves"] == 1
+        assert calls["place"] <= 3, "once in each pass that explains"
+        assert calls["find"] < 10, "an explanation looks what would fit"
+        assert all("0/1 nodes" in world.why(f"waits-{number}") for number in range(_MANY))
+
+
+async def test_what_is_kept_for_one_is_its_own_though_others_ask_the_same() -> None:
+    async with playing() as world:
+        await world.runs("full", 1.0, memory="1Gi")
+        for tenant in ("older", "younger"):
+            await world.want(tenant, 0.9, memory="1Gi")
+        cluster = world.state.cluster
+        node = cluster.known(("a",))[0]
+        kept = HeadReservation(TenantId("younger"), "a", tuple(gpu.state.uuid for gpu in node.gpus), 0)
+        cluster.keep(kept)
+        await world.ends("full")
+        assert set(world.placed) == {"younger"}
+        cluster.give_up(kept.tenant)
+
+
+async def test_one_whose_pod_asks_for_more_by_now_is_worked_out_again() -> None:
+    async with playing() as world:
+        await world.runs("full", 1.0, memory="1Gi")
+        await world.want("waits", 0.9, memory="1Gi")
+        waiting = world.loop._places["waits"]
+        before = world.loop.requests.worked_out(waiting)
+        assert before is not None
+        assert world.loop.requests.worked_out(waiting) is before
+        spec = {"gpu": {"request": 0.45, "memory": "1Gi"}}
+        world.state.put_sharepod(sharepod_object(uid="waits", name="waits", version=2, spec=spec))
+        after = world.loop.requests.worked_out(waiting)
+        assert after is not None
+        assert (before.request.gpu.request_milli, after.request.gpu.request_milli) == (900, 450)
+        assert after.asks != before.asks
