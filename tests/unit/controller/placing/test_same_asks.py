@@ -54,7 +54,7 @@ async def test_what_is_kept_for_one_is_its_own_though_others_ask_the_same() -> N
             await world.want(tenant, 0.9, memory="1Gi")
         cluster = world.state.cluster
         node = cluster.known(("a",))[0]
-        kept = HeadReservation(TenantId("younger"), "a", tuple(gpu.state.uuid for gpu in node.gpus), 0)
+        kept = HeadReservation(TenantId("younger"), "a", frozenset(node.gpus_by_uuid), 0)
         cluster.keep(kept)
         await world.ends("full")
         assert set(world.placed) == {"younger"}
