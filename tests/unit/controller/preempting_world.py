@@ -34,6 +34,8 @@ class Playing(World):
         self._pods: dict[str, int] = {}
         """Number of Pods that a tenant has had before the present one."""
         self._generation = 0
+        self._version = 1
+        self._graces: dict[str, int] = {}
 
     async def runs(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
         """A tenant is placed, its row written, and its Pod bound."""
@@ -70,6 +72,11 @@ class Playing(World):
         """The Pod of a tenant is being deleted: its grace period ends now, or then."""
         self._see(tenant, deleting=ends_by)
 
+    def has_grace(self, tenant: str, seconds: int) -> None:
+        """The Pod of a tenant that runs has this grace period, and runs since the world began."""
+        self._graces[tenant] = seconds
+        self._see(tenant)
+
     async def runs_where_it_was_placed(self, tenant: str, priority: int) -> None:
         """The row of a tenant that was placed is written, and its Pod bound."""
         self._priorities[tenant] = priority
@@ -82,16 +89,20 @@ class Playing(World):
         return f"pod-of-{tenant}" + (f"-{number}" if number else "")
 
     def _see(self, tenant: str, *, deleting: bool | str = False) -> None:
+        self._version += 1
         raw = pod_object(
             uid=self.pod(tenant),
             name=tenant,
             owner=tenant,
-            version=3 if deleting else 2,
+            version=self._version,
             node=self.placed[tenant],
             phase="Running",
             priority=self._priorities[tenant],
             deleting=deleting,
         )
+        raw["spec"]["terminationGracePeriodSeconds"] = self._graces.get(tenant, 30)
+        if tenant in self._graces:
+            raw["status"] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
         self.state.put_pod(raw)
 
     def kept(self) -> set[str]:

@@ -7,8 +7,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement.state.types import Assignment
@@ -32,6 +32,8 @@ class VictimFacts:
     """The API server refused its eviction lately: a PodDisruptionBudget has no room for it."""
     lowerable: bool = False
     """Its request may be lowered to 0: it goes on with what others leave of the GPU's time."""
+    slow: bool = False
+    """Its Pod may take longer to end than others wait for it."""
     leaving: bool = False
     """Its Pod is being deleted: what it has will be free without another step."""
 
@@ -48,6 +50,7 @@ class Unit:
     lost_seconds: int
     protected: bool
     lowerable: bool
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,15 @@ class Victims:
     leaving: Mapping[TenantId, int]
     stuck: frozenset[TenantId] = frozenset()
 
+    def are_slow(self, tenants: Iterable[TenantId]) -> bool:
+        """Return whether any of these tenants may take longer to end than others wait for it."""
+        units = (self.units.get(tenant) for tenant in tenants)
+        return any(unit is not None and unit.slow for unit in units)
+
+    def without_slow(self) -> Victims:
+        """Return the same without those that may take longer to end than others wait for them."""
+        return replace(self, units={tenant: unit for tenant, unit in self.units.items() if not unit.slow})
+
 
 def victims_of(facts: Mapping[TenantId, VictimFacts]) -> Victims:
     """Group tenants into the units that end together."""
@@ -135,4 +147,5 @@ def _unit(name: str, members: Sequence[tuple[TenantId, VictimFacts]]) -> Unit:
         lost_seconds=max(fact.lost_seconds for fact in facts),
         protected=any(fact.protected for fact in facts),
         lowerable=all(fact.lowerable for fact in facts),
+        slow=any(fact.slow for fact in facts),
     )

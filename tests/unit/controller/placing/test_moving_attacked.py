@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from sharepod.api.objects import CLAIM_DRIVER
 from sharepod.api.units import TenantId
-from unit.controller.objects import pod_object, sharepod_object
+from unit.controller.objects import sharepod_object
 from unit.controller.placing.test_moving import moves, scattered
 from unit.controller.preempting_world import Playing, playing
-
-RUNNING: dict[str, Any] = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
 
 
 @asynccontextmanager
@@ -33,15 +31,6 @@ async def three_movers(**options: Any) -> AsyncIterator[Playing]:
         yield world
 
 
-def has_grace(world: Playing, tenant: str, seconds: int) -> None:
-    """The Pod of a tenant that runs has this grace period."""
-    raw = pod_object(
-        uid=f"pod-of-{tenant}", name=tenant, owner=tenant, version=3, node=world.placed[tenant], status=RUNNING
-    )
-    raw["spec"]["terminationGracePeriodSeconds"] = seconds
-    world.state.put_pod(raw)
-
-
 async def goes_by_the_next_look(world: Playing, *, ends_by: str | bool = True) -> None:
     """Each mover that was chosen is evicted, and the loop looks again for a minute."""
     for _ in range(4):
@@ -54,14 +43,14 @@ async def goes_by_the_next_look(world: Playing, *, ends_by: str | bool = True) -
 async def test_a_tenant_with_hours_of_grace_is_not_moved() -> None:
     async with three_movers() as world:
         for number in range(3):
-            has_grace(world, f"mover{number}", 2 * 3600)
+            world.has_grace(f"mover{number}", 2 * 3600)
         await world.want("waits", 0.8, memory="1Gi")
         await goes_by_the_next_look(world, ends_by="2026-01-01T03:00:00Z")
         assert moves(world) == [], "none of them would go within an hour, so each would be evicted in turn"
     async with three_movers() as world:
-        has_grace(world, "mover1", 600)
+        world.has_grace("mover1", 600)
         for number in (0, 2):
-            has_grace(world, f"mover{number}", 601)
+            world.has_grace(f"mover{number}", 601)
         await world.want("waits", 0.8, memory="1Gi")
         await goes_by_the_next_look(world)
         assert [who for who, _ in moves(world)] == [("mover1",)]
@@ -71,7 +60,7 @@ async def test_a_tenant_with_hours_of_grace_is_not_moved() -> None:
 async def test_one_whose_room_goes_to_another_has_nobody_else_moved_for_it_before_move_after() -> None:
     async with three_movers(move_after=600.0) as world:
         for number in range(3):
-            has_grace(world, f"mover{number}", 30)
+            world.has_grace(f"mover{number}", 30)
         await world.later(601)
         await world.want("waits", 0.8, memory="1Gi")
         await world.later(2)

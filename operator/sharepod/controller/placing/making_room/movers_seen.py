@@ -107,7 +107,7 @@ class MoversSeen:
         most = self._most_above(tenant, row)
         if most is None or row.releasing or (most > 0 and tenant not in evicted):
             return None
-        if any(pod.grace_s > _LONGEST_GRACE_S for pod in self._seen.pods_of(tenant)):
+        if not self._seen.goes_within(tenant, _LONGEST_GRACE_S):
             return None
         fact = self._seen.fact(tenant, row)
         if fact is None or fact.leaving or fact.protected or fact.priority > request.priority - most:

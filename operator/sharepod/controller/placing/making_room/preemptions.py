@@ -6,6 +6,8 @@ Guarantees:
 - The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
 - Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
 - A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
+- A tenant that ends within an hour is preempted before one that may take longer, and for each that waits only one set of such
+  slow ones at a time: none more while any of them has longer than that to go.
 - Each that waits has its turn to be looked for, however many are before it for whom nobody can make room.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
@@ -116,6 +118,8 @@ class Preemptions:
         self._enabled = per_minute > 0
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 1.0) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
+        self._slow: dict[str, frozenset[str]] = {}
+        """Pods that may take longer to end than others wait for them, by the tenant that they were to make room for."""
         self._next_look = 0.0
         self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
         """Called with each preemption that begins: its victims are to be told, and evicted."""
@@ -152,6 +156,7 @@ class Preemptions:
         for tenant in list(self._running):
             self._state.cluster.give_up(TenantId(tenant))
         self._running.clear()
+        self._slow.clear()
         self.moving.clear()
 
     async def look(self, places: Mapping[str, WaitingTenant]) -> None:
@@ -174,12 +179,13 @@ class Preemptions:
                 self._later(max(again, now + _PERIOD_S))
             return
         victims = await self._seen.look()
+        self._slow = {tenant: pods for tenant, pods in self._slow.items() if tenant in places}
         given_up = self._review(places, victims)
         for request, waiting in asked:
             if self._limiter.wait_s(now) > 0:
                 self._later(now + self._limiter.wait_s(now))
                 break
-            plan = await self._plan(request, victims)
+            plan = await self._plan_quickly(request, victims)
             if plan is None or plan.evict or (plan.lower and not self._enabled):
                 plan = plan if self._enabled else None
                 plan = await self.moving.plan(request, plan.evict if plan is not None else ()) or plan
@@ -220,6 +226,16 @@ class Preemptions:
             return False
         version, at = waiting.room_looked_for
         return now < at + (_AGAIN_S if version == self._state.cluster.room_version else _PERIOD_S)
+
+    async def _plan_quickly(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
+        """Return what makes room for a request: without those that take long to end, wherever others would do."""
+        plan = await self._plan(request, victims)
+        if plan is None or not victims.are_slow(plan.evict):
+            return plan
+        quick = await self._plan(request, victims.without_slow())
+        if quick is not None and not quick.refused_lately:
+            return quick
+        return None if any(map(self._seen.goes_slowly, self._slow.get(request.tenant, ()))) else plan
 
     async def _plan(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
         """Return what makes room for a request. Others have a turn meanwhile."""
@@ -264,6 +280,7 @@ class Preemptions:
                 self._on_lowered(tenant, plan.node)
         preemption = OngoingPreemption(request, plan, self._clock())
         self._running[waiting.tenant] = preemption
+        self._slow[waiting.tenant] = self._slow.get(waiting.tenant, frozenset()) | self._seen.slow_pods(plan.evict)
         if plan.move_to is None:  # moves have a limit of their own
             self._limiter.charge(len(plan.lower) + len(plan.evict))
         metrics.PREEMPTIONS.labels("begun").inc()

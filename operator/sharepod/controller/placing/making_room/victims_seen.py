@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sharepod.api.units import WHOLE_GPU, TenantId
 from sharepod.budgets.standing import Standing
@@ -29,7 +29,7 @@ _STUCK_S = 60.0
 """Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
 a node that does not answer never will."""
 _LONGEST_GRACE_S = 3600.0
-"""Longest rest of a grace period, in seconds, for which others wait: a Pod can be deleted with one of years."""
+"""Longest grace period, or rest of one, in seconds, for which others wait: a Pod can have one of years."""
 _ROW_STUCK_S = 120.0
 """Seconds for which a row counts as leaving whose Pod is gone: its agent confirms within seconds that nothing is left,
 unless a process hangs in the driver."""
@@ -89,6 +89,25 @@ class VictimsSeen:
                     standing = standings[pod.namespace] = self._standing(pod.namespace)
                 found = min(found, standing.effective_priority(pod.priority))
         return found
+
+    def goes_within(self, tenant: str, seconds_: float) -> bool:
+        """Return whether no Pod of a tenant has a longer grace period than this."""
+        return all(pod.grace_s <= seconds_ for pod in self.pods_of(tenant))
+
+    def slow_pods(self, tenants: Iterable[str]) -> frozenset[str]:
+        """Return the uids of those Pods of tenants that others do not wait for once they are evicted."""
+        pods = (pod for tenant in tenants for pod in self.pods_of(tenant))
+        return frozenset(pod.uid for pod in pods if pod.grace_s > _LONGEST_GRACE_S)
+
+    def goes_slowly(self, uid: str) -> bool:
+        """Return whether a Pod was evicted, is there still, and ends later than others wait for it."""
+        pod = self._state.pods.get(uid) or self._state.seen_claims.pods.get(uid)
+        if pod is None or pod.ended:
+            return False
+        if not pod.deleting:
+            return uid in self._evicted
+        ends_by = seconds(pod.ends_by)
+        return ends_by is not None and ends_by - self._wall() > _LONGEST_GRACE_S
 
     async def look(self) -> Victims:
         """Return all tenants that could make room for others. Others have a turn meanwhile."""
@@ -169,5 +188,6 @@ class VictimsSeen:
             lost_seconds=max(0, int(wall) - started) * share // WHOLE_GPU,
             protected=pod.uid in self._protected,
             lowerable=row.request_milli > 0,
+            slow=pod.grace_s > _LONGEST_GRACE_S,
             leaving=leaving,
         )
