@@ -158,6 +158,9 @@ def test_nobody_else_makes_or_deletes_holders(world: World) -> None:
     said = refused("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
     assert "holds a GPU of NVIDIA's device plugin" in said
     assert "stays there" in refused("label", "pod", name, f"{HOLDER_LABEL}-")
+    said = refused("patch", "pod", name, "--patch", '{"spec": {"activeDeadlineSeconds": 1}}')
+    assert "nobody changes it" in said
+    assert "nobody changes it" in refused("set", "image", f"pod/{name}", "holder=test:other")
     forged = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "labels": {HOLDER_LABEL: "true"}}}
     body = json.dumps(forged | {"spec": {"containers": [{"name": "main", "image": "test"}]}})
     assert "operator's own pods alone" in refused("create", "-f", "-", text=body)

@@ -347,6 +347,7 @@ class Operator:
                 continue
             self.node_reconciler.check_agents(acting=False)  # all are enqueued next
             self.budgets.begin()
+            self.loop.take_over()
             self._active = True
             self._enqueue_all()
             log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))

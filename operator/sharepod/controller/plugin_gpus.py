@@ -2,9 +2,12 @@
 
 Guarantees:
 - Pod first, row second: a holder that was created is found again by its Pod, whatever ends in between.
-- A holder that has no GPU for `holder_pending` is withdrawn, and its tenant kept away from the node for a while.
+- A holder that has no GPU, or cannot be created, for `holder_pending` is withdrawn, and its tenant kept away from the
+  node for a while.
 - A holder whose GPU has had no tenant for `holder_idle` is given back: first its row says Releasing, then its Pod goes.
 - It is given back within seconds where a pod waits for whole GPUs that could have it.
+- A GPU that is kept for a tenant that moves, or that others make room for, is not given back meanwhile; one that is
+  kept for the head of the line neither, unless a pod waits for whole GPUs that could have it.
 - Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
 - Absence of a Pod is confirmed by a GET before anything is concluded from it.
 """
@@ -31,7 +34,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.holders_seen import HolderPod, WantedHolder
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from sharepod.placement.holders import left_to_give, wanted_whole
 from sharepod.placement.state.types import NewHolder, PlacementRequest
 
@@ -84,6 +87,8 @@ class HolderReconciler:
         """Ids of holders whose Pods are confirmed to have ended, until their rows are gone."""
         self._since: dict[tuple[str, HolderState], float] = {}
         """By id and state: since when a holder has no GPU, or its GPU has no tenant."""
+        self._failing_since: dict[str, float] = {}
+        """By name: since when a holder that is wanted cannot be created."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -95,6 +100,7 @@ class HolderReconciler:
         self.queue.clear()
         self._seen.clear()
         self._since.clear()
+        self._failing_since.clear()
         self._gone.clear()
 
     def want(self, request: PlacementRequest, place: NewHolder) -> None:
@@ -118,29 +124,40 @@ class HolderReconciler:
     async def reconcile(self, node: str) -> None:
         """Bring the holders of one node a step further. Raises `ApiError` and `NotLeadingError`.
 
-        1. Create the holders that are wanted.
-        2. Confirm which Pods of holders are gone; remove those that have ended.
-        3. Decide which holders to withdraw or to give back, and write the rows.
+        1. Confirm which Pods of holders are gone; remove those that have ended.
+        2. Decide which holders to withdraw or to give back, and write the rows.
+        3. End the tenants of GPUs that no holder has.
         4. Delete the Pods of holders whose rows say Releasing.
-        5. End the tenants of GPUs that no holder has.
+        5. Create the holders that are wanted: last, because an API server that creates no Pods may still delete them.
         """
-        for wanted in self._seen.wanted_on(node):
-            await self._create(wanted)
         gpunode = self._state.gpunodes.named(node)
         await self._confirm_gone(node, gpunode)
-        if gpunode is None or gpunode.ledger_error is not None:
-            return
-        self._give_back(gpunode)
-        if self.rows(gpunode) != gpunode.spec.holders:
-            self._ledger.add(node)
-        await self._delete_released(gpunode)
-        await self._end_homeless(gpunode)
+        if gpunode is not None and gpunode.ledger_error is None:
+            self._give_back(gpunode)
+            if self.rows(gpunode) != gpunode.spec.holders:
+                self._ledger.add(node)
+            await self._end_homeless(gpunode)
+            await self._delete_released(gpunode)
+        for wanted in self._seen.wanted_on(node):
+            await self._create(wanted)
 
     def _in_use(self, gpunode: GpuNodeFacts) -> set[str]:
         """Return the UUIDs of the GPUs that tenants have, by the ledger or by a decision."""
         rows = (row.gpus for row in gpunode.spec.tenants)
         decided = (row.gpus for row in self._state.cluster.reservations(gpunode.name))
         return {str(gpu) for gpus in (*rows, *decided) for gpu in gpus}
+
+    def _kept(self, node: str, *, wanted: bool) -> set[str]:
+        """Return the UUIDs of the GPUs that are kept for tenants that come.
+
+        Args:
+            node: its name.
+            wanted: a pod waits for whole GPUs. It comes before the head of the line, not before tenants that others
+                have left their places for.
+        """
+        cluster = self._state.cluster
+        head = cluster.head_reservation if wanted else None
+        return {str(gpu) for item in cluster.kept() if item is not head and item.node == node for gpu in item.gpus}
 
     # Creating
 
@@ -160,13 +177,24 @@ class HolderReconciler:
         except AlreadyExistsError:  # an answer was lost
             made = await self._client.get(PODS, wanted.name, namespace)
         except (ForbiddenError, InvalidError) as error:
-            self._seen.unwant(wanted)
-            self._give_up(wanted.node, wanted.tenant, f"lets no holder be created: {error.message}")
-            self._warn(wanted.node, "HolderRefused", f"the API server refuses a holder: {error.message}")
+            self._refused(wanted, error)
             return
+        except ApiError as error:
+            now = self._clock()
+            if now - self._failing_since.setdefault(wanted.name, now) < self._settings.holder_pending:
+                raise
+            self._refused(wanted, error)
+            return
+        self._failing_since.pop(wanted.name, None)
         self._state.other_pods.put(made)
         self._seen.unwant(wanted)
         log.info("created a holder", node=wanted.node, pod=wanted.name, tenant=wanted.tenant)
+
+    def _refused(self, wanted: WantedHolder, error: ApiError) -> None:
+        self._failing_since.pop(wanted.name, None)
+        self._seen.unwant(wanted)
+        self._give_up(wanted.node, wanted.tenant, f"lets no holder be created: {error.message}")
+        self._warn(wanted.node, "HolderRefused", f"the API server refuses a holder: {error.message}")
 
     def _give_up(self, node: str, tenant: str, why: str) -> None:
         """Keep a tenant away from a node that gave it no GPU, and let it be tried elsewhere."""
@@ -229,6 +257,9 @@ class HolderReconciler:
         """Mark the holders that are due: without a GPU for too long, or with one that nobody uses."""
         node, now, in_use = self._state.nodes.named(gpunode.name), self._clock(), self._in_use(gpunode)
         ours = node is not None and node.pool == Pool.DEVICE_PLUGIN
+        wanted = self._is_wanted_whole(gpunode)
+        idle_patience = min(_WANTED_S, self._settings.holder_idle) if wanted else self._settings.holder_idle
+        kept = self._kept(gpunode.name, wanted=wanted)
         for row in gpunode.spec.holders:
             key = (row.id, row.state)
             pod = self._seen.there(row.id)
@@ -238,25 +269,27 @@ class HolderReconciler:
                 self._since.pop(key, None)
                 continue
             pending = row.state is HolderState.PENDING
-            patience = self._settings.holder_pending if pending else self._idle_patience_s(gpunode)
+            patience = self._settings.holder_pending if pending else idle_patience
             due = self._since.setdefault(key, now) + (patience if ours else 0.0)
             if now < due:
                 self.queue.add_after(gpunode.name, due - now)
+                continue
+            if row.uuid is not None and row.uuid in kept:
+                self.queue.add_after(gpunode.name, _WANTED_S)  # nothing tells when it is kept no longer
                 continue
             self._seen.giving_back.add(row.id)
             self._seen.follow(gpunode.name)
             self._state.refresh_node(gpunode.name)
             self._tell_given_back(gpunode, pod, pending=pending)
 
-    def _idle_patience_s(self, gpunode: GpuNodeFacts) -> float:
-        """Return for how long a holder without tenants keeps its GPU: a moment if a pod waits that could have it."""
+    def _is_wanted_whole(self, gpunode: GpuNodeFacts) -> bool:
+        """Return whether a pod waits for whole GPUs that could have one of a holder's without tenants."""
         cluster, account = self._state.cluster, self._state.cluster.node(gpunode.name)
         if account is None:
-            return self._settings.holder_idle
+            return False
         held = sum(row.state is HolderState.HELD for row in gpunode.spec.holders)
         free = left_to_give(account)
-        wanted = wanted_whole(cluster, account, free + held) > max(free, 0)
-        return min(_WANTED_S, self._settings.holder_idle) if wanted else self._settings.holder_idle
+        return wanted_whole(cluster, account, free + held) > max(free, 0)
 
     def _tell_given_back(self, gpunode: GpuNodeFacts, pod: HolderPod, *, pending: bool) -> None:
         if not pending:

@@ -7,10 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from doubles.apiserver.errors import Refused
 from doubles.apiserver.server import api_server
 from sharepod.api.objects import HOLDER_FOR_ANNOTATION, HOLDER_LABEL, POOL_LABEL
+from sharepod.api.units import GpuUuid, TenantId
 from sharepod.controller.apiserver.client import NotLeadingError
+from sharepod.controller.state.holders_seen import WantedHolder
 from sharepod.kube import ApiError, Json
+from sharepod.placement.state.cluster_view import HeadReservation
 from unit.controller.acting_world import PATIENCE_S, World, acting, acting_world
 
 GPU = "GPU-node-a-0"
@@ -142,12 +146,48 @@ async def test_a_holder_without_tenants_is_given_back_after_a_while_row_before_p
 async def test_an_idle_holder_goes_back_at_once_where_a_pod_waits_for_a_whole_gpu(world: World) -> None:
     await held(world, placing=False)
     await world.look_at_holders()
-    container = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    body = {"metadata": {"name": "native"}, "spec": {"containers": [container]}}
-    world.server.storage.create(world.kind("pods"), "team", body)
+    native_waits(world)
     world.now += 3
     assert world.settings.holder_idle > 3
     await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+
+
+def native_waits(world: World) -> None:
+    container = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    body = {"metadata": {"name": "native"}, "spec": {"containers": [container]}}
+    world.server.storage.create(world.kind("pods"), "team", body)
+
+
+def keep_for(world: World, whom: str, tenant: str = "comes") -> None:
+    place = HeadReservation(TenantId(tenant), "node-a", frozenset({GpuUuid(GPU)}))
+    if whom == "head of the line":
+        world.state.cluster.reserve_for_head(place)
+    else:
+        world.state.cluster.keep(place)
+
+
+@pytest.mark.promise("placement-holder-kept")
+@pytest.mark.parametrize("native", [False, True], ids=["nobody", "a native pod"])
+@pytest.mark.parametrize("whom", ["head of the line", "tenant that moves"])
+async def test_a_holder_whose_gpu_is_kept_for_a_tenant_stays_until_it_is_kept_no_longer(
+    world: World, whom: str, native: bool
+) -> None:
+    await held(world, placing=False)
+    keep_for(world, whom)
+    await world.look_at_holders()
+    if native:
+        native_waits(world)
+    stays = whom == "tenant that moves" or not native
+    for _ in range(3):
+        world.now += world.settings.holder_idle + 1
+        await world.look_at_holders()
+    if stays:
+        assert holders(world) == ["Held"]
+        assert world.due_in("node-a", world.holders.queue) is not None, "it is looked at again"
+        world.state.cluster.give_up(TenantId("comes"))
+        world.state.cluster.reserve_for_head(None)
+        await world.look_at_holders()
     await world.until(lambda: holders(world) == ["Releasing"])
 
 
@@ -209,6 +249,47 @@ async def test_tenants_of_a_gpu_whose_holder_is_lost_are_ended(world: World, how
     await world.look_at_holders()
     await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
     await world.until(lambda: len(world.told("HolderLost")) == 2)  # of the GPUNode and of the SharePod
+
+
+BROKEN_WEBHOOK = Refused(500, "InternalError", 'failed calling webhook "somebodys": connection refused')
+
+
+@pytest.mark.promise("placement-holder-lost")
+async def test_tenants_of_a_lost_holder_are_ended_though_no_holder_can_be_created(world: World) -> None:
+    pod = await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    await world.look()
+    world.pod_phase("Running")
+    await world.look()
+    world.server.fail("create", "pods", refusal=BROKEN_WEBHOOK, times=1000)
+    world.state.holders.want([WantedHolder(name="another", node="node-a", tenant="waits")])
+    world.server.storage.delete(world.kind("pods"), "system", pod["metadata"]["name"])
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await world.look_at_holders()
+        await world.until(lambda: holders(world) == ["Releasing"])
+    await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
+
+
+@pytest.mark.promise("placement-holder-withdrawn")
+async def test_a_holder_that_cannot_be_created_is_given_up_and_its_tenant_placed_elsewhere(world: World) -> None:
+    await world.gated()
+    broken = world.server.fail("create", "pods", refusal=BROKEN_WEBHOOK, times=1000)
+    world.place()
+    await world.until_answered(world.tenant)
+    with pytest.raises(ApiError):
+        await world.look_at_holders()
+    plugin_node(world, "node-b")
+    world.now += world.settings.holder_pending + 1
+    world.renew("node-a")
+    world.renew("node-b")
+    await world.look_at_holders()
+    await world.until(lambda: len(world.told("HolderRefused")) == 1)
+    world.server.faults.remove(broken)
+    await world.look_at_holders("node-b")
+    (second,) = holder_pods(world, "node-b")
+    assert second["metadata"]["annotations"][HOLDER_FOR_ANNOTATION] == world.tenant
 
 
 @pytest.mark.promise("placement-holder-crash")

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import structlog
 from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import is_gpu_uuid
 from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
+from sharepod.api.pod import GPU_RESOURCE_PATTERN
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +34,12 @@ TIMEOUT_S = 5.0
 """Seconds that one answer may take."""
 STANDS_S = 60.0
 """Seconds for which the last answer of a kubelet that listens is valid: more than a busy kubelet keeps one waiting."""
-_RESOURCE = "nvidia.com/"
-"""Prefix of the resources that NVIDIA's device plugin offers."""
+_VENDOR = "nvidia.com/"
+_OF_PLUGIN = re.compile(GPU_RESOURCE_PATTERN)
+"""Resources that NVIDIA's device plugin offers. Others of `nvidia.com/` are no GPUs: network cards of its network
+operator, whose ids are PCI addresses."""
+_GPU_IDS = ("GPU-", "MIG-")
+"""What the ids of GPUs and of their parts begin with, whatever an admin calls the resource."""
 _SEVERAL = PluginPod("", "several pods")
 """Stands for the pods of a GPU that has more than one: no holder, in no namespace."""
 _NAMED = 3
@@ -137,7 +143,7 @@ def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod
     for pod in answer.pod_resources:
         for container in pod.containers:
             for devices in container.devices:
-                if devices.resource_name.startswith(_RESOURCE):
+                if _is_of_plugin(devices):
                     owner = PluginPod(pod.namespace, pod.name)
                     for gpu in filter(is_gpu_uuid, devices.device_ids):
                         found[gpu] = owner if found.get(gpu, owner) == owner else _SEVERAL
@@ -154,7 +160,14 @@ def whole(offered: Iterable[podresources.ContainerDevices]) -> frozenset[str]:
     return frozenset(each for each in _ids(offered) if is_gpu_uuid(each))
 
 
+def _is_of_plugin(devices: podresources.ContainerDevices) -> bool:
+    """Return whether these are devices of NVIDIA's device plugin."""
+    name = devices.resource_name
+    ids = name.startswith(_VENDOR) and any(each.startswith(_GPU_IDS) for each in devices.device_ids)
+    return ids or _OF_PLUGIN.match(name) is not None
+
+
 def _ids(offered: Iterable[podresources.ContainerDevices]) -> Iterator[str]:
     for devices in offered:
-        if devices.resource_name.startswith(_RESOURCE):
+        if _is_of_plugin(devices):
             yield from devices.device_ids

@@ -242,6 +242,13 @@ class PlacementLoop:
             waiting.refused_at_version = None
             self._kick.set()
 
+    def take_over(self) -> None:
+        """Keep the places that a former leader has kept. To be called before this one gives anything away."""
+        moving = self.preemptions.moving
+        moving.take_over()
+        if moving:
+            self._kick.set()  # they are given up in time though nobody waits
+
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
         return tuple(self._places)

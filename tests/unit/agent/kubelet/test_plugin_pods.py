@@ -178,10 +178,31 @@ async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_
     await kubelet.server.stop(0)
 
 
-def test_devices_of_others_than_nvidia_are_nobodys_affair() -> None:
+@pytest.mark.promise("node-whole-gpus")
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [("example.com/nic", "nic0"), ("nvidia.com/hostdev", "0000:3b:00.2"), ("nvidia.com/rdma_shared_device_a", "0")],
+)
+def test_devices_that_are_no_gpus_are_nobodys_affair(resource: str, device: str) -> None:
     answer = podresources.AllocatableResourcesResponse()
-    answer.devices.add(resource_name="example.com/nic", device_ids=["nic0"])
+    answer.devices.add(resource_name=resource, device_ids=[device])
     assert not_whole(answer.devices) == ()
+
+
+@pytest.mark.promise("node-whole-gpus")
+@pytest.mark.parametrize(
+    ("resource", "device"),
+    [
+        ("nvidia.com/mig-1g.5gb", "MIG-10000000-0000-0000-0000-000000000001"),
+        ("nvidia.com/gpu.shared", f"{GPU1}::0"),
+        ("nvidia.com/gpu", "tegra"),
+        ("nvidia.com/a100-shared", f"{GPU1}::0"),
+    ],
+)
+def test_parts_of_gpus_are_named_whatever_their_resource_is_called(resource: str, device: str) -> None:
+    answer = podresources.AllocatableResourcesResponse()
+    answer.devices.add(resource_name=resource, device_ids=[device])
+    assert not_whole(answer.devices) == (device,)
 
 
 def test_the_kubelets_numbers_are_spoken() -> None:

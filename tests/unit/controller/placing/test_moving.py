@@ -255,6 +255,22 @@ async def test_the_next_leader_keeps_the_place_of_one_that_moves_before_it_decid
             assert "mover" not in world.kept()
 
 
+@pytest.mark.promise("placement-holder-kept")
+async def test_the_next_leader_keeps_and_gives_up_places_though_nobody_waits_and_nobody_is_moved_any_more() -> None:
+    place = KeptPlace(node="b", gpus=("GPU-b-0",))
+    async with playing() as world:
+        world.node("b")
+        await world.runs("mover", 0.4, memory="1Gi", restart="Always")
+        world.deletes("mover")
+        await world.ends("mover")
+        world.loop.clear()
+        world.state.put_sharepod(_as_written("mover", {"movesTo": place.dump()}))
+        world.loop.take_over()
+        assert world.kept() == {"mover"}
+        await world.later(130)
+        assert world.kept() == set()
+
+
 def _as_written(tenant: str, status: dict[str, Any]) -> dict[str, Any]:
     spec = {"gpu": {"request": 0.4, "memory": "1Gi", "movable": True}, "restartPolicy": "Always"}
     return sharepod_object(uid=tenant, name=tenant, version=2, spec=spec, status=status)

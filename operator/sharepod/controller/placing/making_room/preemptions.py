@@ -162,8 +162,8 @@ class Preemptions:
     async def look(self, places: Mapping[str, WaitingTenant]) -> None:
         """Give up what holds no longer, and begin preemptions for the first of those that wait. `places`: they."""
         now = self._clock()
-        if not (self._enabled or self.moving.enabled) or not (places or self._running or self.moving):
-            return
+        if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
+            return  # a former leader, with other settings, may have begun moves
         if now < self._next_look:
             self._later(self._next_look)
             return
