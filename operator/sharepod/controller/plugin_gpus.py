@@ -8,6 +8,7 @@ Guarantees:
 - It is given back within seconds where a pod waits for whole GPUs that could have it.
 - A GPU that is kept for a tenant that moves, or that others make room for, is not given back meanwhile; one that is
   kept for the head of the line neither, unless a pod waits for whole GPUs that could have it.
+- A holder that the kubelet shows without its GPU for `holder_pending` has lost it.
 - Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
 - Absence of a Pod is confirmed by a GET before anything is concluded from it.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from sharepod.api.gpunode import KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
+from sharepod.api.gpunode import CONDITION_AGENT_READY, KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
 from sharepod.api.holder_pod import holder_pod
 from sharepod.api.objects import HOLDER_PREFIX
 from sharepod.api.sharepod import KIND as SHAREPOD
@@ -85,8 +86,12 @@ class HolderReconciler:
         self._retry = retry
         self._gone: set[str] = set()
         """Ids of holders whose Pods are confirmed to have ended, until their rows are gone."""
+        self._without: set[str] = set()
+        """Ids of holders that the kubelet has not shown with their GPU for too long."""
         self._since: dict[tuple[str, HolderState], float] = {}
         """By id and state: since when a holder has no GPU, or its GPU has no tenant."""
+        self._unshown_since: dict[str, float] = {}
+        """By id: since when the kubelet shows a holder without its GPU."""
         self._failing_since: dict[str, float] = {}
         """By name: since when a holder that is wanted cannot be created."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
@@ -101,7 +106,9 @@ class HolderReconciler:
         self._seen.clear()
         self._since.clear()
         self._failing_since.clear()
+        self._unshown_since.clear()
         self._gone.clear()
+        self._without.clear()
 
     def want(self, request: PlacementRequest, place: NewHolder) -> None:
         """Let holders be created that make a place for a request."""
@@ -119,6 +126,7 @@ class HolderReconciler:
             in_use=self._in_use(base),
             giving_back=self._seen.giving_back,
             gone=self._gone,
+            without=self._without,
         )
 
     async def reconcile(self, node: str) -> None:
@@ -133,6 +141,7 @@ class HolderReconciler:
         gpunode = self._state.gpunodes.named(node)
         await self._confirm_gone(node, gpunode)
         if gpunode is not None and gpunode.ledger_error is None:
+            self._look_for_lost(gpunode)
             self._give_back(gpunode)
             if self.rows(gpunode) != gpunode.spec.holders:
                 self._ledger.add(node)
@@ -247,9 +256,29 @@ class HolderReconciler:
         """Forget holders of which neither a row nor a Pod is left."""
         rows = {row.id for item in self._state.gpunodes for row in item.spec.holders}
         self._gone &= rows
+        self._without &= rows
         kept = {uid for uid in self._seen.giving_back if uid in rows or self._seen.there(uid) is not None}
         self._seen.giving_back.intersection_update(kept)
+        self._unshown_since = {uid: at for uid, at in self._unshown_since.items() if uid in rows}
         self._since = {key: at for key, at in self._since.items() if key[0] in rows}
+
+    def _look_for_lost(self, gpunode: GpuNodeFacts) -> None:
+        """Find the holders that have no GPU any more though nobody else has it: a kubelet that has lost its record of
+        devices shows it with nobody, and the agent keeps it closed. While the agent is told nothing, it says so."""
+        now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
+        told = not any(
+            each.type == CONDITION_AGENT_READY and each.status == "False" for each in gpunode.status.conditions
+        )
+        for row in gpunode.spec.holders:
+            gpu = gpus.get(row.uuid) if row.uuid is not None else None
+            if row.state is not HolderState.HELD or not told or gpu is None or gpu.held is not False:
+                self._unshown_since.pop(row.id, None)
+                continue
+            due = self._unshown_since.setdefault(row.id, now) + self._settings.holder_pending
+            if now >= due:
+                self._without.add(row.id)
+            else:
+                self.queue.add_after(gpunode.name, due - now)
 
     # Giving back
 

@@ -251,6 +251,25 @@ async def test_tenants_of_a_gpu_whose_holder_is_lost_are_ended(world: World, how
     await world.until(lambda: len(world.told("HolderLost")) == 2)  # of the GPUNode and of the SharePod
 
 
+@pytest.mark.promise("placement-holder-lost")
+@pytest.mark.parametrize("told", [True, False], ids=["by the kubelet", "nothing is known"])
+async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(world: World, told: bool) -> None:
+    await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    kubelet_gives(world)
+    if not told:
+        silent = {"type": "AgentReady", "status": "False", "reason": "DevicePluginUnusable", "message": "silent"}
+        world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[silent]), status=True)
+    await world.look_at_holders()
+    assert holders(world) == ["Held"], "a kubelet that starts shows its pods a moment later"
+    if told:
+        assert world.looks_again(world.settings.holder_pending, "node-a", world.holders.queue)
+    world.now += world.settings.holder_pending + 1
+    await world.look_at_holders()
+    await asyncio.sleep(0.1)
+    assert holders(world) == (["Releasing"] if told else ["Held"])
+
+
 BROKEN_WEBHOOK = Refused(500, "InternalError", 'failed calling webhook "somebodys": connection refused')
 
 

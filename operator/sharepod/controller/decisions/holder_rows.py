@@ -3,8 +3,8 @@
 Guarantees:
 - HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never again once it is
   Releasing.
-- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, or that has another GPU now, is Releasing from
-  then on; its row stays until the Pod is confirmed to be gone and no tenant has a row on its GPU.
+- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, or that has another GPU now or none, is Releasing
+  from then on; its row stays until the Pod is confirmed to be gone and no tenant has a row on its GPU.
 - HR3 none-given-back-in-use: a holder is given back only where no row of the ledger, and none that is decided, has its
   GPU.
 - Every Pod of a holder has a row.
@@ -27,6 +27,7 @@ def holder_rows(
     in_use: Collection[str],
     giving_back: Collection[str],
     gone: Collection[str],
+    without: Collection[str] = (),
 ) -> tuple[PluginHolder, ...]:
     """Return the rows of a node's holders.
 
@@ -37,6 +38,7 @@ def holder_rows(
         in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
         giving_back: ids of the holders that are to be given back.
         gone: ids of the holders whose Pods are confirmed to have ended.
+        without: ids of the holders that the kubelet shows without their GPU.
     """
     there = {pod.uid: pod for pod in pods}
     shown = {gpu.holder: gpu.uuid for gpu in gpus if gpu.held and gpu.holder is not None}
@@ -45,7 +47,7 @@ def holder_rows(
     result: list[PluginHolder] = []
     for row in rows:
         pod = there.get(row.id)
-        lost = row.id in gone or (pod is not None and pod.deleting)
+        lost = row.id in gone or row.id in without or (pod is not None and pod.deleting)
         if row.id in gone and row.uuid not in in_use:
             continue
         uuid = shown.get(row.id)
