@@ -270,6 +270,36 @@ async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(
     assert holders(world) == (["Releasing"] if told else ["Held"])
 
 
+@pytest.mark.promise("placement-holder-lost")
+async def test_a_pod_with_the_name_of_a_holder_that_is_gone_inherits_nothing_of_it(world: World) -> None:
+    pod = await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    name, pods = pod["metadata"]["name"], world.kind("pods")
+    world.server.storage.delete(pods, "system", name)
+    kubelet_ends(world, pod)
+    metadata = {key: pod["metadata"][key] for key in ("name", "labels", "annotations")}
+    second = world.server.storage.create(pods, "system", {"metadata": metadata, "spec": pod["spec"]})
+    kubelet_gives(world, "node-a", pod=second)
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing", "Pending"])
+
+
+@pytest.mark.parametrize("namespace", ["n", "team", "sharepod-system"])
+async def test_a_labelled_pod_of_another_namespace_than_the_operators_is_no_holder(
+    world: World, namespace: str
+) -> None:
+    pod = await held(world)
+    metadata = {**pod["metadata"], "name": "sharepod-holder-forged"}
+    for field in ("uid", "resourceVersion", "namespace"):
+        metadata.pop(field)
+    forged = world.server.storage.create(world.kind("pods"), namespace, {"metadata": metadata, "spec": pod["spec"]})
+    world.state.other_pods.put(forged)
+    await world.look_at_holders()
+    await asyncio.sleep(0.05)
+    assert holders(world) == ["Held"]
+    assert world.state.holders.there(forged["metadata"]["uid"]) is None
+
+
 BROKEN_WEBHOOK = Refused(500, "InternalError", 'failed calling webhook "somebodys": connection refused')
 
 
