@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import operator_world
 from cluster.weather.world import Weather, bad_weather
 from harness.build import programs
 from harness.cluster import Cluster
@@ -42,6 +43,13 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
     yield start
     for running in reversed(started):
         running.stop()
+
+
+@pytest.fixture(autouse=True)
+def operators_run() -> None:
+    """Begin each test with operators that run: one that failed after it had killed its own costs no other test."""
+    for world in operator_world.OPEN:
+        world.revive_operator()
 
 
 @pytest.fixture(scope="module")

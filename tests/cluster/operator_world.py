@@ -36,6 +36,8 @@ TIMES = {
     "SHAREPOD_LOG_FORMAT": "console",
 }
 AGENT_LEASE = 3
+OPEN: list[World] = []
+"""Worlds that `a_world` has made and that have not ended."""
 
 
 class World:
@@ -60,6 +62,13 @@ class World:
     def start_operator(self, name: str = "operator", **env: str) -> Service:
         self.operator = self.installation.start_operator(name, env={**self.times, **env})
         return self.operator
+
+    def revive_operator(self) -> None:
+        """Start an operator that acts if the last one that was started has ended."""
+        if self.operator is None or self.operator.running():
+            return
+        self.start_operator()
+        wait(lambda: self.metric("sharepod_operator_leader") == 1.0, what="the next operator to lead", timeout=60)
 
     def metric(self, name: str, operator: str = "operator") -> float:
         """A metric of an operator, summed over its labels; 0 while it does not answer."""
@@ -210,9 +219,13 @@ def a_world(
     ):
         world = World(cluster, kubelets, agents, times)
         world.start_operator()
-        yield world
+        OPEN.append(world)
+        try:
+            yield world
+        finally:
+            OPEN.remove(world)
         assert not kubelets.failures, kubelets.failures[:3]
         assert not agents.failures
 
 
-__all__ = ["GIB", "GPUNODES", "World", "a_world", "condition_of", "gpu_uuid", "wait"]
+__all__ = ["GIB", "GPUNODES", "OPEN", "World", "a_world", "condition_of", "gpu_uuid", "wait"]
