@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_placement_packing import histories
-from reference.usable_capacity import Definition, Ints
+from reference.usable_capacity import Definition
+from sharepod.api.units import WHOLE_GPU
 from sharepod.placement.binpack.columns import Columns
 from sharepod.placement.binpack.demand import memory_milli
 from sharepod.placement.binpack.request_classes import RequestClass, request_key
@@ -22,15 +24,17 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
     size[size >= definition.usable.sizes] = 0
     before = definition.gpus(columns.time[row], columns.memory[row], size, columns.worth[row]).sum(axis=1)
     time, memory, worth = columns.time[row].copy(), columns.memory[row].copy(), columns.worth[row].copy()
-    shares, to_label = columns.combinations.shares, 0.0
+    shares = columns.combinations.shares
+    label_before = label_after = 0.0
     for gpu in gpus:
         takes = memory_milli(wanted.memory, wanted.milli, columns.sizes[columns.size[node, gpu]])
         time[0, gpu] = max(time[0, gpu] - wanted.milli, 0)
         memory[0, gpu] = max(memory[0, gpu] - takes, 0)
-        at = slice(gpu, gpu + 1)
         if wanted.exclusion is not None and columns.tenants[node, gpu]:
-            full = [definition.gpus(*of)[..., -1] for of in _before_and_after(columns, node, at, time, memory, size)]
-            to_label += float((full[1] - full[0])[0, 0]) * (1.0 - float(worth[0, gpu]))
+            others = 1.0 - float(worth[0, gpu])
+            free = int(columns.time[node, gpu]), int(columns.memory[node, gpu])
+            label_before += _of_label(definition, *free) * others
+            label_after += _of_label(definition, int(time[0, gpu]), int(memory[0, gpu])) * others
         if not columns.tenants[node, gpu]:
             worth[0, gpu] = shares.open_to(wanted.exclusion)
         labels = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
@@ -42,19 +46,15 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
     left = cpu - wanted.needs.resources.cpu_milli
     gained = definition.value(after, left, model) - definition.value(before, cpu, model)
     holes = definition.served(after[:, -1], left) - definition.served(before[:, -1], cpu)
-    return float(gained[0] + HOLE_WEIGHT * (holes[0] + to_label))
+    idle = float(definition.usable.hole_by_time[WHOLE_GPU]) * columns.width
+    most = np.array([max(idle, label_before)])
+    to_label = definition.served(most - label_before + label_after, left) - definition.served(most, left)
+    return float(gained[0] + HOLE_WEIGHT * (holes[0] + to_label[0]))
 
 
-def _before_and_after(
-    columns: Columns, node: int, gpu: slice, time: Ints, memory: Ints, size: Ints
-) -> tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]:
-    """One GPU as it is, and with the request on it: time, memory and size, of shape (1, 1)."""
-    row = slice(node, node + 1)
-    return (columns.time[row, gpu], columns.memory[row, gpu], size[:, gpu]), (
-        time[:, gpu],
-        memory[:, gpu],
-        size[:, gpu],
-    )
+def _of_label(definition: Definition, time: int, memory: int) -> float:
+    """Return the value of a GPU that has an exclusion label to those who share it."""
+    return float(definition.usable.hole_by_time[WHOLE_GPU]) * (min(time, memory) / WHOLE_GPU) ** 2
 
 
 def check_scores(cluster: ClusterWithEngine, request: PlacementRequest) -> None:

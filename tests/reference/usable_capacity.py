@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from sharepod.api.units import WHOLE_GPU
 from sharepod.placement.binpack.columns import OPEN_AT
-from sharepod.placement.binpack.usable_capacity import UsableCapacity
+from sharepod.placement.binpack.usable_capacity import NO_CPU, UsableCapacity
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -68,7 +68,7 @@ class Definition:
 
     def served(self, holes: Floats, cpu: Floats) -> Floats:
         """Values of the holes of nodes as far as their CPU serves them, both of (nodes,)."""
-        by_cpu = np.maximum(cpu, 0.0)[:, None] * self.usable.time_by_cpu
+        by_cpu = np.maximum(cpu, np.float32(NO_CPU))[:, None] * self.usable.time_by_cpu
         result: Floats = np.minimum(holes[:, None], by_cpu).mean(axis=1)
         return result
 

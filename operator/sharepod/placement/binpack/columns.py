@@ -162,9 +162,6 @@ class Columns:
         self.changed_at = np.zeros(count, dtype=np.int64)
         self.state_changed_at = np.zeros(count, dtype=np.int64)
         self.last_state_change = self.version
-        self.anti_affinity: dict[LabelKey, dict[tuple[int, int], None]] = {}
-        self._anti_affinity_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
-        self.interactive_full: dict[tuple[int, int], None] = {}
 
     def _read(self, node: int) -> None:
         account = self._accounts.get(self.names[node])
@@ -173,14 +170,6 @@ class Columns:
             self.states[node] = state
             self.state_changed_at[node] = self.last_state_change = self.version
         self.changed_at[node] = self.version
-        for key, gpu in self._anti_affinity_of[node]:
-            gpus = self.anti_affinity[key]
-            gpus.pop((node, gpu), None)
-            if not gpus:
-                del self.anti_affinity[key]
-        self._anti_affinity_of[node] = ()
-        for position in range(self.width):
-            self.interactive_full.pop((node, position), None)
         if account is None or state is None:
             self._clear_gpus(node, 0)
             self.room[node] = -1
@@ -210,7 +199,7 @@ class Columns:
         models, sizes, exclusions = self._models, self._sizes, self._exclusions
         shares, in_proportion, free_bytes, time, memory, size = ([] for _ in range(6))
         model, exclusion_of, tenants, labels, interactive, signatures = ([] for _ in range(6))
-        for position, gpu in enumerate(account.gpus):
+        for gpu in account.gpus:
             state = gpu.state
             shared = state.available and state.held and gpu.head_tenant is None and not gpu.exclusive
             milli = gpu.free_milli if shared else -1
@@ -245,11 +234,6 @@ class Columns:
             labels.append(combination)
             interactive.append(gpu.interactive_room)
             signatures.append(signature)
-            if gpu.interactive_full:
-                self.interactive_full[node, position] = None
-            for key in gpu.anti_affinity:
-                self.anti_affinity.setdefault(key, {})[node, position] = None
-                self._anti_affinity_of[node] = (*self._anti_affinity_of[node], (key, position))
         count = len(shares)
         if count < self.width:
             self._clear_gpus(node, count)

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +23,9 @@ from .label_demand import LabelShares
 
 _WEIGHED_AT_ONCE = 2_000
 """Combinations of one slice: some 2 ms."""
+
+_MAX_LABELS = 256
+"""Anti-affinity labels of which is kept which combinations have them. A byte for each combination."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -71,6 +75,14 @@ _EMPTY: _Combination = (frozenset(), frozenset(), _NO_INTERACTIVE)
 _PLAIN: _Combination = (frozenset((None,)), frozenset(), _NO_INTERACTIVE)
 
 
+@dataclass(slots=True)
+class _KeepingOff:
+    """Combinations that keep an anti-affinity label off. `seen`: the change up to which they are in."""
+
+    keeps: npt.NDArray[np.uint8]
+    seen: int = 0
+
+
 class LabelCombinations:
     """Combinations of labels by number: 0 has no tenants, 1 tenants without labels.
 
@@ -86,6 +98,9 @@ class LabelCombinations:
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]
+        self._changes = 0
+        self._changed_at = np.zeros(len(self), dtype=np.int64)
+        self._keeping_off: dict[LabelKey, _KeepingOff] = {}
 
     def __len__(self) -> int:
         return len(self._numbers.keys)
@@ -103,8 +118,28 @@ class LabelCombinations:
         if number < 0:
             number = self._numbers.add(combination)
             self._added.add(number)
+            self._changes += 1
+            if number >= len(self._changed_at):
+                self._changed_at = _grown(self._changed_at, number)
+            self._changed_at[number] = self._changes
             self.worth[number : number + 1] = [_worth(self.shares, combination)]
         return number
+
+    def keeping_off(self, label: LabelKey) -> npt.NDArray[np.uint8]:
+        """Return by number, 1 or 0, whether tenants keep off those of this anti-affinity label."""
+        found = self._keeping_off.get(label)
+        if found is None:
+            if len(self._keeping_off) >= _MAX_LABELS:
+                self._keeping_off.clear()
+            found = self._keeping_off[label] = _KeepingOff(np.zeros(len(self), dtype=np.uint8))
+        if found.seen < self._changes:
+            if len(self) > len(found.keeps):
+                found.keeps = _grown(found.keeps, len(self))
+            for number in np.flatnonzero(self._changed_at > found.seen).tolist():
+                combination = self._numbers.keys[number]
+                found.keeps[number] = combination is not None and label in combination[1]
+            found.seen = self._changes
+        return found.keeps
 
     def weigh(self, shares: LabelShares) -> Slices[list[float]]:
         """Find in slices what `worth` would be by these shares."""
@@ -127,6 +162,13 @@ class LabelCombinations:
         for number in self._added:
             worth[number] = _worth(shares, self._numbers.keys[number])
         return worth
+
+
+def _grown(array: npt.NDArray[Any], number: int) -> npt.NDArray[Any]:
+    """Return the array with zeros at its end, with room for this number and as many again."""
+    grown = np.zeros(2 * number + 2, dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 def _worth(shares: LabelShares, combination: _Combination | None) -> float:

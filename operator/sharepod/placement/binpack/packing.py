@@ -112,7 +112,7 @@ class Packing:
                 copies = usable.copies(weighing.sums[summed], columns.cpu[summed])
                 usable.add_room(room, copies, np.minimum(columns.node_model[summed], usable.models))
                 yield
-            usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
+            yield from usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
             # 4. Sums with the new weights.
             weighing.reweigh()
             for _ in weighing.slices(np.arange(nodes, dtype=np.int64)):

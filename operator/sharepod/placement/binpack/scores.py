@@ -50,6 +50,7 @@ _GPU_COLUMNS = (
     "model",
     "exclusion",
     "tenants",
+    "labels",
     "interactive_room",
     "worth",
     "signature",
@@ -70,7 +71,6 @@ class ClassScores:
     """
 
     __slots__ = (
-        "_blocked",
         "_kept",
         "_owner",
         "c_request",
@@ -96,7 +96,6 @@ class ClassScores:
             array = getattr(self, name)
             self._kept[name] = array, pointer(array)
             setattr(self.c_scores, name, self._kept[name][1])
-        self._blocked: tuple[tuple[int, int], ...] = ()
         resources, c_request = request_class.needs.resources, self.c_request
         c_request.count, c_request.milli, c_request.whole = (
             request_class.count,
@@ -104,6 +103,7 @@ class ClassScores:
             request_class.whole,
         )
         c_request.memory = int(request_class.memory)
+        c_request.interactive = request_class.interactive and not request_class.whole
         c_request.room_cpu, c_request.room_memory = resources.cpu_milli, resources.memory
         c_request.cpu = resources.cpu_milli
 
@@ -136,26 +136,15 @@ class ClassScores:
         kept_off = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
         c_request.leaves = shares.not_kept_off(kept_off, interactive=False)
         c_request.leaves_if_last = shares.not_kept_off(kept_off, interactive=wanted.interactive)
-        if (wanted.anti_affinity is not None or wanted.interactive) and not wanted.whole:
-            blocked = columns.anti_affinity.get(wanted.anti_affinity, {}) if wanted.anti_affinity is not None else {}
-            self._block(columns, (*blocked, *(columns.interactive_full if wanted.interactive else ())))
+        if wanted.anti_affinity is not None and not wanted.whole:
+            keeps_off = columns.combinations.keeping_off(wanted.anti_affinity)
+            if "keeps_off" not in kept or kept["keeps_off"][0] is not keeps_off:
+                self._point("keeps_off", keeps_off)
         return c_request
 
     def _point(self, name: str, array: Array) -> None:
         self._kept[name] = array, pointer(array)
         setattr(self.c_request, name, self._kept[name][1])
-
-    def _block(self, columns: Columns, gpus: tuple[tuple[int, int], ...]) -> None:
-        """Block these GPUs, by node and position, and no others."""
-        if "blocked_gpus" not in self._kept:
-            self._point("blocked_gpus", np.zeros(columns.share.shape, dtype=np.uint8))
-        if gpus != self._blocked:
-            blocked = self._kept["blocked_gpus"][0]
-            for gpu in self._blocked:
-                blocked[gpu] = 0
-            for gpu in gpus:
-                blocked[gpu] = 1
-            self._blocked = gpus
 
 
 class Weighing:

@@ -14,7 +14,7 @@ has the definition in NumPy, which a property test compares with the C.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from sharepod.api.units import WHOLE_GPU
 
-from .demand import DemandClass, memory_milli
+from .demand import DemandClass, MemoryShare
+from .hole_prices import Slices
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -45,6 +46,17 @@ CPU_NEEDED = 0.15
 """Part of the CPU which a request asks for that has to be there beside a node's holes: where there is less than all
 ask for, those come that ask for little. 0.3 allocates 0.2 points more of the six traces, and turns away 0.6 points more
 of the trace gpushare100 at a load of 0.95."""
+
+NO_CPU = 2.0**-10
+"""CPU that counts as free where there is none, in thousandths of a core: too little for any request that asks for CPU,
+and enough for all that ask for none. As in scores.c."""
+_ASKED_WITHOUT_CPU = NO_CPU / 2**20
+"""CPU of a request that asks for none: so much that a division by it is defined."""
+
+_MOST_MEMORY = 1 << 53
+"""Bytes; more than any GPU has. A thousand times as many are a 64-bit number."""
+_WEIGHED_AT_ONCE = 200_000
+"""Pairs of classes, or models times such pairs, that one slice compares: some 2 ms."""
 
 SCARCE_AT_MOST = 0.05
 """Part of all idle time. Room for a class below this part does not make the class scarcer still."""
@@ -85,7 +97,7 @@ class UsableCapacity:
         self.shapes = list(dict.fromkeys(shape_of))
         number = {shape: index for index, shape in enumerate(self.shapes)}
         self._shape_of = np.array([number[shape] for shape in shape_of], dtype=np.intp)
-        self.cpu = np.array([max(shape.cpu, 1) for shape in self.shapes], dtype=np.float32)
+        self.cpu = np.array([shape.cpu or _ASKED_WITHOUT_CPU for shape in self.shapes], dtype=np.float32)
         taken = np.array([shape.count * shape.milli for shape in self.shapes], dtype=np.float32)
         several = np.array([_takes_several(shape) for shape in self.shapes], dtype=bool)
         self.by_copies = ((1.0 - mix) * taken * np.where(several, SEVERAL_BY_COPIES, 1.0)).astype(np.float32)
@@ -99,21 +111,21 @@ class UsableCapacity:
         unbound = np.full((max(self.sizes, 1), WHOLE_GPU + 1), np.inf)
         self.hole_by_memory = (unbound if hole_by_memory is None else hole_by_memory).astype(np.float32)
         self.per_time = np.array([1.0 / shape.milli for shape in self.shapes], dtype=np.float32)
-        takes = [
-            [max(memory_milli(shape.memory, shape.milli, size), 1) for shape in self.shapes] for size in sizes or (1,)
-        ]
-        self.takes = np.array(takes, dtype=np.int64)
+        self.takes = _takes(self.shapes, sizes or (1,))
         self.per_memory: Floats | None = None
         if any(shape.memory >= 0 for shape in self.shapes):
             self.per_memory = (1.0 / self.takes).astype(np.float32)
 
-        fits = [[not known.models or model in known.models for known in self.classes] for model in models]
-        fits.append([not known.models for known in self.classes])
-        self._fits = np.array(fits, dtype=np.float64).reshape(len(models) + 1, len(self.classes))
+        self._fits = np.ones((len(models) + 1, len(self.classes)))
+        number_of = {model: index for index, model in enumerate(models)}
+        for index, known in enumerate(self.classes):
+            if known.models:
+                self._fits[:, index] = 0.0
+                self._fits[[number_of[model] for model in known.models if model in number_of], index] = 1.0
         self.weights = self._by_shape(self.shares)
 
-    def weigh_by_scarcity(self, copies: Floats, idle: float) -> None:
-        """Replace the weights: classes with little room weigh more.
+    def weigh_by_scarcity(self, copies: Floats, idle: float) -> Slices[None]:
+        """Replace the weights, in slices: classes with little room weigh more.
 
         Args:
             copies: that fit into the whole cluster, by class.
@@ -124,9 +136,9 @@ class UsableCapacity:
         total = weights.sum()
         if total > 0:
             weights *= self.shares.sum() / total
-            self.weights = self._by_shape(self._with_spoken_for(weights, room, idle))
+            self.weights = self._by_shape((yield from self._with_spoken_for(weights, room, idle)))
 
-    def _with_spoken_for(self, weights: Floats, room: Floats, idle: float) -> Floats:
+    def _with_spoken_for(self, weights: Floats, room: Floats, idle: float) -> Slices[Floats]:
         """Return the weights, those of classes of several GPUs or of certain models by how much of their room is
         spoken for: by what has been asked for, by them and by what takes the same room alone, of the room there is."""
         count = np.array([known.count for known in self.classes])
@@ -141,15 +153,17 @@ class UsableCapacity:
             found: Floats = most * spoken_for**2 * coming[some] / wanted
             return found
 
-        several = np.flatnonzero(self._several)
-        result[several] = weigh(
-            several, self._several & (count >= count[several, None]) & (cpu >= cpu[several, None]), SEVERAL_WEIGHT
-        )
+        for some in _in_parts(np.flatnonzero(self._several), len(count)):
+            rivals = self._several & (count >= count[some, None]) & (cpu >= cpu[some, None])
+            result[some] = weigh(some, rivals, SEVERAL_WEIGHT)
+            yield
         of_models = self._fits[:-1].any(axis=0) & ~self._fits[-1].astype(bool)
-        single = np.flatnonzero(of_models & (count == 1))
-        others = (1.0 - self._fits[:, single]).T @ self._fits  # models that a class takes beside those of another
-        by_room = weigh(single, (others == 0) & of_models, OF_MODELS_WEIGHT)
-        result[single] = np.maximum(weights[single], by_room)
+        for some in _in_parts(np.flatnonzero(of_models & (count == 1)), self._fits.size):
+            # Models that a class takes beside those of another.
+            others = (1.0 - self._fits[:, some]).T @ self._fits
+            by_room = weigh(some, (others == 0) & of_models, OF_MODELS_WEIGHT)
+            result[some] = np.maximum(weights[some], by_room)
+            yield
         return result
 
     def _by_shape(self, weights: Floats) -> Floats:
@@ -165,9 +179,9 @@ class UsableCapacity:
             sums: over the GPUs of each node; the first columns are the copies of each shape that fit there.
             cpu: free thousandths of a core, of (nodes,).
         """
-        copies = cpu[:, None] / self.cpu
+        copies = np.maximum(cpu, np.float32(NO_CPU))[:, None] / self.cpu
         np.minimum(copies, sums[:, : len(self.shapes)], out=copies)
-        result: Floats = np.floor(np.maximum(copies, 0.0, out=copies), out=copies)
+        result: Floats = np.floor(copies, out=copies)
         return result
 
     def no_room(self) -> Floats:
@@ -185,12 +199,31 @@ class UsableCapacity:
         return result
 
 
+def _takes(shapes: Sequence[DemandClass], sizes: Sequence[int]) -> Ints:
+    """Return `memory_milli` of shapes by size, at least 1, of (sizes, shapes)."""
+    milli = np.array([shape.milli for shape in shapes], dtype=np.int64)
+    memory = np.array([min(int(shape.memory), _MOST_MEMORY) for shape in shapes], dtype=np.int64)
+    takes = np.empty((len(sizes), len(shapes)), dtype=np.int64)
+    for row, size in zip(takes, sizes, strict=True):
+        row[:] = np.minimum(-(-memory * WHOLE_GPU // size), WHOLE_GPU + 1) if size else milli
+        row[memory == MemoryShare.IN_PROPORTION] = milli[memory == MemoryShare.IN_PROPORTION]
+        row[memory == MemoryShare.ALL] = WHOLE_GPU
+    return np.maximum(takes, 1, out=takes)
+
+
+def _in_parts(classes: Ints, work: int) -> Iterator[Ints]:
+    """Yield these classes in parts; each takes so much `work` that a part is some milliseconds."""
+    at_once = max(_WEIGHED_AT_ONCE // max(work, 1), 1)
+    for first in range(0, len(classes), at_once):
+        yield classes[first : first + at_once]
+
+
 def _time_by_cpu(shares: Mapping[DemandClass, float]) -> Floats:
     """Return the thousandths of a GPU that a thousandth of a core serves, for equal parts of the demand by GPU time."""
     if not shares:
         return np.zeros(0, dtype=np.float32)
     time = np.array([known.count * known.milli for known in shares], dtype=np.float64)
-    cpu = np.array([max(known.cpu, 1) for known in shares]) / time
+    cpu = np.array([known.cpu or _ASKED_WITHOUT_CPU for known in shares]) / time
     order = np.argsort(cpu, kind="stable")
     upto = np.cumsum((np.array(list(shares.values())) * time)[order])
     parts = np.searchsorted(upto, (np.arange(INTENSITIES) + 0.5) / INTENSITIES * upto[-1])

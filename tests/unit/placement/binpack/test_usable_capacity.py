@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference.usable_capacity import Definition
 from sharepod.api.units import Bytes
-from sharepod.placement.binpack.demand import DemandClass, MemoryShare
+from sharepod.placement.binpack.demand import DemandClass, MemoryShare, memory_milli
 from sharepod.placement.binpack.usable_capacity import SEVERAL_WEIGHT, UsableCapacity
 
 
@@ -17,7 +17,8 @@ def _class(count: int, milli: int, cpu: int, models: tuple[str, ...] = ()) -> De
 def _weights(shares: dict[DemandClass, float], copies: dict[DemandClass, float], idle: float) -> dict[str, list[float]]:
     """Return the weights by model ("" for one first seen later), of the classes in order."""
     usable = UsableCapacity(shares, models=["a", "b"], sizes=[Bytes(1 << 30)])
-    usable.weigh_by_scarcity(np.array([copies[known] for known in shares]), idle)
+    for _ in usable.weigh_by_scarcity(np.array([copies[known] for known in shares]), idle):
+        pass
     return dict(zip(("a", "b", ""), usable.weights.tolist(), strict=True))
 
 
@@ -54,10 +55,36 @@ def test_small_requests_of_several_gpus_weigh_as_any_other() -> None:
     assert usable.by_copies[1] / 200 == pytest.approx(usable.by_copies[0] / 500)
 
 
+@pytest.mark.parametrize("at_once", [1, 40, 10**6])
+def test_many_classes_are_weighed_in_slices(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    classes = [_class(count, 1000, cpu, models) for count in (1, 8) for cpu in range(9) for models in (("a",), ("b",))]
+    shares = dict.fromkeys(classes, 1 / len(classes))
+    whole, sliced = (UsableCapacity(shares, models=["a", "b"], sizes=[Bytes(1 << 30)]) for _ in range(2))
+    copies = np.arange(len(classes), dtype=np.float64)
+    list(whole.weigh_by_scarcity(copies, 50_000.0))
+    monkeypatch.setattr("sharepod.placement.binpack.usable_capacity._WEIGHED_AT_ONCE", at_once)
+    slices = len(list(sliced.weigh_by_scarcity(copies, 50_000.0)))
+    assert slices == {1: len(classes), 40: 18 + 18, 10**6: 2}[at_once]
+    assert sliced.weights == pytest.approx(whole.weights)
+
+
+def test_memory_of_a_shape_by_the_size_of_the_gpu() -> None:
+    memories: list[Bytes | MemoryShare] = [
+        MemoryShare.ALL,
+        MemoryShare.IN_PROPORTION,
+        *map(Bytes, (0, 1, 3 << 30, (80 << 30) - 1, 81 << 30, 10**30)),
+    ]
+    shapes = [DemandClass(1, milli, memory, 0) for milli in (1, 333, 1000) for memory in memories]
+    sizes = [Bytes(0), Bytes(1 << 30), Bytes(80 << 30), Bytes(10**15)]
+    usable = UsableCapacity(dict.fromkeys(shapes, 0.1), models=[], sizes=sizes)
+    expected = [[max(memory_milli(shape.memory, shape.milli, size), 1) for shape in shapes] for size in sizes]
+    assert usable.takes.tolist() == expected
+
+
 def test_holes_beside_little_cpu_are_worth_what_the_cpu_serves() -> None:
     usable = UsableCapacity({_class(1, 500, 2_000): 0.5, _class(1, 500, 8_000): 0.5}, models=[], sizes=[Bytes(1 << 30)])
     holes = np.full(4, 8000.0)
     served = Definition(usable).served(holes, np.array([200_000.0, 12_000.0, 0.0, -1_000.0]))
     assert served[0] == 8000.0
     assert 4000.0 < served[1] < 8000.0, "enough for those that ask for little, for the others not"
-    assert served[2] == served[3] == 0.0
+    assert served[2] == served[3] == pytest.approx(0.0, abs=0.01)

@@ -53,7 +53,8 @@ static inline int64_t left_by_masks(const shp_columns *columns, const shp_reques
     for (int64_t number = 0; number < found; number++) {
         int64_t at = first + gpus[number];
         gpus[left] = gpus[number];
-        left += (!request->blocked_gpus || !request->blocked_gpus[at]) &&
+        left += (!request->interactive || columns->interactive_room[at]) &&
+                (!request->keeps_off || !request->keeps_off[columns->labels[at]]) &&
                 (!request->model_mask || request->model_mask[columns->model[at]]);
     }
     return left;
@@ -72,7 +73,7 @@ static inline int64_t passing_gpus(const shp_columns *columns, const shp_request
         return 0;
     int64_t first = node * columns->width;
     int64_t found = within_bounds(columns, bounds, first, gpus);
-    if (found && (request->blocked_gpus || request->model_mask))
+    if (found && (request->interactive || request->keeps_off || request->model_mask))
         found = left_by_masks(columns, request, first, gpus, found);
     return found >= request->count ? found : 0;
 }

@@ -132,9 +132,14 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     to->hole_values += sign * gpu.hole;
 }
 
+/* CPU that serves requests which ask for none: NO_CPU in usable_capacity.py, which no other request fits into. */
+static float least_cpu(float cpu) {
+    const float none = 0x1p-10F;
+    return cpu > none ? cpu : none;
+}
+
 VECTORS static void copies_by_cpu(float *copies, const shp_capacity *capacity, float cpu) {
-    if (cpu < 0.0F)
-        cpu = 0.0F;
+    cpu = least_cpu(cpu);
     for (int64_t at = 0; at < capacity->shapes; at += LANES)
         *(floats *)(copies + at) = cpu / load(capacity->cpu + at);
 }
@@ -159,8 +164,7 @@ VECTORS static float value_of(const shp_capacity *capacity, const struct node_su
 VECTORS static float served(const shp_capacity *capacity, float holes, float cpu) {
     if (!capacity->intensities)
         return holes;
-    if (cpu < 0.0F)
-        cpu = 0.0F;
+    cpu = least_cpu(cpu);
     floats total = all_of(0.0F);
     for (int64_t at = 0; at < capacity->intensities; at += LANES)
         total += lesser(all_of(holes), cpu * load(capacity->time_by_cpu + at));
@@ -217,18 +221,39 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Loss as a hole to those who share the request's exclusion label, where the GPU has that label: all of it, so that
- * among the GPUs of one label the order is that of GPUs without labels. Beyond what counts for everybody. */
-static float loss_to_label(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
-                           int64_t at) {
+/* Values of the GPUs with the request's exclusion label to those who share it, beyond what counts for everybody. */
+struct label_holes {
+    float before;
+    float after;
+};
+
+/* Of a GPU that has the label: the square of what is free, and as much as any hole when idle. So the fullest that has
+ * room is taken, which lets the others fall empty, and before it an idle one never is. */
+static float of_label(const shp_capacity *capacity, int64_t time, int64_t memory) {
+    float free = (float)at_most(time, memory) / (float)WHOLE_GPU;
+    return capacity->hole_by_time[WHOLE_GPU] * free * free;
+}
+
+static void add_to_label(struct label_holes *to, const shp_columns *columns, const shp_capacity *capacity,
+                         const shp_request *request, int64_t at) {
     if (!request->exclusion || columns->exclusion[at] != request->exclusion)
+        return;
+    float others = 1.0F - columns->worth[at];
+    int64_t time = columns->time[at], memory = columns->memory[at];
+    to->before += of_label(capacity, time, memory) * others;
+    to->after += of_label(capacity, at_least(0, time - request->milli),
+                          at_least(0, memory - request->takes[columns->size[at]])) *
+                 others;
+}
+
+/* Gain of those who share the label: what the CPU serves less of their holes, as on a node all of whose GPUs are idle.
+ * So an idle GPU, whose hole is larger, is no cheaper where CPU is short. */
+static float gain_to_label(const shp_columns *columns, const shp_capacity *capacity, const struct label_holes *label,
+                           float cpu) {
+    if (label->before == label->after)
         return 0.0F;
-    int64_t size = columns->size[at], time = columns->time[at], memory = columns->memory[at];
-    float before = gpu_with(capacity, time, memory, size, 1.0F).hole;
-    float after =
-        gpu_with(capacity, at_least(0, time - request->milli), at_least(0, memory - request->takes[size]), size, 1.0F)
-            .hole;
-    return (after - before) * (1.0F - columns->worth[at]);
+    float idle = fmaxf(capacity->hole_by_time[WHOLE_GPU] * (float)columns->width, label->before);
+    return served(capacity, idle - label->before + label->after, cpu) - served(capacity, idle, cpu);
 }
 
 /* A node of which one GPU changes from `before` to `after`. */
@@ -273,9 +298,11 @@ static float gain_at(const shp_columns *columns, const shp_capacity *capacity, c
                         .before = gpu_at(columns, capacity, at),
                         .after = gpu_after(columns, capacity, request, at)};
     float holes = move.sums[2 * capacity->shapes] + move.after.hole - move.before.hole;
-    float left = served(capacity, holes, columns->cpu[node] - request->cpu);
-    return value_moved(capacity, &move) - capacity->value[node] +
-           (left + loss_to_label(columns, capacity, request, at)) * capacity->hole_weight;
+    float cpu = columns->cpu[node] - request->cpu;
+    struct label_holes label = {0};
+    add_to_label(&label, columns, capacity, request, at);
+    float left = served(capacity, holes, cpu) + gain_to_label(columns, capacity, &label, cpu);
+    return value_moved(capacity, &move) - capacity->value[node] + left * capacity->hole_weight;
 }
 
 static int64_t rounded(const shp_capacity *capacity, float raw) {
@@ -329,18 +356,19 @@ static struct scored score_node(const shp_columns *columns, const shp_capacity *
     if (request->count == 1)
         return best_gpu(columns, capacity, request, node, sums, gpus, passing);
     start_from(sums, capacity, node);
-    float to_label = 0.0F;
+    struct label_holes label = {0};
     int64_t first = node * columns->width;
     tightest_first(columns->time + first, columns->signature + first, gpus, passing, request->count);
     for (int64_t number = 0; number < request->count; number++) {
         int64_t at = first + gpus[number];
         add_gpu(sums, capacity, gpu_after(columns, capacity, request, at), 1.0F);
         add_gpu(sums, capacity, gpu_at(columns, capacity, at), -1.0F);
-        to_label += loss_to_label(columns, capacity, request, at);
+        add_to_label(&label, columns, capacity, request, at);
     }
-    float left = served(capacity, sums->hole_values, columns->cpu[node] - request->cpu);
+    float cpu = columns->cpu[node] - request->cpu;
+    float left = served(capacity, sums->hole_values, cpu) + gain_to_label(columns, capacity, &label, cpu);
     float after = value_of(capacity, sums, known_model(columns, capacity, node));
-    float raw = after - capacity->value[node] + (left + to_label) * capacity->hole_weight;
+    float raw = after - capacity->value[node] + left * capacity->hole_weight;
     return (struct scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
@@ -368,11 +396,6 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_by_time[left] - capacity->hole_by_time[free]) * capacity->hole_weight);
 }
 
-/* True if a GPU of this node is blocked for the request. */
-static bool has_blocked_gpu(const shp_columns *columns, const shp_request *request, int64_t node) {
-    return request->blocked_gpus && memchr(request->blocked_gpus + node * columns->width, 1, (size_t)columns->width);
-}
-
 /* GPUs of the node that pass; 1 where it takes a pod without GPUs. */
 static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                               int64_t node, int64_t *gpus) {
@@ -395,17 +418,16 @@ int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, con
         if (!cleared)
             memset(memo, 0, sizeof memo);
         cleared = true;
-        bool blocked = has_blocked_gpu(columns, request, node);
         uint64_t tag = tag_of(columns, node, found);
         struct scored *scored = &memo[(tag >> 1) % MEMO];
-        if (scored->tag != tag || blocked) {
+        if (scored->tag != tag) {
             if (work < 0 && request->count) {
                 scores->score[node] = guess(columns, capacity, request, node, gpus, found);
                 scores->weights[node] = 0;
                 continue;
             }
             *scored = score_node(columns, capacity, request, node, &sums, gpus, found);
-            scored->tag = blocked ? 0 : tag; /* the signature does not say which GPUs are blocked */
+            scored->tag = tag;
             work -= scored->tried * capacity->shapes;
         }
         scores->score[node] = scored->score;

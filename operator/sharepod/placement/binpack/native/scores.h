@@ -27,6 +27,7 @@ typedef struct {
     const int64_t *model;
     const int64_t *exclusion;
     const int64_t *tenants;
+    const int64_t *labels;
     const int64_t *interactive_room;
     const float *worth;
     const int64_t *signature;
@@ -65,9 +66,9 @@ typedef struct {
 /* One request class. `memory`: bytes; negative: no bytes, see `takes` (MemoryShare in demand.py). `exclusion`: the
  * label that all tenants of a GPU need to have, 0: none. `first_worth`: worth of a GPU of which it is the only tenant;
  * `leaves`: part of any GPU's worth that is left beside it; `leaves_if_last`: the same of a GPU that has room for one
- * interactive tenant. `takes`: for each size the thousandths of memory that the request takes. `model_mask` (by number)
- * and `node_mask` (by node): null, or 1 where it may go. `blocked_gpus` (nodes x width): null, or 1 where it may not
- * go.
+ * interactive tenant. `takes`: for each size the thousandths of memory that the request takes. `interactive`: 1 where
+ * it goes only to GPUs with room for an interactive tenant. `model_mask` (by number) and `node_mask` (by node): null,
+ * or 1 where it may go. `keeps_off` (by combination of labels): null, or 1 where it may not go.
  */
 typedef struct {
     int64_t count;
@@ -75,6 +76,7 @@ typedef struct {
     int64_t memory;
     int64_t exclusion;
     int64_t whole;
+    int64_t interactive;
     int64_t room_cpu;
     int64_t room_memory;
     float cpu;
@@ -84,7 +86,7 @@ typedef struct {
     const int64_t *takes;
     const uint8_t *model_mask;
     const uint8_t *node_mask;
-    const uint8_t *blocked_gpus;
+    const uint8_t *keeps_off;
 } shp_request;
 
 /* Scores of all nodes for one request class: the score, INT64_MIN where it does not fit; the signature of the best GPU;
