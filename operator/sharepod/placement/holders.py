@@ -21,7 +21,7 @@ from .filters.node import BY_STATE, covers
 from .state.accounts import GpuAccount, NodeAccount
 from .state.cluster import Cluster
 from .state.needs import integer
-from .state.types import NewHolder, PlacementRequest
+from .state.types import NewHolder, NodeState, PlacementRequest, PodNeeds, Resources
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
 """The name of a GPU of NVIDIA's device plugin among a node's resources."""
@@ -69,12 +69,11 @@ def wanted_whole(cluster: Cluster, node: NodeAccount, free: int) -> int:
         return 0
     room = node.taken().free
     room = replace(room, extended={**room.extended, DEVICE_PLUGIN_RESOURCE: free})
-    fitting = (
-        needs.resources.extended[DEVICE_PLUGIN_RESOURCE]
-        for needs in cluster.whole_gpu_pods.values()
-        if covers(room, needs.resources) and all(passes(state, needs) for passes in BY_STATE)
-    )
-    return sum(fitting)
+    return cluster.whole_gpu_pods.could_have(state, room, DEVICE_PLUGIN_RESOURCE, _could_run)
+
+
+def _could_run(state: NodeState, room: Resources, needs: PodNeeds) -> bool:
+    return covers(room, needs.resources) and all(passes(state, needs) for passes in BY_STATE)
 
 
 def _most_held(node: NodeAccount) -> int:

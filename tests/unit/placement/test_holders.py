@@ -11,6 +11,7 @@ from sharepod.api.objects import MAX_HELD_LABEL
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.types import Assignment, NewHolder, NodeState, PodNeeds, Refusal, Resources
+from sharepod.placement.state.whole_gpu_pods import WholeGpuPods
 from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
 
 
@@ -103,6 +104,40 @@ def test_a_pod_that_cannot_have_a_nodes_gpus_keeps_none_of_them(needs: PodNeeds)
     cluster = cluster_of(plugin_node(gpus=2))
     cluster.set_whole_gpu_pod("native", needs)
     assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+
+
+@pytest.mark.promise("placement-holder-demand-many")
+def test_pods_that_ask_the_same_are_looked_at_once_and_a_node_once_for_each_change() -> None:
+    pods, state, room = WholeGpuPods(), plugin_node(), Resources(extended={DEVICE_PLUGIN_RESOURCE: 4})
+    asked: list[PodNeeds] = []
+
+    def could(_: NodeState, room: Resources, needs: PodNeeds) -> bool:
+        asked.append(needs)
+        return needs.resources.extended[DEVICE_PLUGIN_RESOURCE] <= room.extended[DEVICE_PLUGIN_RESOURCE]
+
+    def answer(room: Resources) -> tuple[int, int]:
+        """The answer, and how many needs were looked at for it."""
+        asked.clear()
+        found = pods.could_have(state, room, DEVICE_PLUGIN_RESOURCE, could)
+        return found, len(asked)
+
+    for number in range(100):
+        pods.set(f"one-{number}", whole())
+        pods.set(f"two-{number}", whole(2))
+    pods.set("elsewhere", whole(2, node_selector={"zone": "another"}))
+    assert answer(room) == (302, 3)
+    assert answer(room) == (302, 0)
+    assert answer(Resources(extended={DEVICE_PLUGIN_RESOURCE: 1})) == (100, 3)
+    assert not pods.set("one-0", whole()), "nothing new"
+    assert answer(Resources(extended={DEVICE_PLUGIN_RESOURCE: 1})) == (100, 0)
+    assert pods.set("one-0", whole(2))
+    assert pods.set("elsewhere", None)
+    assert not pods.set("elsewhere", None)
+    assert answer(room) == (301, 2)
+    for number in range(100):
+        pods.set(f"two-{number}", None)
+    assert answer(room) == (101, 2)
+    assert len(pods) == 100
 
 
 @pytest.mark.promise("placement-holder-cap")

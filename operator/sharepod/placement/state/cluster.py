@@ -87,15 +87,11 @@ class Cluster(ClusterView):
 
     def set_whole_gpu_pod(self, pod_uid: str, needs: PodNeeds | None) -> bool:
         """Record that a pod waits for whole GPUs, or, by None, that it does no longer. Return whether that is new."""
-        if needs is not None:
-            new = self.whole_gpu_pods.get(pod_uid) != needs
-            self.whole_gpu_pods[pod_uid] = needs
-            return new
-        if self.whole_gpu_pods.pop(pod_uid, None) is None:
-            return False
-        for name in self._plugin_nodes:
-            self._has_grown(name)
-        return True
+        new = self.whole_gpu_pods.set(pod_uid, needs)
+        if new and needs is None:
+            for name in self._plugin_nodes:
+                self._has_grown(name)
+        return new
 
     # Holders, on nodes where NVIDIA's device plugin owns the GPUs
 

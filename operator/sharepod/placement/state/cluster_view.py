@@ -15,7 +15,8 @@ from sharepod.api.units import GpuUuid, TenantId
 
 from .accounts import NodeAccount, Row
 from .exclusions import ExcludedGpus
-from .types import LabelKey, Overcommit, PlacementError, PodNeeds, Reservation
+from .types import LabelKey, Overcommit, PlacementError, Reservation
+from .whole_gpu_pods import WholeGpuPods
 
 GroupPlace = tuple[str, frozenset[GpuUuid]]
 """Place of an affinity group: a node and the GPUs of its members there."""
@@ -54,8 +55,8 @@ class ClusterView:
         self._replicas: dict[str, Counter[str]] = {}
         self._plugin_nodes: set[str] = set()
         """Nodes whose GPUs NVIDIA's device plugin owns."""
-        self.whole_gpu_pods: dict[str, PodNeeds] = {}
-        """Pods that wait for whole GPUs of NVIDIA's device plugin, by uid: what each asks of its node."""
+        self.whole_gpu_pods = WholeGpuPods()
+        """Pods that wait for whole GPUs of NVIDIA's device plugin."""
         self._grown: dict[str, int] = {}
         self._regrouped: dict[LabelKey, int] = {}
         self._excluding_fewer: dict[str, int] = {}
