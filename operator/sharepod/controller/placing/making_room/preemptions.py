@@ -6,8 +6,8 @@ Guarantees:
 - The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
 - Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
 - A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
-- A tenant that ends within an hour is preempted before one that may take longer, and for each that waits only one set of such
-  slow ones at a time: none more while any of them has longer than that to go.
+- A tenant that ends within an hour is preempted before one that may take longer, and for each that waits only one set
+  of such slow ones at a time: none more while any of them has longer than that to go.
 - Each that waits has its turn to be looked for, however many are before it for whom nobody can make room.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
