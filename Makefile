@@ -10,9 +10,15 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 BIN := .venv/bin
 # Branch coverage in percent that `make coverage` demands: what it is (89.4), rounded down.
 COVERAGE_FLOOR := 89
-# Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
+# Folders whose tests were just run on this tree, which `make test` therefore leaves out: .ci/run names tests/unit, after
+# `make coverage` has run them. By itself `make test` runs all.
+TESTED :=
+# Most tests mostly wait, so four workers share them. Tests that measure time are marked `alone` and come after the others:
+# those of them that notice a busy machine but not one other test are marked `paired` and run two at a time, then the rest
 # one by one.
-SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/attack tests/unit tests/property
+SHARED := --numprocesses 4 -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
+PAIRED := --numprocesses 2 -m "alone and paired" tests/hook
+ALONE := -m "alone and not paired"
 # A test that failed has one more try with nothing beside it. Both are shown: one that passes so is looked into.
 AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
 # What the token scheduler's sources have to hold, they have to hold compiled.
@@ -122,8 +128,8 @@ mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=ho
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
 	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
 
-coverage: shim ## branch coverage of the package by unit tests, which may not fall below COVERAGE_FLOOR
-	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not alone" --examples-percent 10 --cov --cov-report=term \
+coverage: shim ## all unit tests that do not measure time; their branch coverage may not fall below COVERAGE_FLOOR
+	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not alone" --cov --cov-report=term \
 		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit
 
 test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
@@ -132,7 +138,8 @@ ifdef PYTEST_ARGS
 else
 	@trap "exit 130" INT; status=0; \
 	$(BIN)/python -m pytest $(SHARED) || $(BIN)/python -m pytest $(AGAIN) $(SHARED) --numprocesses 0 || status=1; \
-	$(BIN)/python -m pytest -m alone || $(BIN)/python -m pytest $(AGAIN) -m alone || status=1; \
+	$(BIN)/python -m pytest $(PAIRED) || $(BIN)/python -m pytest $(AGAIN) $(PAIRED) --numprocesses 0 || status=1; \
+	$(BIN)/python -m pytest $(ALONE) || $(BIN)/python -m pytest $(AGAIN) $(ALONE) || status=1; \
 	PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED) || status=1; exit $$status
 endif
 

@@ -71,15 +71,34 @@ _BESIDE_OTHERS = {
 }
 """Files (relative to this folder) whose tests do not measure time: other tests may run beside them."""
 
+_IN_PAIRS = {
+    "memory/test_importers.py",
+    "memory/test_truth.py",
+    "process/test_admission.py",
+    "process/test_devices.py",
+    "process/test_ends.py",
+    "process/test_harmless.py",
+    "process/test_life.py",
+    "process/test_skew.py",
+    "process/test_start.py",
+    "time/test_graphs.py",
+    "time/test_queue.py",
+}
+"""Files (relative to this folder) whose tests mostly wait, for a scripted agent or a short while, and take a small part
+of one processor: one other test may run beside them."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the hook `alone`, except in files that are indifferent to what runs beside them."""
+    """Mark the tests of the hook `alone`, except in files that are indifferent to what runs beside them, and those
+    `paired` that bear one other test."""
     here = Path(__file__).parent
-    absent = [file for file in _BESIDE_OTHERS if not (here / file).is_file()]
+    absent = [file for file in _BESIDE_OTHERS | _IN_PAIRS if not (here / file).is_file()]
     assert not absent, f"{__file__} names files that are not there: {absent}"
     for item in items:
-        if here in item.path.parents and str(item.path.relative_to(here)) not in _BESIDE_OTHERS:
+        if here in item.path.parents and (file := str(item.path.relative_to(here))) not in _BESIDE_OTHERS:
             item.add_marker(pytest.mark.alone)
+            if file in _IN_PAIRS:
+                item.add_marker(pytest.mark.paired)
 
 
 def _build_hook(target: Path, *, define: str = "") -> Path:
