@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
 from sharepod.agent.state.passing_on import Awaiting, PassingOn
 from unit.agent.client import until
@@ -40,6 +41,15 @@ def _open_of(path: Path) -> int:
             continue
         count += (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
     return count
+
+
+def test_an_agent_that_ends_before_it_has_taken_everything_passes_that_on_too(tmp_path: Path) -> None:
+    left, taken = KeptDescriptor(os.memfd_create("left"), "1"), KeptDescriptor(os.memfd_create("taken"), "2")
+    kept = KeptDescriptors({"socket a": left, "socket b": taken})
+    kept.take("socket b")
+    assert StateDir(tmp_path, tmp_path / "hook.so", kept=kept).heirlooms() == {"socket a": left}
+    for each in (left, taken):
+        os.close(each.fd)
 
 
 async def test_only_the_agents_user_can_ask_for_it(tmp_path: Path, serving: PassingOn) -> None:
