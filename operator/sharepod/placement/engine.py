@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from .binpack.packing import Offers, Packing
-from .choices import assignment, best, cheapest, nearest
+from .choices import assignment, best, best_beside_replicas, cheapest, nearest
 from .filters.candidates import (
     affinity_places,
     candidates,
@@ -145,7 +145,7 @@ class Engine:
         if policy is SPREAD:
             replicas = cluster.replicas(request.owner)
             elsewhere = self._first(packing.most_free(request, without=replicas), request, policy)
-            return elsewhere or best(candidates(cluster.known(replicas), request), request, policy)
+            return elsewhere or best_beside_replicas(cluster.known(replicas), request)
         if policy is PACK_BEST_EFFORT:
             return self._first(packing.least_promised(request), request, policy)
         if packing.ready:

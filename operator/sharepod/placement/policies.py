@@ -119,3 +119,14 @@ def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Place
 
 
 SPREAD = Policy(_spread, _spread_of_all)
+
+
+def least_spread(node: NodeAccount, request: PlacementRequest) -> Cost:
+    """Return a cost that no GPUs of this node go below by `SPREAD`. It is kept until the node's rows or GPUs change."""
+    owner = request.owner or ""
+    least = node.derived.get(owner)
+    if least is None:
+        free = ((gpu.owners.get(owner, 0), *_most_free(gpu, request)) for gpu in node.gpus)
+        together, *most_free = min(free, default=(0,))
+        least = node.derived[owner] = (together, node.replicas_of(request.owner), *most_free)
+    return (least[0] * request.gpu.count, *least[1:])

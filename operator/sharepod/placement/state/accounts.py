@@ -219,7 +219,8 @@ class NodeAccount:
 
     `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
     are the holders on their way, each with the tenant that waits for it. `interactive_per_gpu`: most interactive
-    tenants that a GPU takes. `excluded`: where its GPUs are counted.
+    tenants that a GPU takes. `excluded`: where its GPUs are counted. `derived`: what others have worked out of its rows
+    and GPUs, by owner; emptied when these change.
     """
 
     __slots__ = (
@@ -227,6 +228,7 @@ class NodeAccount:
         "_interactive_per_gpu",
         "_interchangeable",
         "_taken",
+        "derived",
         "generation",
         "gpus",
         "gpus_by_uuid",
@@ -252,6 +254,7 @@ class NodeAccount:
         self.gpus: tuple[GpuAccount, ...] = ()
         self.gpus_by_uuid: dict[GpuUuid, GpuAccount] = {}
         self.topology: Topology | None = None
+        self.derived: dict[str, tuple[int, ...]] = {}
         self._taken: Taken | None = None
         self._interchangeable: tuple[tuple[GpuAccount, ...], ...] | None = None
 
@@ -284,6 +287,7 @@ class NodeAccount:
         gpus = state.gpus if state else ()
         if gpus == before:
             return
+        self.derived.clear()
         self._interchangeable = None
         for account in self.gpus:
             account.count_for(None)
@@ -300,6 +304,7 @@ class NodeAccount:
 
     def put(self, tenant: TenantId, row: Row | None) -> None:
         """Set, replace or (None) remove the row of a tenant."""
+        self.derived.clear()
         before = self.rows.pop(tenant, None)
         if row is not None:
             self.rows[tenant] = row
