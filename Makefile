@@ -29,6 +29,9 @@ UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableException
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
 	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster compiled)
+# What SharePod relies on of ResourceClaims, on a real API server, scheduler and controller manager.
+CANARY := $(addprefix tests/cluster/,test_canary.py test_operator_claims.py test_operator_share_claims.py test_admission_claims.py \
+	test_plain_webhook.py)
 export PYTHONPATH := tests:benchmarks:manifests
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -36,7 +39,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -151,6 +154,11 @@ test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tes
 test-oldest: shim doubles ## the tests on a real API server, with Kubernetes 1.30; its programs are built once, six to nine minutes
 	@assets=$$($(BIN)/python -m harness build --oldest) && KUBEBUILDER_ASSETS="$$assets" \
 		$(BIN)/python -m pytest --numprocesses 3 $(PYTEST_ARGS) tests/cluster
+
+test-canary: shim doubles ## what claims rest on, tried with Kubernetes MINORS ("1.34 1.35 1.36"); each is built once, six to nine minutes
+	@status=0; for minor in $(or $(MINORS),1.34 1.35 1.36); do assets=$$($(BIN)/python -m harness build --minor $$minor) || { status=1; continue; }; \
+		echo "canary: Kubernetes $$minor"; FEATURE_GATES=DRAConsumableCapacity=true KUBEBUILDER_ASSETS="$$assets" \
+		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),$(CANARY)) || status=1; done; exit $$status
 
 promise: .venv/installed ## the tests that hold a promise of docs/promises.md: make promise ID=time-guarantee
 	@tests="$$($(BIN)/python docs/promises.py --tests "$(ID)")" && $(MAKE) --no-print-directory test PYTEST_ARGS="$$tests"

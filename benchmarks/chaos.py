@@ -1,7 +1,7 @@
 """2,000 SharePods on 1,010 fake nodes while the operator is killed and the weather is bad, on a real API server.
 
     PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1010] [--kills 10] [--faults 36]
-        [--preempted 40] [--seed N] [--limit SECONDS] [--thirds]
+        [--preempted 40] [--seed N] [--limit SECONDS] [--thirds] [--attach claims]
 
 Ten kills (SIGKILL) and 36 faults between the operator and the API server (silence, errors, late and lost answers,
 outages, restarts of the API server: `tests/cluster/weather/storm.py`) are drawn from the seed, which is printed first;
@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument(
         "--thirds", action="store_true", help="a third each SharePods, plain Pods with claims and with a resource line"
     )
+    parser.add_argument("--attach", choices=["csi", "claims"], default="csi", help="how SharePods are attached")
     options = parser.parse_args()
     ends = time.monotonic() + options.limit
     strangers = options.nodes // 50
@@ -79,11 +80,13 @@ def main() -> int:
         thirds=options.thirds,
         spread=_SECONDS_A_FAULT * options.faults,
     )
-    times = {"SHAREPOD_AGENT_DURATION": str(_AGENT_LEASE)}
+    times = {"SHAREPOD_AGENT_DURATION": str(_AGENT_LEASE), "SHAREPOD_ATTACH": options.attach}
     with (
         bad_weather(times=times, agent_lease=_AGENT_LEASE, agent_renew=20.0, pace=1.0) as weather,
         Audit(weather.world.api, memory=16 * GIB) as audit,
     ):
+        if options.attach == "claims":
+            weather.world.installation.install_claims()
         if options.thirds:
             install_plain(weather.world.cluster)
         storm = Storm(weather, seed=options.seed, faults=options.faults, backup=True)
@@ -94,7 +97,8 @@ def main() -> int:
                 weather.world, audit, storm.backup, ends - time.monotonic(), preempted=options.preempted
             )
     what = "shares by three doors" if asked.thirds else "SharePods"
-    about = f"{asked.sharepods} {what}, {asked.nodes} nodes, seed {asked.seed}"
+    by = " by claims" if options.attach == "claims" else ""
+    about = f"{asked.sharepods} {what}{by}, {asked.nodes} nodes, seed {asked.seed}"
     rows = [row for name, outcome in outcomes.items() for row in _rows(f"{about}: {name}", outcome)]
     rows += [Row(f"{about}: faults", kind, "count", count) for kind, count in sorted(storm.played.items())]
     write("chaos", rows)

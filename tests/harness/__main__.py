@@ -1,6 +1,6 @@
 """python -m harness: a test cluster by hand.
 
-    build [--oldest]            build the programs and print where they are; --oldest: of the oldest Kubernetes
+    build [--oldest | --minor M] build the programs and print where they are; --oldest: of the oldest Kubernetes
     up [--fake-nodes N] [--node] start a cluster that stays; prints what to `eval`
     env                         print that again
     status                      say what runs
@@ -161,7 +161,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness", description="A test cluster by hand.")
     commands = parser.add_subparsers(dest="command", required=True)
     builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
-    builds.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
+    which = builds.add_mutually_exclusive_group()
+    which.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
+    minors = sorted(releases.OF_CLAIMS)
+    which.add_argument("--minor", choices=minors, help="those of a Kubernetes with ResourceClaims")
     for command, text in (
         ("up", "start a cluster that stays"),
         ("env", "print what to eval"),
@@ -180,7 +183,10 @@ def main() -> int:
     try:
         match arguments.command:
             case "build":
-                print(build.own_programs(releases.OLDEST) if arguments.oldest else build.programs().bin)
+                if arguments.minor:
+                    print(build.own_programs(releases.OF_CLAIMS[arguments.minor]))
+                else:
+                    print(build.own_programs(releases.OLDEST) if arguments.oldest else build.programs().bin)
                 return 0
             case "up":
                 return _up(arguments.name, arguments.fake_nodes, arguments.node)

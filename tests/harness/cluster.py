@@ -58,12 +58,17 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout: float, inte
         time.sleep(interval)
 
 
+FEATURE_GATES = "FEATURE_GATES"
+"""Variable of the environment with feature gates for all components."""
+
+
 class Cluster:
     """A running control plane; use it as a context manager, or `stop` it.
 
     `scheduler`, `controller_manager`: whether to run them. `node_lifecycle`: whether the controller that marks nodes
     without heartbeat runs; off, so that fake nodes stay ready. `apiserver_args`, `controller_manager_args`: further
-    flags. `keep_logs`: leave `logs` when stopping. `detached`: outlive this process.
+    flags. `keep_logs`: leave `logs` when stopping. `detached`: outlive this process. FEATURE_GATES in the environment,
+    as `DRAConsumableCapacity=true`, is told to all components.
 
     Errors: BuildError, StartError.
     """
@@ -83,8 +88,11 @@ class Cluster:
         self.bin = self._programs.bin
         self.node_lifecycle = node_lifecycle
         self.keep_logs = keep_logs
-        self._apiserver_args = list(apiserver_args)
-        self._controller_manager_args = list(controller_manager_args)
+        gates = [f"--feature-gates={said}"] if (said := os.environ.get(FEATURE_GATES)) else []
+        own = any(argument.startswith("--feature-gates") for argument in apiserver_args)
+        self._apiserver_args = [*([] if own else gates), *apiserver_args]
+        self._scheduler_args = gates
+        self._controller_manager_args = [*gates, *controller_manager_args]
         self.state = Path(tempfile.mkdtemp(prefix="shp-"))
         self.services = Services(self.state, detached=detached)
         self.logs = self.services.logs
@@ -124,7 +132,7 @@ class Cluster:
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
             self._clients["kube-scheduler"] = components.scheduler(
-                self._layout, config, emulated=self._programs.emulated
+                self._layout, config, emulated=self._programs.emulated, further=self._scheduler_args
             )
         if controller_manager:
             config = self.user_kubeconfig("system:kube-controller-manager")

@@ -109,13 +109,14 @@ def apiserver(layout: Layout, version: tuple[int, int], further: Sequence[str] =
     ]
 
 
-def scheduler(layout: Layout, config: Path, *, emulated: str | None = None) -> list[str]:
+def scheduler(layout: Layout, config: Path, *, emulated: str | None = None, further: Sequence[str] = ()) -> list[str]:
     return [
         str(layout.bin / "kube-scheduler"),
         *_as_user(config),
         *_emulating(emulated),
         "--kube-api-qps=500",
         "--kube-api-burst=1000",
+        *further,
     ]
 
 

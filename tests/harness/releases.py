@@ -114,7 +114,8 @@ class Release:
     @property
     def selection(self) -> tuple[str, ...]:
         """Flags of every Go command that choose modules and sources; none for the release that is usual."""
-        return (f"-modfile={self.modules}.mod", f"-tags={self.tags}") if self.tags else ()
+        tags = (f"-tags={self.tags}",) if self.tags else ()
+        return (f"-modfile={self.modules}.mod", *tags) if self.modules != CURRENT.modules else ()
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -200,6 +201,8 @@ class DevicePlugin:
 CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
+OF_CLAIMS = {"1.34": Release("1.34.4", "v1.34"), "1.35": Release("1.35.4", "v1.35"), "1.36": CURRENT}
+"""Minor versions with `resource.k8s.io/v1`, the oldest first: on each, `make test-canary` tries what claims rest on."""
 KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")
 """Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""

@@ -278,17 +278,15 @@ class ClaimsSeen:
         )
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the claims of our class that a Pod uses, as far as they are known, in the Pod's order."""
-        for entry in pod.entries:
-            claim = self._named(pod, *entry)
-            if claim is not None and claim.ours:
-                yield claim
+        """Yield the claims of our class that a Pod uses, as far as they are known, each once, in the Pod's order."""
+        known = (self._named(pod, *entry) for entry in pod.entries)
+        yield from {claim.uid: claim for claim in known if claim is not None and claim.ours}.values()
 
     def crowded(self, pod: ClaimPodFacts) -> str | None:
         """Return the container of a Pod that uses two claims of our class; None if there is none."""
         for name, entries in pod.containers:
             known = (self._named(pod, *entry) for entry in pod.entries if entry[0] in entries)
-            if sum(claim is not None and claim.ours for claim in known) > 1:
+            if len({claim.uid for claim in known if claim is not None and claim.ours}) > 1:
                 return name
         return None
 

@@ -66,6 +66,19 @@ async def test_a_pod_is_placed_beside_the_claim_that_it_shares(world: World) -> 
     assert world.claim_uid("own") in world.rows("node-a")
 
 
+@pytest.mark.parametrize("within", ["one container", "two containers"])
+async def test_a_claim_that_a_pod_names_twice_is_one_claim(world: World, within: str) -> None:
+    world.node("node-a")
+    world.claim()
+    used = [[{"name": "c0"}, {"name": "c1"}]] if within == "one container" else [[{"name": "c0"}], [{"name": "c1"}]]
+    containers = [{"name": f"m{n}", "image": "i", "resources": {"claims": names}} for n, names in enumerate(used)]
+    world.pod_with("share", "share", containers=containers)
+    await placed(world, "share")
+    await world.look_at_claim("share")
+    assert world.allocation("share") is not None
+    assert list(world.rows("node-a")) == [world.claim_uid("share")]
+
+
 @pytest.mark.promise("operator-claim-one-each")
 async def test_a_container_with_two_claims_is_told_that_it_can_have_one(world: World) -> None:
     world.node("node-a", gpus=2)
