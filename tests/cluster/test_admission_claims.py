@@ -172,6 +172,16 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
         api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
 
 
+@pytest.mark.promise("operator-claim-at-apply")
+def test_an_admins_access_past_every_share_is_refused_where_kubernetes_allows_it(api: Api, server: Cluster) -> None:
+    namespace = server.namespace("admins", labels={"resource.kubernetes.io/admin-access": "true"})
+    body, asked = asking(adminAccess=True), "adminAccess: goes past every share"
+    with pytest.raises(ApiError, match=asked):
+        api.create(f"{CLAIMS}/namespaces/{namespace}/resourceclaims", body, dryRun="All")
+    with pytest.raises(ApiError, match=asked):
+        api.create(f"{CLAIMS}/namespaces/{namespace}/resourceclaimtemplates", of_template(body), dryRun="All")
+
+
 def test_a_claim_of_another_class_is_left_alone(api: Api) -> None:
     spec = {"devices": {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example"}}]}}
     assert said(api, claim({"sharepod.dev/gpu-mode": "Half"}, spec)) == ""
