@@ -77,6 +77,17 @@ def test_a_webhook_that_is_slower_than_the_operators_writes_lets_its_pods_run_ne
         all_run(world, namespace, 4)
 
 
+@pytest.mark.promise("operator-slow-gate")
+def test_a_webhook_for_updates_that_is_slower_than_the_operators_writes_lets_gates_open(world: World) -> None:
+    world.nodes("slow-gate")
+    namespace = world.cluster.namespace("slow-gate")
+    with Webhook(world.cluster, namespace, operations=["UPDATE"], timeout=5, policy="Ignore") as webhook:
+        webhook.hold()
+        for number in range(4):
+            world.apply(namespace, f"p{number}", _SHARE, on="slow-gate")
+        all_run(world, namespace, 4)
+
+
 @pytest.mark.promise("operator-turns")
 def test_a_webhook_that_does_not_answer_for_gates_costs_nobody_else(world: World) -> None:
     (node,) = world.nodes("gates")

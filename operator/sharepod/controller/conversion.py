@@ -6,6 +6,8 @@ operator lists: it must be there before anything is listed.
 Guarantees:
 - A review takes bounded bytes and time, and all reviews together at most half of the event loop's time, whoever sends
   them.
+- Large reviews, with their answers, take bounded bytes in all, however many connections send or read them; what finds
+  no room waits, small ones never.
 - A renewed certificate is served to new connections within `_REREAD_S`; one that cannot be read is logged, and the
   former one serves on.
 """
@@ -16,7 +18,9 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +36,19 @@ from . import metrics
 
 LARGEST_REVIEW: Final = 8 << 20
 """Bytes of a review: several of the largest objects that an API server takes (3 MiB in a request, 1.5 MiB stored)."""
+SMALL: Final = 64 << 10
+"""Bytes of a review that is always taken: of one or a few usual objects."""
+HELD: Final = 64 << 20
+"""Bytes of larger reviews that are held at a time."""
+HELD_EACH: Final = 16 << 20
+"""Bytes of them for one address: one review is read while another one is answered."""
 _READ_S = 10.0
-"""Seconds within which a review must have arrived; the API server gives up after 30 s."""
+"""Seconds within which a review must have arrived, once there is room for it, and its answer must have been read; the
+API server gives up after 30 s."""
+_PIECE = 128 << 10
+"""Bytes of an answer that are written at a time."""
+_ROOM_S = 10.0
+"""Seconds for which a review waits for room."""
 _REREAD_S = 10.0
 """Seconds between two looks at the certificate: a Secret that is mounted takes a minute to be renewed."""
 _OPEN_EACH, _OPEN_MAX = 256, 512
@@ -44,6 +59,32 @@ _OWED_S = 0.005
 log = structlog.get_logger(__name__)
 
 
+class HeldBytes:
+    """Bytes of large reviews that are held, by address."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def holding(self, address: str, size: int) -> AsyncIterator[None]:
+        """Within it a review of that many bytes may be held. Raises `TimeoutError` where there is no room for it."""
+        size = 0 if size <= SMALL else min(size, LARGEST_REVIEW)
+        async with asyncio.timeout(_ROOM_S), self._changed:
+            await self._changed.wait_for(lambda: not size or self._has_room(address, size))
+            self._held[address] += size
+        try:
+            yield
+        finally:
+            self._held[address] -= size
+            self._held += Counter()  # forgets addresses of which none is held
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _has_room(self, address: str, size: int) -> bool:
+        return self._held[address] + size <= HELD_EACH and self._held.total() + size <= HELD
+
+
 class Conversions:
     """Answers to reviews, one at a time. `kinds`: the versions of each kind."""
 
@@ -51,9 +92,27 @@ class Conversions:
         self._kinds = kinds
         self._turn = asyncio.Lock()
         self._owed_s = 0.0
+        self._room = HeldBytes()
 
-    async def respond(self, request: web.Request) -> web.Response:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         """Answer one review."""
+        size = LARGEST_REVIEW if request.content_length is None else request.content_length
+        sent: web.StreamResponse | None = None
+        try:
+            async with self._room.holding(request.remote or "", size):
+                answer_ = await self._answered(request)
+                sent = web.StreamResponse(status=answer_.status, headers=answer_.headers)
+                async with asyncio.timeout(_READ_S):
+                    await _send(request, sent, answer_.body)
+        except TimeoutError:
+            if sent is None:
+                metrics.CONVERSIONS.labels("Refused").inc()
+                return web.Response(status=503, text="reviews of too many bytes are under way already\n")
+            if request.transport is not None:  # the answer is not read
+                request.transport.abort()
+        return sent
+
+    async def _answered(self, request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(_READ_S):
                 body = await request.read()
@@ -88,6 +147,16 @@ class Conversions:
             metrics.CONVERSIONS.labels("Failure").inc()
             log.warning("object not converted", why=reviewed["response"]["result"]["message"])
         return web.json_response(reviewed)
+
+
+async def _send(request: web.Request, response: web.StreamResponse, body: object) -> None:
+    """Send an answer; return once its end is on its way. A TLS connection says that it is full only between pieces."""
+    assert isinstance(body, bytes)
+    response.content_length = len(body)
+    await response.prepare(request)
+    for start in range(0, len(body), _PIECE):
+        await response.write(body[start : start + _PIECE])
+    await response.write_eof()
 
 
 class ServingCertificate:

@@ -160,6 +160,11 @@ NAMESPACE_MEMORY_SECONDS = Counter(
 AGENTS_AWAY = Gauge(
     "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=LEADERS
 )
+WEBHOOK_SECRET_MISSING = Gauge(
+    "sharepod_operator_webhook_secret_missing",
+    "1 while the Secret of the webhook's certificate is missing and the webhook has a port, else 0.",
+    registry=REGISTRY,
+)
 EVENTS_DROPPED = Counter(
     "sharepod_operator_events_dropped", "Events dropped because there were too many.", registry=LEADERS
 )

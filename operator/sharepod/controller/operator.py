@@ -124,6 +124,7 @@ class Operator:
             page_size=settings.page_size,
             may_write=self.leadership.acting,
         )
+        now_ms = TimeOfDay(lambda: self.client.clock_behind_s, clock)
         self.state = ClusterState(
             pods,
             AgentLeases(settings.agent_duration, clock),
@@ -151,7 +152,7 @@ class Operator:
             lines_in_force=lambda: bool(self.line_policy.in_force),
         )
         self.tenant_reconciler = TenantReconciler(
-            self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock
+            self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock, now_ms.seconds
         )
         self.loop = PlacementLoop(
             self.state,
@@ -160,6 +161,7 @@ class Operator:
             on_decided=lambda _tenant, node: self.ledger.add(node),
             on_answered=self._enqueue_tenant,
             clock=clock,
+            wall=now_ms.seconds,
             head_reservation_after=settings.keep_after,
             head_reservation_for=settings.keep_for,
             head_idle_ratio=settings.keep_idle_ratio,
@@ -182,6 +184,7 @@ class Operator:
             self.memos,
             settings,
             clock,
+            now_ms.seconds,
             listed=lambda: self.watches.claims.listed,
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
@@ -202,7 +205,7 @@ class Operator:
             self.events,
             namespace=settings.namespace,
             half_life_s=settings.usage_half_life,
-            now_ms=TimeOfDay(lambda: self.client.clock_behind_s, clock),
+            now_ms=now_ms,
             written=self._totals_written,
             acts=lambda: self._active,
             on_changed=self.loop.order_changed,

@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,69 @@ async def test_clients_that_say_nothing_or_send_slowly_are_let_go(
         writer.write(b"POST /convert HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         assert b"408" in await slow.readline()
         assert await silent.read() == b""
+
+
+async def stalls(served: Serving, address: str, body: bytes, *, all_but: int) -> asyncio.StreamWriter:
+    """Send a review from an address, all but so many of its bytes, and read no answer."""
+    trust = ssl.create_default_context(cafile=str(served.authority.certificate))
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    raw.bind((address, 0))
+    raw.connect((HOST, served.port))
+    _reader, writer = await asyncio.open_connection(sock=raw, ssl=trust, server_hostname=HOST, limit=1 << 16)
+    writer.write(b"POST /convert HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+    writer.write(body[: len(body) - all_but])
+    return writer
+
+
+@pytest.mark.promise("operator-conversion-bounded")
+@pytest.mark.parametrize("all_but", [1, 0], ids=["they are not sent", "their answers are not read"])
+async def test_large_reviews_of_one_address_wait_for_each_other_and_for_nobody_elses(
+    tmp_path: Path, all_but: int
+) -> None:
+    large = json.dumps(review(pad=LARGEST_REVIEW - 4096)).encode()
+    async with serving(tmp_path) as served, served.client() as session, asyncio.timeout(60):
+        stalled = [await stalls(served, "127.0.0.2", large, all_but=all_but) for _ in range(8)]
+        async with session.post(served.url, data=io.BytesIO(large)) as answer:
+            assert answer.status == 200, "another address is answered"
+        same = aiohttp.TCPConnector(
+            ssl=ssl.create_default_context(cafile=str(served.authority.certificate)), local_addr=("127.0.0.2", 0)
+        )
+        async with aiohttp.ClientSession(connector=same) as session_of_same:
+            async with session_of_same.post(served.url, json=review()) as answer:
+                assert answer.status == 200, "a small review of the same address is answered"
+            waits = asyncio.create_task(session_of_same.post(served.url, data=io.BytesIO(large)))
+            await asyncio.wait([waits], timeout=1)
+            assert not waits.done(), "only two large ones of an address are held at a time"
+            for writer in stalled:
+                writer.transport.abort()
+            assert (await waits).status == 200
+
+
+@pytest.mark.promise("operator-conversion-bounded")
+async def test_large_reviews_that_are_held_are_bounded_in_all_and_small_ones_always_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conversion, "_ROOM_S", 0.05)
+    held = conversion.HeldBytes()
+    async with AsyncExitStack() as holding:
+        for number in range(conversion.HELD // LARGEST_REVIEW):
+            await holding.enter_async_context(held.holding(f"address-{number // 2}", LARGEST_REVIEW))
+            if number == 1:
+                with pytest.raises(TimeoutError):
+                    await holding.enter_async_context(held.holding("address-0", LARGEST_REVIEW))
+        with pytest.raises(TimeoutError):
+            await holding.enter_async_context(held.holding("another", conversion.SMALL + 1))
+        for _ in range(600):
+            await holding.enter_async_context(held.holding("another", conversion.SMALL))
+        monkeypatch.setattr(conversion, "_ROOM_S", 30.0)
+        waits = asyncio.create_task(holding.enter_async_context(held.holding("address-0", LARGEST_REVIEW)))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        await asyncio.sleep(0)
+        waits.cancel()
+    async with held.holding("address-0", LARGEST_REVIEW), held.holding("address-0", LARGEST_REVIEW):
+        pass
 
 
 async def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(

@@ -299,3 +299,20 @@ async def test_a_life_takes_at_most_five_writes_and_its_end_two_calls_whatever_c
             assert made.total() <= 2 * count
         finally:
             await players.stop()
+
+
+@pytest.mark.promise("operator-clock-off")
+@pytest.mark.parametrize("behind_s", [0.0, 21_600.0, -21_600.0])
+async def test_ages_of_objects_go_by_the_api_servers_clock_where_the_machines_is_off(behind_s: float) -> None:
+    async with api_server() as api:
+        operator = an_operator(api)
+        operator.client._api.clock_behind_s = behind_s
+        walls = [
+            operator.loop.victims_seen._wall,
+            operator.loop.preemptions.moving._movers._wall,
+            operator.tenant_reconciler._snapshots._wall,
+            operator.claim_reconciler._snapshots._wall,
+        ]
+        assert [wall() for wall in walls] == [pytest.approx(time.time() + behind_s, abs=30)] * 4
+        await operator.client.close()
+        await operator.lease_client.close()

@@ -205,10 +205,20 @@ class Client:
         return await self._call("POST", resource.path(namespace=namespace), body, query=query, timeout_s=timeout_s)
 
     async def patch_json(
-        self, resource: Resource, name: str, operations: list[Json], namespace: str | None = None
+        self,
+        resource: Resource,
+        name: str,
+        operations: list[Json],
+        namespace: str | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> Json:
-        """Apply a JSON Patch. A `test` that does not hold raises `InvalidError`, as a malformed patch does."""
-        return await self._call("PATCH", resource.path(name, namespace), operations, content=JSON_PATCH)
+        """Apply a JSON Patch. A `test` that does not hold raises `InvalidError`, as a malformed patch does.
+
+        `timeout_s`: seconds; None: those of any write.
+        """
+        path = resource.path(name, namespace)
+        return await self._call("PATCH", path, operations, content=JSON_PATCH, timeout_s=timeout_s)
 
     async def patch_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """Merge a patch into the status. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""

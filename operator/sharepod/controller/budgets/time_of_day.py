@@ -1,7 +1,8 @@
-"""Time of day that budgets are charged by.
+"""Time of day that budgets are charged by, and that times of objects are compared with.
 
-Guarantee: a leader whose clock is wrong by more than a minute charges by the API server's clock, and says so. By its
-own, years ahead, each budget would be in a far period, full again, and stay there when the clock is right.
+Guarantee: a leader whose clock is wrong by more than a minute goes by the API server's clock, and says so. By its own,
+years ahead, each budget would be in a far period, full again, and stay there when the clock is right; hours ahead, each
+Pod that ends would look as if it had not ended in time, and others would be evicted in its place.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ class TimeOfDay:
         if now >= self._told_at + _LOG_S:
             self._told_at = now
             log.error(
-                "the clock of this machine differs from the API server's; budgets are charged by the API server's. "
+                "the clock of this machine differs from the API server's; budgets and ages go by the API server's. "
                 "Set the clock (NTP) of the operator's node",
                 behind_s=round(behind),
             )
         return own + round(behind * 1000)
+
+    def seconds(self) -> float:
+        """Return the time of day now in seconds since 1970."""
+        return self() / 1000

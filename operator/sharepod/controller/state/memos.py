@@ -101,6 +101,8 @@ class TenantMemo:
     """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
     unanswered: bool = False
     """The creation of its Pod was not answered in time, and has not succeeded since."""
+    gate_unanswered: bool = False
+    """The opening of its Pod's gate was not answered in time, and has not succeeded since."""
     deleted: tuple[str, float] | None = None
     """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None

@@ -6,8 +6,9 @@ Guarantees:
 - Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
   again.
 - Every delete names the uid.
-- A creation that the API server leaves without an answer while it answers others is told, and waits longer for its
-  answer the next time (`unanswered.py`): a slow webhook keeps no Pod away for good.
+- A creation, or the opening of a gate, that the API server leaves without an answer while it answers others is told,
+  and waits longer for its answer the next time (`unanswered.py`): a slow webhook keeps no Pod away, or behind its gate,
+  for good.
 - A Pod that is taken back is marked, then deleted, each at a version at which it was not bound, and stays until
   `let_go`.
 """
@@ -145,7 +146,8 @@ class PodControl:
         """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
         try:
-            made = await self._client.patch_json(PODS, pod.name, operations, pod.namespace)
+            with self._patience.timeout_s(sharepod.namespace, wanted=memo.gate_unanswered) as timeout_s:
+                made = await self._client.patch_json(PODS, pod.name, operations, pod.namespace, timeout_s=timeout_s)
         except (InvalidError, ConflictError, NotFoundError) as error:
             await self._refresh(pod)
             known = self._state.pods.get(pod.uid)
@@ -154,6 +156,7 @@ class PodControl:
             return False
         except (ForbiddenError, UnauthorizedError, UnavailableError) as error:
             if self._client.hangs_alone(error):  # it may have happened: the share stays
+                memo.gate_unanswered = True
                 self._events.warning(
                     KIND, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"
                 )
@@ -161,7 +164,7 @@ class PodControl:
                 raise
             self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
-        memo.blocked = None
+        memo.blocked, memo.gate_unanswered = None, False
         self._state.put_pod(made, news=False)
         return True
 

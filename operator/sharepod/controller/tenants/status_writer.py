@@ -73,10 +73,13 @@ class StatusWriter:
         """Write the totals of a share whose row is about to go: its agent forgets the count with the row. Return False
         if they could not be written to the SharePod as it is now. Where the API server refuses them they are lost: no
         GPU is kept for a figure. Raises `ApiError`."""
-        if not sharepod.readable or self._inputs(snapshot, memo, last=True).consumed is None:
+        if not sharepod.readable:
+            return True
+        inputs = self._inputs(snapshot, memo, last=True)
+        if inputs.consumed is None:
             return True
         try:
-            return await self.sync(snapshot, sharepod, memo, None, last=True) or memo.gone
+            return await self._write(snapshot, sharepod, memo, None, inputs) or memo.gone
         except (ForbiddenError, InvalidError) as error:
             log.warning("totals are lost", sharepod=f"{sharepod.namespace}/{sharepod.name}", error=error.message)
             return True
@@ -87,13 +90,26 @@ class StatusWriter:
         sharepod: SharePodFacts,
         memo: TenantMemo,
         finish: Ending | None,
-        *,
-        last: bool = False,
     ) -> bool:
         """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
 
         Return whether something was written. A SharePod of which only the metadata is known gets an Event alone, unless
-        it has ended. `last`: its row is about to go, and with it the totals.
+        it has ended.
+        """
+        if not sharepod.readable and finish is None:
+            self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
+            return False
+        return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
+
+    async def _write(
+        self,
+        snapshot: TenantSnapshot,
+        sharepod: SharePodFacts,
+        memo: TenantMemo,
+        finish: Ending | None,
+        inputs: StatusInputs,
+    ) -> bool:
+        """Write what these inputs have changed. Return whether something was written.
 
         1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
         2. Compose the status and compare it with the one that was read.
@@ -101,10 +117,6 @@ class StatusWriter:
         4. Apply; after a conflict read the SharePod and come back at once. Where it is not found, it is gone.
         5. Write Events.
         """
-        if not sharepod.readable and finish is None:
-            self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
-            return False
-        inputs = self._inputs(snapshot, memo, last=last)
         pod = snapshot.pod
         cleared = pod is not None and pod.taken_back and sharepod.status.pod_uid == pod.uid
         now = self._clock()
@@ -189,8 +201,8 @@ class StatusWriter:
         body = {"metadata": metadata, "status": left}
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
-    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool) -> StatusInputs:
-        """Return what the status is made of, usage left as it is."""
+    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool = False) -> StatusInputs:
+        """Return what the status is made of, usage left as it is. `last`: the row goes next, and the totals with it."""
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None

@@ -1,10 +1,12 @@
-"""Creations of Pods that the API server did not answer in time: which of them may wait longer, the next time.
+"""Creations of Pods, and openings of their gates, that the API server did not answer in time: which of them may wait
+longer, the next time.
 
 An admission webhook may take 30 s, and the API server begins anew with each try. So one that is slower than the
 operator's writes would keep the Pods of its namespace away for good.
 
 Guarantees:
-- A creation waits longer only after one of the same tenant was not answered, while the API server answered others.
+- A call waits longer only after one of its kind for the same tenant was not answered, while the API server answered
+  others.
 - At most `MOST` wait longer at a time, and at most `MOST_OF_A_NAMESPACE` of one namespace.
 """
 
@@ -18,18 +20,18 @@ MOST = 16
 """Half of the operator's writers: what is slow gets a place of its own, which are six times as many as the writers."""
 MOST_OF_A_NAMESPACE = 4
 PATIENCE_S = 65.0
-"""Seconds for one such creation. By then the API server has answered: it ends a call after 60 s."""
+"""Seconds for one such call. By then the API server has answered: it ends a call after 60 s."""
 
 
 class Patience:
-    """Creations that wait longer, by namespace."""
+    """Calls that wait longer, by namespace."""
 
     def __init__(self) -> None:
         self._waiting: Counter[str] = Counter()
 
     @contextmanager
     def timeout_s(self, namespace: str, *, wanted: bool) -> Iterator[float | None]:
-        """Yield the seconds for a creation; None: those of any other write. `wanted`: it was not answered before."""
+        """Yield the seconds for a call; None: those of any other write. `wanted`: it was not answered before."""
         if not wanted or self._waiting.total() >= MOST or self._waiting[namespace] >= MOST_OF_A_NAMESPACE:
             yield None
             return

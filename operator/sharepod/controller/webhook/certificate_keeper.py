@@ -4,7 +4,8 @@ Guarantees:
 - Nothing is written unless this process leads, the Secret exists and the webhook's configuration does.
 - A renewal that another operator has begun is gone on with: everything that it needs stands in the two objects.
 - Whatever others have written into the two objects ends nobody; a configuration without our webhook is left as it is.
-- While the API server is away, the certificate that was read last serves on.
+- While the API server is away, or the Secret is missing, the certificate that was read last serves on; a missing one is
+  said.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import structlog
 
 from sharepod.api.admission.line_policies import WEBHOOK_NAME, WEBHOOK_SERVICE
 from sharepod.api.objects import PLAIN_PODS_POLICY
+from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client
 from sharepod.kube import ConflictError, Json, NotFoundError
 
@@ -26,6 +28,8 @@ from .certificates import Held, Pair, Step, bundle_of, held, host_of, make_pair,
 
 PERIOD_S = 5.0
 """Seconds between two looks: a renewed certificate is served by each operator within so long."""
+_LOG_S = 600.0
+"""Seconds between two messages about a Secret that stays missing."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +60,7 @@ class CertificateKeeper:
         self._clock = clock
         self._now = now
         self._looked = False
+        self._told_at = float("-inf")
         self._served: Pair | None = None
         self._trusted_since: tuple[bytes, float] | None = None
         """The coming certificate, and since when it was seen in the caBundle."""
@@ -78,7 +83,9 @@ class CertificateKeeper:
             secret = await self._client.get(SECRETS, WEBHOOK_SERVICE, self._namespace)
         except NotFoundError:
             self._looked = True
+            self._say_missing()
             return
+        metrics.WEBHOOK_SECRET_MISSING.set(0)
         pairs = held(secret)
         if self._acts():
             pairs = await self._renewed(secret, pairs)
@@ -93,6 +100,18 @@ class CertificateKeeper:
         """Return why API servers are not to ask this process yet; None if they may, or if no operator has a
         certificate."""
         return None if self._looked else "the certificate of the webhook has not been read"
+
+    def _say_missing(self) -> None:
+        metrics.WEBHOOK_SECRET_MISSING.set(1)
+        if self._clock() >= self._told_at + _LOG_S:
+            self._told_at = self._clock()
+            log.error(
+                "the Secret of the webhook's certificate is missing: nothing is renewed, an operator that starts has "
+                "none, and Pods with a resource line are refused once none serves one. Apply the component "
+                "manifests/plain-webhook again, or set webhook_port to 0 where it is not used",
+                secret=f"{self._namespace}/{WEBHOOK_SERVICE}",
+                serves_on=self._served is not None,
+            )
 
     async def _renewed(self, secret: Json, pairs: Held) -> Held:
         """Take the next step; return the pairs of the Secret after it."""

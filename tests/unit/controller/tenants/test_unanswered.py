@@ -54,6 +54,40 @@ async def test_a_pod_whose_webhook_is_slower_than_a_write_is_told_and_created_ne
     never.set()
 
 
+@pytest.mark.promise("operator-slow-gate")
+async def test_a_gate_whose_webhook_is_slower_than_a_write_opens_at_the_second_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.node()
+    await world.placed()
+    await world.relist()
+    monkeypatch.setattr(world.client, "_write_timeout", 0.3)
+    never, late = asyncio.Event(), asyncio.Event()
+    opens = [
+        Fault(lambda call: (call.verb, call.kind.plural) == ("patch", "pods"), hold=held) for held in (never, late)
+    ]
+    world.server.faults += opens
+    asking = asyncio.create_task(asks(world))
+    with pytest.raises(UnavailableError):
+        await world.tenants.reconcile(world.tenant)
+    asking.cancel()
+    await world.until(lambda: bool(world.told("PodForbidden")))
+    assert world.rows(), "its share stays: the gate may have opened"
+    world.renew()
+    looking = asyncio.create_task(world.tenants.reconcile(world.tenant))
+    with suppress(TimeoutError):  # longer than the first try was waited for
+        await asyncio.wait_for(asyncio.shield(looking), 0.8)
+    assert not looking.done()
+    late.set()
+    async with asyncio.timeout(TEST_S):
+        await looking
+    found = world.read("pods")
+    assert found is not None
+    assert not found["spec"].get("schedulingGates")
+    assert not world.memo.gate_unanswered
+    never.set()
+
+
 async def test_an_api_server_that_answers_nobody_is_no_webhook(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.node()
     world.sharepod()

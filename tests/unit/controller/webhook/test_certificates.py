@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from sharepod.api.admission.line_policies import WEBHOOK_NAME
+from sharepod.controller import metrics
 from sharepod.controller.webhook import certificate_keeper
 from sharepod.controller.webhook.certificate_keeper import CertificateKeeper
 from sharepod.controller.webhook.certificates import (
@@ -28,6 +29,7 @@ from sharepod.controller.webhook.certificates import (
     trusted,
 )
 from sharepod.kube import ConflictError, Json, NotFoundError
+from structlog.testing import capture_logs
 
 BEGAN = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -249,6 +251,32 @@ async def test_nothing_is_written_without_leading_or_without_the_manifests() -> 
     await world.settle(world.keeper())
     assert world.server.writes == []
     assert not standby.ready.is_set()
+
+
+@pytest.mark.promise("operator-line-webhook-secret")
+async def test_a_secret_that_is_missing_is_said_and_what_was_served_is_served_on() -> None:
+    world = World()
+    keeper = world.keeper()
+    await world.settle(keeper)
+    served, kept = keeper._served, world.server.secret
+    assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 0
+    world.server.secret = None
+    with capture_logs() as told:
+        for _ in range(3):
+            await keeper.look()
+    assert [(line["log_level"], line["secret"], line["serves_on"]) for line in told] == [
+        ("error", "system/sharepod-webhook", True)
+    ]
+    assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 1
+    assert keeper._served is served
+    world.server.secret = kept
+    await keeper.look()
+    assert metrics.WEBHOOK_SECRET_MISSING._value.get() == 0
+    with capture_logs() as told:
+        world.server.secret = None
+        world.seconds += 600
+        await world.keeper(leads=False).look()
+    assert [line["serves_on"] for line in told] == [False], "one that starts has none to serve"
 
 
 def test_the_host_is_the_services_or_the_urls() -> None:
