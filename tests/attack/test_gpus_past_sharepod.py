@@ -74,6 +74,14 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
         pod("a", annotations={"cdi-devices.nri.io": "- nvidia.com/gpu=all"}),
         "metadata.annotations[cdi-devices.nri.io]",
     ),
+    "cri-o-devices": (
+        pod("a", annotations={"io.kubernetes.cri-o.Devices": "/dev/nvidia0"}),
+        "metadata.annotations[io.kubernetes.cri-o.Devices]",
+    ),
+    "cri-o-devices-of-a-container": (
+        pod("a", annotations={"devices.crio.io/main": "/dev/nvidia0"}),
+        "metadata.annotations[devices.crio.io/main]",
+    ),
     "none-of-the-plugins-resource": (
         pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "0")),
         "spec.runtimeClassName: nvidia",
@@ -158,7 +166,14 @@ def test_the_system_and_the_operator_pass(server: Cluster) -> None:
     assert code == 0, said
 
 
-INJECTIONS = ["cdi.k8s.io/x", "nvidia.cdi.k8s.io/x", "devices.nri.io/container.main", "cdi-devices.nri.io"]
+INJECTIONS = [
+    "cdi.k8s.io/x",
+    "nvidia.cdi.k8s.io/x",
+    "devices.nri.io/container.main",
+    "cdi-devices.nri.io",
+    "io.kubernetes.cri-o.Devices",
+    "devices.crio.io/main",
+]
 
 
 @pytest.mark.promise("security-injection", "security-no-injection")

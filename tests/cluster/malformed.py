@@ -161,6 +161,27 @@ PODS: tuple[Case, ...] = (
         container={"resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}},
     ),
     Case(
+        "a GPU of NVIDIA's DRA driver by its class's resource",
+        "resources.limits[deviceclass.resource.kubernetes.io/gpu.nvidia.com]",
+        "write spec.gpu.count",
+        SHARE,
+        container={"resources": {"limits": {"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 1}}},
+    ),
+    Case(
+        "a MIG slice of NVIDIA's DRA driver by its class's resource",
+        "resources.requests[deviceclass.resource.kubernetes.io/mig.nvidia.com]",
+        "write spec.gpu.count",
+        SHARE,
+        container={"resources": {"requests": {"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1}}},
+    ),
+    Case(
+        "a device of CRI-O by annotation",
+        "metadata.annotations[io.kubernetes.cri-o.Devices]",
+        "remove it",
+        SHARE,
+        annotations={"io.kubernetes.cri-o.Devices": "/dev/nvidia0"},
+    ),
+    Case(
         "a node by name", "spec.nodeName", "nodeSelector on kubernetes.io/hostname", SHARE, pod={"nodeName": "node-0"}
     ),
     Case(

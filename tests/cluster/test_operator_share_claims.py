@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from cluster.claims_world import allocation, claim_of, claim_path, pod_body, serves_claims
+from cluster.claims_world import CLAIMS, allocation, claim_of, claim_path, make_pod, pod_body, serves_claims
 from cluster.operator_world import GPUNODES, TIMES, World, a_world, condition_of, gpu_uuid, wait
 from cluster.plain_world import MILLI, install_plain, serves_mutating_policies
 from harness.api import ApiError, Object
@@ -147,6 +147,51 @@ def test_nobody_else_makes_such_a_claim_or_uses_one(world: World) -> None:
     reserved = [*(claim_of(world, namespace, name) or {})["status"]["reservedFor"], consumer]
     with pytest.raises(ApiError, match=r"status[.]reservedFor"):
         world.api.patch(f"{claim_path(namespace, name)}/status", {"status": {"reservedFor": reserved}})
+
+
+@pytest.mark.promise("security-other-class")
+def test_a_sharepods_claim_of_another_drivers_gpu_gives_it_none(world: World) -> None:
+    world.nodes("shared")
+    (whole,) = world.cluster.add_fake_nodes(1, labels={"test": "whole"}, prefix="whole")
+    others = [
+        ("DeviceClass", "deviceclasses", {"selectors": [{"cel": {"expression": 'device.driver == "gpu.nvidia.com"'}}]}),
+        (
+            "ResourceSlice",
+            "resourceslices",
+            {
+                "driver": "gpu.nvidia.com",
+                "nodeName": whole,
+                "pool": {"name": whole, "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "gpu-0"}],
+            },
+        ),
+    ]
+    for kind, plural, spec in others:
+        metadata = {"name": "gpu.nvidia.com"}
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+        world.api.create(f"{CLAIMS}/{plural}", body)
+    namespace = world.cluster.namespace("shared")
+    asked = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}
+    metadata = {"name": "theirs"}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": asked}
+    world.api.create(claim_path(namespace), claim)
+    main = {"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}
+    entry = {"name": "gpu", "resourceClaimName": "theirs"}
+    world.apply(namespace, "greedy", {"request": 0.3}, containers=[main], resourceClaims=[entry])
+
+    def told() -> bool:
+        return any(
+            "claim" in note for reason, note in world.events(namespace, "greedy") if reason == "FailedScheduling"
+        )
+
+    wait(told, what="kube-scheduler's Event on the Pod", timeout=40)
+    assert allocation(claim_of(world, namespace, "theirs")) is None
+    assert not (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName")
+    # The same claim gives a plain Pod that GPU: the claim was good, the SharePod's Pod was not let near it.
+    make_pod(world, namespace, "plain", on="whole", claims=("theirs",))
+    wait(lambda: allocation(claim_of(world, namespace, "theirs")) is not None, what="the plain Pod's GPU", timeout=40)
+    assert (world.pod(namespace, "greedy") or {"spec": {}})["spec"].get("nodeName") != whole
+    world.delete(namespace, "greedy")
 
 
 def test_a_pod_with_a_claim_carries_its_resource_line_too(world: World) -> None:

@@ -46,11 +46,17 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = "compute,utility"
 
-INJECTION_PATTERN = r"^([^/]+[.])?cdi[.]k8s[.]io/|^(cdi-)?devices[.]nri[.]io(/|$)"
-"""Annotations by which a container runtime or its plugins (CDI, NRI) give devices to a pod, past everything here."""
+INJECTION_PATTERN = (
+    r"^([^/]+[.])?cdi[.]k8s[.]io/|^(cdi-)?devices[.]nri[.]io(/|$)|"
+    r"^(devices[.]crio[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
+)
+"""Annotations by which a container runtime or its plugins (CDI, NRI, CRI-O) give a pod devices past everything here."""
 
-GPU_RESOURCE_PATTERN = r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$"
-"""Resources of NVIDIA's device plugin: whole GPUs, replicas of GPUs and MIG slices."""
+GPU_RESOURCE_PATTERN = (
+    r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$|^deviceclass[.]resource[.]kubernetes[.]io/(.*[.])?(gpu|mig)[.]nvidia[.]com$"
+)
+"""Resources of NVIDIA's device plugin (whole GPUs, replicas of GPUs, MIG slices), and classes of its DRA driver by the
+names that extended resources have."""
 
 RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
 
@@ -237,8 +243,7 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
                 if re.match(GPU_RESOURCE_PATTERN, resource):
                     raise SpecError(
                         f"{path}.resources.{kind}[{resource}]",
-                        "takes GPUs from the device plugin; remove it and write spec.gpu.count, "
-                        "with request or mode: Exclusive",
+                        "takes GPUs past SharePod; remove it and write spec.gpu.count, with request or mode: Exclusive",
                     )
                 if resource.startswith(PREFIX):
                     raise SpecError(f"{path}.resources.{kind}[{resource}]", LINE_IN_SHAREPOD)

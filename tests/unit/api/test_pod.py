@@ -188,11 +188,32 @@ def test_mounts_beside_ours_are_the_users_own_affair(path: str) -> None:
     build_pod(sharepod(containers=[container]), SETTINGS)
 
 
-@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
-def test_gpus_of_the_device_plugin_are_refused(resource: str) -> None:
+_BY_CLASS = "deviceclass.resource.kubernetes.io"
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "nvidia.com/gpu",
+        "nvidia.com/gpu.shared",
+        "nvidia.com/mig-1g.5gb",
+        f"{_BY_CLASS}/gpu.nvidia.com",
+        f"{_BY_CLASS}/vfio.gpu.nvidia.com",
+        f"{_BY_CLASS}/mig.nvidia.com",
+    ],
+)
+def test_gpus_of_nvidias_device_plugin_and_dra_driver_are_refused(resource: str) -> None:
     container = {"name": "main", "image": "x", "resources": {"limits": {resource: "1"}}}
-    with pytest.raises(SpecError, match="takes GPUs from the device plugin"):
+    with pytest.raises(SpecError, match="takes GPUs past SharePod"):
         build_pod(sharepod(containers=[container]), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "resource", [f"{_BY_CLASS}/nic.example.com", f"{_BY_CLASS}/notgpu.nvidia.com.example", "example.com/gpu"]
+)
+def test_devices_of_others_are_the_users_own_affair(resource: str) -> None:
+    container = {"name": "main", "image": "x", "resources": {"limits": {resource: "1"}}}
+    build_pod(sharepod(containers=[container]), SETTINGS)
 
 
 @pytest.mark.promise("operator-sharepod-line")

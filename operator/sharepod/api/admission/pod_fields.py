@@ -23,7 +23,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
     path, device = "'spec.containers[' + c.name + ']", f"k.matches('{INJECTION_PATTERN}')"
 
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
-    plugins = "takes GPUs from the device plugin; remove it and write spec.gpu.count, with request or mode: Exclusive"
+    plugins = "takes GPUs past SharePod; remove it and write spec.gpu.count, with request or mode: Exclusive"
 
     def resources(kind: str, which: str, wrong: str) -> Validation:
         amounts = f"c.?resources.?{kind}.orValue({{}})"
