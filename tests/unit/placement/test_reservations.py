@@ -88,3 +88,16 @@ def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None
     assert isinstance(
         resize(cluster, TenantId("t"), request_milli=Milli(600), limit_milli=WHOLE_GPU, memory=Bytes(GI)), Reservation
     )
+
+
+def test_gpus_kept_for_one_tenant_twice_are_told_apart() -> None:
+    """As the head of the line and because others make room: one is open to its namespace, the other to nobody."""
+    for closed, opened in (("GPU-node-a-0", "GPU-node-a-1"), ("GPU-node-a-1", "GPU-node-a-0")):
+        cluster = cluster_of(node("node-a", 2))
+        head = HeadReservation(TenantId("head"), "node-a", frozenset({GpuUuid(closed)}))
+        cluster.reserve_for_head(head)
+        cluster.keep(replace(head, gpus=frozenset({GpuUuid(opened)}), open_to="team"))
+        answer = cluster.engine.find(ask("one", 300))
+        assert answer is not None
+        assert answer.gpus == (opened,)
+        assert cluster.engine.find(ask("two", 300, count=2)) is None

@@ -340,11 +340,9 @@ class NodeAccount:
             groups: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
                 state = gpu.state
-                key = (
-                    state.uuid
-                    if gpu.tenants
-                    else (state.model, state.memory, state.available, state.held, gpu.head_tenant)
-                )
+                kept = gpu.head_tenant, gpu.head_priority, gpu.head_open_to
+                alike = (state.model, state.memory, state.available, state.held, kept)
+                key = state.uuid if gpu.tenants else alike
                 groups.setdefault(key, []).append(gpu)
             self._interchangeable = tuple(tuple(gpus) for gpus in groups.values())
         return self._interchangeable
