@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from property.timeshare_simulation import MS, US, Program, S, Simulation
+from sharepod.timeshare import AccountSnapshot
 
 WARM_UP = 20 * S
 END = WARM_UP + 100 * S
@@ -79,6 +80,67 @@ def test_pauses_cost_a_tenant_nothing_but_themselves(
     usage = simulation.scheduler.usage(END, "pausing")
     paid = usage.held_ns - usage.borrowed_ns + usage.anticipated_ns
     assert paid <= END * request // 20 + 1 * S, "idle time is a part of the sleeper's own share"
+
+
+HOUR = 3600 * S
+NIGHT = 120 * S
+
+
+@pytest.mark.promise("time-pauses", "install-exact-again")
+@pytest.mark.parametrize("kernel_ms", [40, 250])
+@pytest.mark.parametrize("served_ns", [10 * S, 1 * HOUR, 1000 * HOUR])
+def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: int, served_ns: int) -> None:
+    """However long the tenant had been served before: its time held then is no step of its."""
+    pausing = Program("pausing", request=700, burst_ns=20 * MS, pause_ns=5 * MS, look_ns=500 * US, start_ns=80 * MS)
+    neighbour = Program("neighbour", request=300, kernel_ns=kernel_ms * MS, start_ns=80 * MS)
+    simulation = Simulation([pausing, neighbour], announces=True)
+    for program in (pausing, neighbour):
+        simulation.scheduler.set_tenant(
+            0,
+            program.id,
+            program.gpus,
+            request_milli=program.request,
+            limit_milli=1000,
+            resumed=AccountSnapshot(0, 0, 100_000 * MS, served_ns, 0, 0, 500, 0, 0),
+        )
+    simulation.run(20 * S)
+    expected = 0.7 * 20 / 25
+    assert pausing.held(5 * S, 20 * S) >= 0.95 * expected * 15 * S
+
+
+@pytest.mark.promise("time-pauses")
+@pytest.mark.parametrize("kernel_ms", [40, 250])
+@pytest.mark.parametrize("steps_before", [0, 200])
+@pytest.mark.parametrize("what", ["night", "training"])
+def test_pauses_cost_nothing_soon_after_a_step_unlike_all_others(kernel_ms: int, steps_before: int, what: str) -> None:
+    """A night without requests, or a long time of work without a pause."""
+    pausing = Program("pausing", request=700, burst_ns=20 * MS, look_ns=500 * US)
+    lengths = iter([5 * MS] * steps_before + [NIGHT])
+    marks: list[int] = []
+
+    def mark_soon() -> None:
+        for moment in (10 * S, 30 * S):
+            simulation.at(simulation.now + moment, lambda: marks.append(pausing.worked_ns))
+
+    def after() -> int:
+        mark_soon()
+        pausing.pauses = None
+        return pausing.pause_ns
+
+    def pause() -> int:
+        length = next(lengths)
+        if length == NIGHT:
+            pausing.pauses = after
+            if what == "training":
+                simulation.at(simulation.now + 5 * MS + 1, lambda: setattr(pausing, "work_ns", 60 * S))
+                length = 5 * MS
+        return length
+
+    pausing.pauses, pausing.pause_ns = pause, 5 * MS
+    neighbour = Program("neighbour", request=300, kernel_ns=kernel_ms * MS)
+    simulation = Simulation([pausing, neighbour], announces=True)
+    simulation.run(180 * S)
+    assert marks[1] - marks[0] >= 0.95 * 0.7 * 20 / 25 * 20 * S
 
 
 @pytest.mark.promise("time-pauses-short-kernels")

@@ -129,7 +129,6 @@ class Agent:
         self._last: AgentFacts | None = None
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
-        self._reading_under_way = False
         self._releasing: frozenset[str] = frozenset()
         """Tenants whose release waits for readings."""
         self._release_begun = asyncio.Event()
@@ -294,12 +293,8 @@ class Agent:
             await asyncio.sleep(min(pause, self.settings.inventory_interval_s))
 
     async def _read(self) -> None:
-        if not self._reading_under_way:
-            # A reading that timed out goes on in its thread, and the next read() may return it: it began back then.
-            self.tenants.begin_reading()
-            self._reading_under_way = True
+        self.tenants.begin_reading()
         reading = await self.inventory.read()
-        self._reading_under_way = not reading.fresh
         self._reading = reading
         if self._read_at is None:
             self._tell_inventory()

@@ -167,7 +167,7 @@ async def run(
                     stopping = True
             finally:
                 if isinstance(agent, DistantAgent):
-                    succession.pass_on(agent.stewardship.state.heirlooms())
+                    await succession.pass_on(agent.stewardship.state.heirlooms())
                 await agent.close()
                 succession.left_to_keeper = isinstance(agent, DistantAgent) and agent.may_serve
         return 0

@@ -23,6 +23,9 @@ _OVERRUN_FORGET = 32
 one that is cut."""
 _AVERAGED = 16
 """Number of steps, and of overruns, that an average is taken over."""
+_UNLIKE = 4
+"""A step more than this many times as long as the average counts as just so long, and one this many times shorter moves
+it by a quarter: a night without work, or the hour that a program trained before it serves, is soon forgotten."""
 _DEARER = 4
 """Price of time for which a tenant waits beyond what it can, beside time for which a GPU is idle at its expense."""
 _SHORT_NS = 15_000_000
@@ -45,20 +48,27 @@ class Habits:
         """Average time of one step: held, then paused."""
         self._work_ns = 0
         """Average time held in one step."""
-        self._held_before = 0
+        self._held_before: int | None = None
+        """Time held up to the last pause, in all; None: nothing since the tenant's processes came."""
         self.mean_overrun_ns = 0
         """Average time of holds beyond the end of their turns."""
         self.overrun_ns = 0
         """How long the tenant is expected to hold beyond the end of a turn that is cut: its longest lately."""
 
+    def begin(self, held_ns: int) -> None:
+        """Begin with the first step of the tenant's processes, if this is it. `held_ns`: time held before, in all."""
+        if self._held_before is None:
+            self._held_before = held_ns
+
     def paused(self, pause_ns: int, held_ns: int) -> None:
         """Learn a pause: from the end of a hold until the tenant wanted the next. `held_ns`: time held up to it, in
-        all."""
+        all. Before the first step there is none."""
+        if self._held_before is None:
+            return
         work = held_ns - self._held_before
-        cycle = pause_ns + work
         self._held_before = held_ns
-        self._work_ns += (work - self._work_ns) // _AVERAGED if self._cycle_ns else work
-        self._cycle_ns += (cycle - self._cycle_ns) // _AVERAGED if self._cycle_ns else cycle
+        self._work_ns = _average(self._work_ns, work)
+        self._cycle_ns = _average(self._cycle_ns, pause_ns + work)
         weights = self._weights
         for place, weight in enumerate(weights):
             if weight:
@@ -80,6 +90,8 @@ class Habits:
     def forget_pauses(self) -> None:
         """Forget all pauses: the processes that made them are gone."""
         self._weights = [0] * len(_BOUNDS_NS)
+        self._cycle_ns = self._work_ns = 0
+        self._held_before = None
 
     def tolerated_ns(self, request_milli: int) -> int:
         """Return how long the tenant can wait in each of its steps and still get its request of the time in which it
@@ -124,3 +136,11 @@ class Habits:
         """Return how long a GPU would be idle in all pauses, of their weight, if each were waited through for
         `window_ns` at most."""
         return sum([weight * min(bound, window_ns) for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True)])
+
+
+def _average(mean_ns: int, step_ns: int) -> int:
+    """Return the average with one more step; 0: it is the first."""
+    if not mean_ns:
+        return step_ns
+    parts = _UNLIKE if step_ns * _UNLIKE < mean_ns else _AVERAGED
+    return mean_ns + (min(step_ns, _UNLIKE * mean_ns) - mean_ns) // parts

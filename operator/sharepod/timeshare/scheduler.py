@@ -137,7 +137,7 @@ class Scheduler:
         self._occupancy.settle_around(now, tenant)
         self._cease_waiting(now, tenant)
         woke = tenant.wakes(now, self._parameters)
-        if tenant.asleep_since is not None and tenant.account.grants:
+        if tenant.asleep_since is not None:
             tenant.habits.paused(now - tenant.asleep_since, tenant.account.held_ns)
         self._enqueue(now, tenant, woke=woke)
 
@@ -438,10 +438,10 @@ class Scheduler:
                 self._occupancy.keep_idle(now, turn)
             else:
                 actions.append(self._grant(now, turn))
-        for tenant in waiting:
-            if len(tenant.gpus) > 1 and tenant.runnable:
-                self._holds.cut_for(now, tenant)
-        return actions + self._holds.new_terms()
+        gangs = [tenant for tenant in waiting if len(tenant.gpus) > 1 and tenant.runnable]
+        for tenant in gangs:
+            self._holds.cut_for(now, tenant)
+        return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())  # a turn that is cut may end now
 
     def _cease_waiting(self, now: int, tenant: TokenTenant) -> None:
         for gpu in tenant.gpus:
@@ -470,6 +470,7 @@ class Scheduler:
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
         )
         tenant.account.grants += 1
+        tenant.habits.begin(tenant.account.held_ns)
         self._stop_waiting(tenant)
         self._holds.begin(tenant, hold)
         return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)

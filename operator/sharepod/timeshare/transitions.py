@@ -80,7 +80,7 @@ class HoldTransitions:
             if not holder.hold.metered:
                 holder.hold.metering = Metering.METERED_LATER
             left = 0 if holder.hold.deadline is None else holder.hold.deadline - now
-            if left > 0 or holder.hold.deadline is None:
+            if holder.hold.phase is _RUNNING and (left > 0 or holder.hold.deadline is None):
                 self._tell_terms(holder, holder.hold, left)
 
     def shorten(

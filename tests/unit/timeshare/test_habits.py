@@ -14,6 +14,7 @@ TURN, MOST = 2 * MS, 100 * MS
 def habits(pauses_ms: Iterable[float], work_ms: float) -> Habits:
     """Return what is learned from steps of this work with these pauses."""
     learned, held = Habits(), 0
+    learned.begin(held)
     for pause in pauses_ms:
         held += int(work_ms * MS)
         learned.paused(int(pause * MS), held)
@@ -62,3 +63,20 @@ def test_only_work_that_outlasts_a_turn_is_learned_of_one_without_processor_time
 def test_a_tenant_without_pauses_is_not_waited_for() -> None:
     assert window_ms(habits([], 1), 400) == 0
     assert window_ms(habits([5] * 3, 1), 400) == 0
+
+
+def test_a_step_unlike_all_others_changes_little_of_what_a_tenant_tolerates() -> None:
+    before = habits([5] * 100, 20).tolerated_ns(500)
+    assert before > 0
+    assert habits([*[5] * 100, 3_600_000], 20).tolerated_ns(500) <= before * 5 // 4
+    assert habits([3_600_000, *[5] * 60], 20).tolerated_ns(500) <= before * 2
+    assert habits([*[5] * 100, *[50] * 60], 200).tolerated_ns(500) >= 9 * before, "but all of them do"
+
+
+def test_what_an_earlier_agent_counted_is_no_step_and_its_end_no_pause() -> None:
+    learned = Habits()
+    learned.paused(50 * MS, 3_600_000 * MS)
+    learned.begin(3_600_000 * MS)
+    assert learned.tolerated_ns(500) == 0
+    learned.paused(5 * MS, 3_600_020 * MS)
+    assert learned.tolerated_ns(500) == 25 * MS * 3 // 4

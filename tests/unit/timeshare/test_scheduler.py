@@ -428,3 +428,35 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
             break
     assert held_grant_id(scheduler, "a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
     assert not scheduler.displaced("a")
+
+
+def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
+    """It would take them for a renewal, after others were let in."""
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    granted(scheduler, 1)
+    scheduler.draining(2, "a", expected_ns=20 * MS)
+    scheduler.set_connected(3, "b", connected=True)
+    assert scheduler.tick(3) == []
+
+
+def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> None:
+    """Nothing is due any more at the moment of the tick: else the caller's timer fires at once, again."""
+    scheduler = scheduler_with(("single", 300, 1000))
+    scheduler.set_tenant(0, "other", ("g1",), request_milli=300, limit_milli=1000)
+    for name in ("single", "other"):
+        scheduler.want(1, name)
+    scheduler.tick(1)
+    scheduler.set_tenant(2 * S, "gang", ("g0", "g1"), request_milli=300, limit_milli=1000)
+    for name in ("single", "other"):
+        scheduler.drained(2 * S, name, wanting=True)
+    scheduler.tick(2 * S)
+    scheduler.want(2 * S, "gang")
+    scheduler.tick(2 * S)
+    now = 2 * S + 30 * MS  # the gang has some credit by now, and one of its GPUs is free
+    scheduler.drained(now, "single", wanting=False)
+    actions = scheduler.tick(now)
+    assert [action.tenant for action in actions if isinstance(action, TokenRevocation)] == ["other"]
+    due = scheduler.next_deadline()
+    assert due is not None
+    assert due > now

@@ -3,6 +3,7 @@
 Guarantees:
 - A reading is complete, or it is an `InventoryError`.
 - A reading takes no longer than its timeout.
+- A reading that is `fresh` began after it was asked for: it knows of all that was there then.
 - A GPU that cannot be read stays in the reading as unhealthy, with the reason: it never disappears.
 """
 
@@ -91,7 +92,7 @@ class Inventory(Protocol):
         """True if there are no real GPUs behind the readings."""
 
     async def read(self) -> Reading:
-        """Return the present state. Raise `InventoryError`."""
+        """Return the state, read after this call (or not `fresh`). Raise `InventoryError`."""
 
 
 def is_gpu_uuid(text: str) -> bool:

@@ -3,6 +3,7 @@
 Guarantees:
 - Readings run in a thread, one at a time: a sick GPU can make any call of NVML hang, and the event loop goes on.
 - When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread comes back.
+- Any other reading began after it was asked for: one that a driver kept hanging is handed out to nobody.
 - A failed call about one GPU makes that GPU unhealthy and no other.
 """
 
@@ -52,34 +53,48 @@ class NvmlInventory:
         self._xids: XidListener | None = None
         self._sampled: dict[str, int] = {}
         self._running: Future[Reading] | None = None
+        self._begun = 0
+        """Number of readings that have begun."""
         self._initialised = False
         self._driver = ""
         self._last: Reading | None = None
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
-        """Return GPUs and processes. Raise `InventoryError` if there is no driver, or if it has never answered.
+        """Return GPUs and processes as they are read from now on. Raise `InventoryError` if there is no driver, or if
+        it has never answered.
 
-        Callers that come during a reading share it.
+        A reading that has begun before is waited for, and another one follows it; callers that wait for that share it.
         """
-        running = self._running
-        if running is None:
-            running = self._running = Future()
-            # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
-            threading.Thread(target=self._run, args=(running,), name="nvml", daemon=True).start()
+        needed = self._begun + 1
         try:
-            reading = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running)), timeout=self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    running, number = self._begin_or_join()
+                    try:
+                        reading = await asyncio.shield(asyncio.wrap_future(running))
+                    except InventoryError:
+                        self._forget(running)
+                        if number >= needed:
+                            raise
+                        continue
+                    if self._forget(running):
+                        self._last = reading
+                    if number >= needed:
+                        return reading
         except TimeoutError:
             if self._last is None:
                 raise InventoryError(f"NVML has not answered within {self._timeout_s:g} s; see `dmesg`") from None
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
-        except BaseException:
-            if running.done():
-                self._forget(running)
-            raise
-        if self._forget(running):
-            self._last = reading
-        return reading
+
+    def _begin_or_join(self) -> tuple[Future[Reading], int]:
+        """Return the reading that is under way, a new one if there is none, and its number."""
+        if self._running is None:
+            self._running = Future()
+            self._begun += 1
+            # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
+            threading.Thread(target=self._run, args=(self._running,), name="nvml", daemon=True).start()
+        return self._running, self._begun
 
     def _forget(self, running: Future[Reading]) -> bool:
         """Let the next caller begin a reading, unless another caller has begun one. Return whether none had."""

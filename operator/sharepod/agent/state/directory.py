@@ -168,11 +168,9 @@ class StateDir:
 
         The socket replaces an earlier agent's. Raise `OSError`.
         """
-        fd = os.open(self.path(tenant_id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            # Through the descriptor: the path of a Unix socket has at most 107 bytes, this path may have more.
-            with files.replacing(Path(f"/proc/self/fd/{fd}") / SOCKET_FILE) as fresh:
+            with files.short_path(self.path(tenant_id)) as folder, files.replacing(folder / SOCKET_FILE) as fresh:
                 listener.bind(str(fresh))
                 fresh.chmod(0o666)
                 listener.listen(_BACKLOG)
@@ -182,8 +180,6 @@ class StateDir:
         except OSError:
             listener.close()
             raise
-        finally:
-            os.close(fd)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:

@@ -81,6 +81,16 @@ def replacing(path: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def short_path(folder: Path) -> Iterator[Path]:
+    """Yield a short path of the folder: that of a Unix socket has at most 107 bytes. Raise `OSError`."""
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush the folder's entries: without it a rename may be lost in a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

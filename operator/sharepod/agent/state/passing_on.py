@@ -9,6 +9,7 @@ Whoever connects meanwhile waits in the sockets' queues until the next agent ser
 Guarantees:
 - Both are optional: an agent of an earlier version, one that is killed, or a disk that takes no socket passes nothing
   on, and the next one makes sockets of its own.
+- The event loop goes on meanwhile, and agents that stand by and take nothing cost `_SEND_S` together.
 - What was passed on is used only where its mark says that it is still the tenant's socket (see `StateDir.inherit`).
 """
 
@@ -18,7 +19,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import structlog
@@ -30,7 +31,10 @@ log = structlog.get_logger(__name__)
 
 _SOCKET = "successor.sock"
 _SEND_S = 1.0
-"""Seconds that a message may wait for the agent that stands by: its loop does nothing else."""
+"""Seconds in which an agent that stands by has to take all of it: its loop does nothing else. One that is stopped, or
+waits for a disk, holds the end of the one that serves up no longer."""
+_AGAIN_S = 0.005
+"""Seconds between two attempts to send to one whose queue is full."""
 _RETRY_S = 0.25
 """Seconds between two attempts to connect to the agent that serves."""
 _WAITING_MAX = 8
@@ -48,7 +52,7 @@ class PassingOn:
         self._listener: socket.socket | None = None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with _opened(state_dir) as directory, files.replacing(directory / _SOCKET) as fresh:
+            with files.short_path(state_dir) as directory, files.replacing(directory / _SOCKET) as fresh:
                 listener.bind(str(fresh))
                 fresh.chmod(0o600)
                 listener.listen(_WAITING_MAX)
@@ -59,15 +63,9 @@ class PassingOn:
         self._listener = listener
         self._loop.add_reader(listener, self._accept)
 
-    def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
-        """Give the agents that stand by copies of these. Nothing that goes wrong is raised."""
-        for waiting in self._waiting:
-            waiting.settimeout(_SEND_S)
-            try:
-                for name, heirloom in heirlooms.items():
-                    send_kept(waiting, name, heirloom)
-            except OSError as error:
-                log.warning("the agent that stands by does not take what is passed on", error=str(error))
+    async def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
+        """Give the agents that stand by copies of these, to all at the same time. Nothing that goes wrong is raised."""
+        await asyncio.gather(*(_send_all(waiting, heirlooms) for waiting in self._waiting))
 
     def close(self) -> None:
         """Tell the agents that stand by that this one serves no more."""
@@ -82,6 +80,7 @@ class PassingOn:
         assert self._listener is not None
         with contextlib.suppress(OSError):
             waiting, _address = self._listener.accept()
+            waiting.setblocking(False)
             if len(self._waiting) >= _WAITING_MAX:
                 self._forget(self._waiting[0])
             self._waiting.append(waiting)
@@ -138,7 +137,7 @@ class Awaiting:
     def _connect(self) -> None:
         way = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with _opened(self._state_dir) as directory:
+            with files.short_path(self._state_dir) as directory:
                 way.connect(str(directory / _SOCKET))
         except OSError:  # one of an earlier version, or one that is about to end
             way.close()
@@ -177,11 +176,19 @@ class Awaiting:
                 self._passed[name] = KeptDescriptor(fd, message.get("mark", ""))
 
 
-@contextlib.contextmanager
-def _opened(state_dir: Path) -> Iterator[Path]:
-    """Yield a short path of the directory: that of a Unix socket has at most 107 bytes."""
-    fd = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+async def _send_all(waiting: socket.socket, heirlooms: Mapping[str, KeptDescriptor]) -> None:
     try:
-        yield Path(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
+        async with asyncio.timeout(_SEND_S):
+            for name, heirloom in heirlooms.items():
+                while not _sent(waiting, name, heirloom):  # noqa: ASYNC110 - a queue says nothing of its last bytes
+                    await asyncio.sleep(_AGAIN_S)
+    except OSError as error:
+        log.warning("the agent that stands by does not take what is passed on", error=str(error) or "too slow")
+
+
+def _sent(waiting: socket.socket, name: str, heirloom: KeptDescriptor) -> bool:
+    try:
+        send_kept(waiting, name, heirloom)
+    except BlockingIOError:
+        return False
+    return True

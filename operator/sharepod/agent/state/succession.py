@@ -3,7 +3,8 @@
 Guarantees:
 - At most one agent serves a state directory: the one that holds `agent.lock`. Its keeper holds the lock too, so that a
   process of it that is killed does not lose the turn: another process of it may still serve.
-- An agent that stands by serves as soon as the other one has ended, however it ended.
+- An agent that stands by serves as soon as the other one has ended, however it ended. If the one that is next is
+  stopped then, another one serves two seconds later.
 - An agent of which another process may still serve when it ends leaves the lock to its keeper, which ends last.
 - An agent that ends knows whether another stands by (which then holds `next.lock`).
 - An agent that is told to end can pass its listening sockets on to those that stand by (`passing_on`).
@@ -32,6 +33,9 @@ _TURN = "turn"
 """Name of the lock among what the keeper holds."""
 _LOOK_S = 0.01
 """Seconds between two looks at whether the other agent has ended: part of the gap between the two."""
+_LATE_S = 1.0
+"""Seconds between two looks at whether the agent that is next serves, by those that come after it: a hundred times what
+it takes."""
 _TELL_S = 60.0
 """Seconds between two lines of the log about waiting."""
 
@@ -57,6 +61,9 @@ class Succession:
             self._next = _open(state_dir / "next.lock")
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
+        self._looks_at = 0.0
+        """Loop time of the next look at whether anybody serves, of an agent that is not next."""
+        self._seen_free = False
         self.stands_by = False
         """True while another agent serves."""
         self.left_to_keeper = False
@@ -86,7 +93,7 @@ class Succession:
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
         awaiting = Awaiting(self._state_dir, self._kept)
         try:
-            while not (_lock(self._next) and self._take_turn()):
+            while not self._turn_has_come(asyncio.get_running_loop().time()):
                 await awaiting.look(_LOOK_S)
                 waited = asyncio.get_running_loop().time() - began
                 if waited - told > _TELL_S:
@@ -103,10 +110,25 @@ class Succession:
         """Let agents that stand by know where to wait for what is passed on. To be called once this agent serves."""
         self._passing_on = PassingOn(self._state_dir)
 
-    def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
+    async def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
         """Pass on what agents that stand by are to have; nothing if this agent does not serve."""
         if self._passing_on is not None:
-            self._passing_on.pass_on(heirlooms)
+            await self._passing_on.pass_on(heirlooms)
+
+    def _turn_has_come(self, now: float) -> bool:
+        if _lock(self._next) or self._next_is_late(now):
+            return self._take_turn()
+        return False
+
+    def _next_is_late(self, now: float) -> bool:
+        """Return whether nobody has served at two looks, although another agent is next: that one may be stopped."""
+        if now < self._looks_at:
+            return False
+        self._looks_at = now + _LATE_S
+        before, self._seen_free = self._seen_free, _lock(self._serving)
+        if self._seen_free:
+            fcntl.flock(self._serving, fcntl.LOCK_UN)
+        return before and self._seen_free
 
     def _take_turn(self) -> bool:
         if not _lock(self._serving):

@@ -115,9 +115,14 @@ class FakeNvml:
         self.listening = threading.Event()
         self.hang = threading.Event()
         self.hang.set()
+        self.hang_at: tuple[str, int] | None = None
+        """The only call that hangs; None: each does."""
+        self.counted = 0
+        self.count_answers: list[NvmlError] = []
 
     def _call(self, name: str, handle: int) -> None:
-        self.hang.wait(30)
+        if self.hang_at in (None, (name, handle)):
+            self.hang.wait(30)
         if (name, handle) in self.broken:
             raise NvmlError(self.broken[name, handle], f"{name} failed")
 
@@ -125,6 +130,9 @@ class FakeNvml:
         self._call("init", 0)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        self.counted += 1
+        if self.count_answers:
+            raise self.count_answers.pop()
         return len(self.uuids)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
@@ -286,25 +294,56 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nv
             pass
 
 
-async def test_callers_that_share_a_reading_do_not_end_the_one_that_follows_it(nvml: FakeNvml) -> None:
+@pytest.mark.promise("node-driver-hangs")
+async def test_a_reading_that_began_before_it_was_asked_for_is_handed_out_to_nobody(nvml: FakeNvml) -> None:
+    """It does not know of a process that has come since: a tenant would count as drained while it computes."""
+    inventory = NvmlInventory(0.2, nvml)
+    await inventory.read()
+    nvml.hang_at = "rows", 1  # the processes of the first GPU have been read by then
+    nvml.hang.clear()
+    assert not (await inventory.read()).fresh
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=1)]}
+    asking = asyncio.create_task(inventory.read())
+    await asyncio.sleep(0)
+    nvml.hang.set()
+    reading = await asking
+    assert reading.fresh
+    assert [process.pid for process in reading.processes] == [7]
+    nvml.hang.clear()
+    assert not (await inventory.read()).fresh
+    nvml.processes = {}
+    nvml.hang.set()
+    await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))  # it ends while nobody asks
+    assert (await inventory.read()).processes == ()
+
+
+async def test_the_error_of_an_earlier_reading_is_nobody_elses(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    nvml.hang.clear()
+    nvml.count_answers = [NvmlError(999, "count failed")]
+    asking = [asyncio.create_task(inventory.read())]
+    await asyncio.sleep(0)
+    asking.append(asyncio.create_task(inventory.read()))
+    await asyncio.sleep(0)
+    nvml.hang.set()
+    with pytest.raises(InventoryError, match="cannot count"):
+        await asking[0]
+    assert (await asking[1]).fresh
+
+
+async def test_callers_during_a_reading_share_the_next_one(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml)
     await inventory.read()
     nvml.hang.clear()
-
-    async def one_and_the_next() -> None:
-        await inventory.read()
-        nvml.hang.clear()
-        await inventory.read()
-
-    asking = [asyncio.create_task(one_and_the_next()), asyncio.create_task(inventory.read())]
+    before = nvml.counted
+    asking = [asyncio.create_task(inventory.read())]
+    await asyncio.sleep(0)
+    asking += [asyncio.create_task(inventory.read()) for _ in range(5)]
     await asyncio.sleep(0)
     nvml.hang.set()
-    await asking[1]  # has shared the first; the second has begun and hangs
-    asking.append(asyncio.create_task(inventory.read()))
-    await asyncio.sleep(0)
-    await until(lambda: sum(thread.name == "nvml" for thread in threading.enumerate()) == 1)  # the first one has ended
-    nvml.hang.set()
-    await asyncio.gather(*asking)
+    readings = await asyncio.gather(*asking)
+    assert nvml.counted - before == 2
+    assert all(reading is readings[1] for reading in readings[2:])
 
 
 async def test_processes_that_cannot_be_read_are_not_taken_for_none(nvml: FakeNvml) -> None:

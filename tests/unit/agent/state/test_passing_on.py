@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import socket
 import stat
@@ -9,9 +11,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sharepod.agent.state import succession
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
 from sharepod.agent.state.passing_on import Awaiting, PassingOn
+from sharepod.agent.state.succession import Succession
 from unit.agent.client import until
 
 
@@ -64,7 +68,7 @@ async def test_whoever_stands_by_gets_all_and_who_has_gone_is_forgotten(tmp_path
     gone.close(serves=False)
     await until(lambda: len(serving._waiting) == 1)
     with (tmp_path / "file").open() as file:
-        serving.pass_on({f"socket t{number}": KeptDescriptor(file.fileno(), str(number)) for number in range(40)})
+        await serving.pass_on({f"socket t{number}": KeptDescriptor(file.fileno(), str(number)) for number in range(40)})
         serving.close()
         awaiting.close(serves=True)
         assert _open_of(tmp_path / "file") == 41
@@ -80,12 +84,70 @@ async def test_what_an_agent_that_does_not_serve_was_given_is_closed(tmp_path: P
     kept = KeptDescriptors()
     awaiting = await _standing_by(tmp_path, serving, kept)
     with (tmp_path / "file").open() as file:
-        serving.pass_on({"socket t": KeptDescriptor(file.fileno(), "")})
+        await serving.pass_on({"socket t": KeptDescriptor(file.fileno(), "")})
     serving.close()
     await awaiting.look(5)
     awaiting.close(serves=False)
     assert kept.take("socket t") is None
     assert _open_of(tmp_path / "file") == 0
+
+
+@pytest.mark.promise("install-no-gap")
+async def test_agents_that_take_nothing_hold_nobody_up(tmp_path: Path, serving: PassingOn) -> None:
+    """Stopped ones read nothing: their queues fill. The loop goes on, and who reads has all of it long before."""
+    kept = KeptDescriptors()
+    stopped = []
+    for number in range(7):
+        stopped.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        stopped[-1].connect(str(tmp_path / "successor.sock"))
+        await until(lambda number=number: len(serving._waiting) == number + 1)  # type: ignore[misc]
+    awaiting = await _standing_by(tmp_path, serving, kept)
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open() as file:
+        heirlooms = {f"socket t{number}": KeptDescriptor(file.fileno(), "") for number in range(600)}
+        passing = asyncio.create_task(serving.pass_on(heirlooms))
+        await until(lambda: len(awaiting._passed) == len(heirlooms))
+        assert not passing.done()
+        async with asyncio.timeout(10):
+            await passing
+    serving.close()
+    awaiting.close(serves=True)
+    for each in stopped:
+        each.close()
+    assert len(kept.untaken()) == len(heirlooms)
+    for name in heirlooms:
+        found = kept.take(name)
+        assert found is not None
+        os.close(found.fd)
+
+
+async def test_an_agent_that_is_next_and_stopped_keeps_no_other_from_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(succession, "_LATE_S", 0.1)
+    with Succession(tmp_path) as first, Succession(tmp_path) as stopped, Succession(tmp_path) as third:
+        assert first.free()
+        assert succession._lock(stopped._next)  # it is next, and does nothing any more
+        waiting = asyncio.create_task(third.turn())
+        await until(lambda: third._looks_at > 0)
+        fcntl.flock(first._serving, fcntl.LOCK_UN)  # it has ended
+        async with asyncio.timeout(10):
+            await waiting
+        assert not stopped.free()
+
+
+async def test_an_agent_that_comes_after_the_next_one_leaves_it_the_time_to_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(succession, "_LATE_S", 3600.0)
+    with Succession(tmp_path) as second, Succession(tmp_path) as third:
+        assert succession._lock(second._next)
+        waiting = asyncio.create_task(third.turn())  # nobody serves at its first look
+        await until(lambda: third._looks_at > 0)
+        assert second.free()
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 @pytest.mark.parametrize("packet", [b"nonsense", b"[]", b'{"keep": 1}', b'{"keep": "x", "mark": 2}'])

@@ -2,6 +2,7 @@
 
 Guarantees:
 - A socket replaces what an earlier agent left at its path, and only root can connect to it.
+- A server that ends removes its own socket only, and none that another agent has made in its place.
 - A handler that raises ends its call with a gRPC status and nothing else.
 """
 
@@ -17,6 +18,8 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 from google.protobuf import message_factory
+
+from sharepod.agent.state.files import replacing, short_path
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +89,8 @@ class UnixServer:
         self.path = path
         self._services = services
         self._server: Any = None
+        self._made = (0, 0)
+        """Device and inode of the socket."""
 
     async def start(self) -> None:
         """Create the socket and serve. Raise `SocketError`."""
@@ -93,24 +98,23 @@ class UnixServer:
             raise SocketError(
                 f"socket path {self.path} is longer than {UNIX_PATH_MAX} bytes; choose a shorter kubelet_root"
             )
-        try:
-            self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            kind = ReadOnlyError if error.errno == errno.EROFS else SocketError
-            raise kind(
-                f"cannot create socket {self.path}: {error}; mount kubelet_root writable into the agent's container"
-            ) from error
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         server.add_generic_rpc_handlers(self._services)
         try:
-            server.add_insecure_port(f"unix:{self.path}")
-            await server.start()
-            self.path.chmod(0o600)
+            self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            # gRPC removes the name that it was given when it ends, whoever's socket that is by then.
+            with short_path(self.path.parent) as folder, replacing(folder / self.path.name) as fresh:
+                server.add_insecure_port(f"unix:{fresh}")
+                await server.start()
+                fresh.chmod(0o600)
+                made = _identity(fresh)
         except (OSError, RuntimeError) as error:
             await server.stop(None)
-            raise SocketError(f"cannot listen on {self.path}: {error}") from error
-        self._server = server
+            kind = ReadOnlyError if isinstance(error, OSError) and error.errno == errno.EROFS else SocketError
+            raise kind(
+                f"cannot create socket {self.path}: {error}; mount kubelet_root writable into the agent's container"
+            ) from error
+        self._server, self._made = server, made
 
     @property
     def serving(self) -> bool:
@@ -118,9 +122,17 @@ class UnixServer:
         return self._server is not None and self.path.is_socket()
 
     async def stop(self, grace_s: float) -> None:
-        """Remove the socket; let calls under way run for at most `grace_s` seconds, then cancel them."""
+        """Remove the socket, unless another server's has taken its place; let calls under way run for at most `grace_s`
+        seconds, then cancel them."""
         if self._server is not None:
             with contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)
+                if _identity(self.path) == self._made:
+                    self.path.unlink()
             await self._server.stop(grace_s)
             self._server = None
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Return device and inode of a file: no other file has them while the server has the socket open."""
+    status = path.stat(follow_symlinks=False)
+    return status.st_dev, status.st_ino
