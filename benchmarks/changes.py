@@ -10,7 +10,8 @@ attempts to connect failed; `unanswered`: the longest time from an attempt to th
 tenant that ask 25 times a second. `hooks_back`: from then until every program is connected. `right_after`: counted from
 there, or from the edit, the earliest time from which on a second is no further off than undisturbed ones are.
 `over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`: programs that ended.
-With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change
+With `--tenants` also what callers
+of twelve of so many tenants see, which have no programs. With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change
 (the answer to the write) to the tenant's limits in force. Prints a table and writes `build/results/changes.json`.
 """
 
@@ -28,7 +29,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from hook.world.agent_node import GI, Node, Program, built, running, tenant
+from hook.world.agent_node import GI, GPUS, Node, Program, built, running, tenant
 from results import Row, write
 
 PROMISES = {
@@ -140,6 +141,25 @@ def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Progra
     }
 
 
+def beside_many(tenants: int, times: int, *, apart: bool) -> list[Row]:
+    """Measure what callers see of an upgrade and of a kill on a node with so many tenants on eight GPUs."""
+    a_gpu = -(-tenants // len(GPUS))
+    many = [tenant(f"m{i:03}", 1 / a_gpu - 5e-4, memory=GI // 4, gpus=[GPUS[i % len(GPUS)]]) for i in range(tenants)]
+    result: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="ch") as directory, running(Path(directory), *many, apart=apart) as node:
+        for case in ("agent upgraded", "agent killed"):
+            found = [CASES[case](node) for _ in range(times)]
+            for metric, values in (
+                ("gap", [each.refused_s * 1000 for each in found]),
+                ("unanswered", [each.unanswered_s * 1000 for each in found]),
+            ):
+                result.append(
+                    Row(f"{case}, {tenants} tenants", f"{metric}_p50", "ms", round(statistics.median(values)))
+                )
+                result.append(Row(f"{case}, {tenants} tenants", f"{metric}_max", "ms", round(max(values))))
+    return result
+
+
 def edited(node: Node, meter: Meter, requests: Mapping[str, float], usual: float) -> float:
     """Edit the shares; return after how many seconds they were measured."""
     begin = time.monotonic()
@@ -230,13 +250,17 @@ def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="how often each thing is done (default 5)")
+    parser.add_argument("--tenants", type=int, default=0, help="measure with so many tenants on eight GPUs, too")
     parser.add_argument("--one-process", action="store_true", help="the agent as one process in a keeper")
     parser.add_argument("--cluster", action="store_true", help="on a real API server, too")
     arguments = parser.parse_args()
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
-    result = standalone(arguments.times, apart=os.geteuid() == 0 and not arguments.one_process)
+    apart = os.geteuid() == 0 and not arguments.one_process
+    result = standalone(arguments.times, apart=apart)
+    if arguments.tenants:
+        result += beside_many(arguments.tenants, arguments.times, apart=apart)
     if arguments.cluster:
         result += in_cluster(10 * arguments.times)
     write("changes", result)

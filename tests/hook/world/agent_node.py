@@ -34,6 +34,8 @@ PROGRAMS = ROOT / "build" / "programs"
 GI = 1 << 30
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
 PATIENCE_S = 20.0
+CALLED_MOST = 12
+"""Tenants that callers call at most: more would be a load of their own."""
 
 
 def built() -> bool:
@@ -143,7 +145,8 @@ class Node:
             return callers.settled()
 
     def _callers(self) -> Callers:
-        return Callers([path.parent for path in self._sockets()])
+        directories = sorted(path.parent for path in self._sockets())
+        return Callers(directories[:: -(-len(directories) // CALLED_MOST)])
 
     def _sockets(self) -> dict[Path, tuple[int, int]]:
         """Return the tenants' sockets, each with what tells it from the next one in its place."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -377,26 +377,33 @@ async def test_a_socket_left_by_a_killed_agent_is_replaced(bench: Bench, tmp_pat
     assert not left.exists()
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path: that of a socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="k") as folder:
+        yield Path(folder)
+
+
 def _sockets(root: Path) -> dict[Path, int]:
     """Return the inodes of all sockets, those under other names for a moment too."""
     return {path: path.stat().st_ino for path in root.rglob("*.sock*")}
 
 
 @pytest.mark.promise("install-no-gap")
-async def test_an_agent_that_stops_late_leaves_the_sockets_of_the_next_one(tmp_path: Path) -> None:
+async def test_an_agent_that_stops_late_leaves_the_sockets_of_the_next_one(short: Path) -> None:
     """Else the kubelet would take the plugin for gone, and no volume would reach a pod for seconds."""
-    old, new = KubeletRegistration(tmp_path, ()), KubeletRegistration(tmp_path, ())
+    old, new = KubeletRegistration(short, ()), KubeletRegistration(short, ())
     await old.start()
     await new.start()
-    made = _sockets(tmp_path)
+    made = _sockets(short)
     assert len(made) == 2
     await old.stop()
-    assert _sockets(tmp_path) == made
+    assert _sockets(short) == made
     async with grpc.aio.insecure_channel(f"unix:{next(path for path in made if 'reg' in path.name)}") as channel:
         got = await channel.unary_unary("/pluginregistration.Registration/GetInfo")(b"", timeout=10)
     assert registration.PluginInfo.FromString(got).name == kubelet_module.CSI_PLUGIN.name
     await new.stop()
-    assert _sockets(tmp_path) == {}
+    assert _sockets(short) == {}
 
 
 async def test_a_socket_that_cannot_be_made_says_where_and_why(tmp_path: Path) -> None:

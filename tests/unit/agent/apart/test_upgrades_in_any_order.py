@@ -1,0 +1,129 @@
+"""Upgrades of an agent in two processes that go otherwise than planned: several at once, in a row, stopped or killed amid
+it. No attempt of a program to connect fails, and at most one agent serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.agent.apart.test_two_processes import parts
+from unit.agent.apart.test_upgrade import APART, calling, identity, two
+from unit.agent.client import GI, Client, until
+from unit.agent.program import Program, running, tenant_directory
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away")
+
+
+@contextlib.contextmanager
+def stopped(program: Program) -> Iterator[None]:
+    """All processes of an agent stand still."""
+    pids = [program.process.pid, *parts(program).values()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def serves(program: Program) -> bool:
+    return any(line["event"] == "this agent serves" for line in program.log)
+
+
+async def served(directory: Path) -> None:
+    """A program that starts now gets memory and a turn."""
+    newcomer = await Client.connect(tenant_directory(directory, "a"))
+    await newcomer.granted()
+    newcomer.close()
+
+
+@pytest.mark.promise("install-no-gap")
+async def test_of_two_that_stand_by_one_serves_and_the_other_follows_it(directory: Path) -> None:
+    a, b = (tenant_directory(directory, name) for name in "ab")
+    async with two(directory) as (first, second), running(directory, arguments=APART) as third:
+        await third.says("will pass its sockets on")
+        before = [identity(a), identity(b)]
+        client = await Client.connect(a)
+        assert await client.reserve(GI) == GI
+        async with calling(a, b) as caller:
+            await until(lambda: caller.connected > 2)
+            await first.end()
+            await second.says("tenant is served", times=2)
+            assert not serves(third)
+            await third.says("will pass its sockets on", times=2)
+            await second.end()
+            await third.says("tenant is served", times=2)
+        assert caller.failed == []
+        assert [identity(a), identity(b)] == before
+        await served(directory)
+        client.close()
+        assert await third.end() == 0
+
+
+@pytest.mark.promise("install-no-gap")
+async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_it_was_given(directory: Path) -> None:
+    """It may not have begun to serve: what it was given is the next one's."""
+    a, b = (tenant_directory(directory, name) for name in "ab")
+    async with two(directory) as (first, second), running(directory, arguments=APART) as third:
+        await third.says("will pass its sockets on")
+        before = [identity(a), identity(b)]
+        async with calling(a, b) as caller:
+            await until(lambda: caller.connected > 2)
+            await first.end()
+            await second.end()
+            await third.says("tenant is served", times=2)
+        assert caller.failed == []
+        assert [identity(a), identity(b)] == before
+        await served(directory)
+        assert await third.end() == 0
+
+
+@pytest.mark.promise("install-no-gap")
+async def test_one_that_is_next_and_stopped_is_passed_over(directory: Path) -> None:
+    a, b = (tenant_directory(directory, name) for name in "ab")
+    async with two(directory) as (first, second), running(directory, arguments=APART) as third:
+        await third.says("will pass its sockets on")
+        before = [identity(a), identity(b)]
+        with stopped(second):
+            async with calling(a, b) as caller:
+                await until(lambda: caller.connected > 2)
+                assert await first.end() == 0
+                await third.says("tenant is served", times=2)
+            assert caller.failed == []
+            assert [identity(a), identity(b)] == before
+            await served(directory)
+        await second.says("will pass its sockets on", times=2)
+        assert not serves(second)
+        async with calling(a, b) as caller:
+            await third.end()
+            await second.says("tenant is served", times=2)
+        assert caller.failed == []
+        await served(directory)
+        assert await second.end() == 0
+
+
+@pytest.mark.promise("install-no-gap")
+@pytest.mark.parametrize("part", ["steward", "teller"])
+async def test_one_whose_half_is_stopped_ends_all_the_same_and_the_next_one_serves(directory: Path, part: str) -> None:
+    a, b = (tenant_directory(directory, name) for name in "ab")
+    async with two(directory) as (first, second):
+        await until(lambda: len(parts(first)) == 2)
+        frozen = parts(first)[part]
+        os.kill(frozen, signal.SIGSTOP)
+        first.process.send_signal(signal.SIGTERM)
+        if part == "steward":  # it hears of nothing: the kubelet kills the container after the grace period
+            await first.end(signal.SIGKILL)
+        else:
+            await first.process.wait()
+        await second.says("tenant is served", times=2)
+        async with calling(a, b) as caller:
+            await until(lambda: caller.connected > 2)
+        assert caller.failed == []
+        await served(directory)
+        assert await second.end() == 0
