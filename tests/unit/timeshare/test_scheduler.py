@@ -431,7 +431,7 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
 
 
 def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
-    """It would take them for a renewal, after others were let in."""
+    """A hook could take them for a renewal, after others were let in."""
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     granted(scheduler, 1)

@@ -68,7 +68,7 @@ async def test_of_two_that_stand_by_one_serves_and_the_other_follows_it(director
 
 @pytest.mark.promise("install-no-gap")
 async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_it_was_given(directory: Path) -> None:
-    """It may not have begun to serve: what it was given is the next one's."""
+    """Before it has begun to serve, too: sockets that it was given are the next one's."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
         await third.says("will pass its sockets on")

@@ -296,7 +296,7 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nv
 
 @pytest.mark.promise("node-driver-hangs")
 async def test_a_reading_that_began_before_it_was_asked_for_is_handed_out_to_nobody(nvml: FakeNvml) -> None:
-    """It does not know of a process that has come since: a tenant would count as drained while it computes."""
+    """A process that has come since is not in it: its tenant would count as drained while it computes."""
     inventory = NvmlInventory(0.2, nvml)
     await inventory.read()
     nvml.hang_at = "rows", 1  # the processes of the first GPU have been read by then
