@@ -10,9 +10,9 @@ attempts to connect failed; `unanswered`: the longest time from an attempt to th
 tenant that ask 25 times a second. `hooks_back`: from then until every program is connected. `right_after`: counted from
 there, or from the edit, the earliest time from which on a second is no further off than undisturbed ones are.
 `over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`: programs that ended.
-With `--tenants` also what callers
-of twelve of so many tenants see, which have no programs. With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change
-(the answer to the write) to the tenant's limits in force. Prints a table and writes `build/results/changes.json`.
+With `--tenants` also what callers of twelve of so many tenants see, which have no programs. With `--cluster` also the
+gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change (the answer to the write) to
+the tenant's limits in force. Prints a table and writes `build/results/changes.json`.
 """
 
 from __future__ import annotations

@@ -58,6 +58,7 @@ class NvmlInventory:
         self._initialised = False
         self._driver = ""
         self._last: Reading | None = None
+        self._last_number = 0
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
@@ -69,7 +70,7 @@ class NvmlInventory:
         needed = self._begun + 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                while True:
+                while self._last is None or self._last_number < needed:
                     running, number = self._begin_or_join()
                     try:
                         reading = await asyncio.shield(asyncio.wrap_future(running))
@@ -79,9 +80,8 @@ class NvmlInventory:
                             raise
                         continue
                     if self._forget(running):
-                        self._last = reading
-                    if number >= needed:
-                        return reading
+                        self._last, self._last_number = reading, number
+                return self._last
         except TimeoutError:
             if self._last is None:
                 raise InventoryError(f"NVML has not answered within {self._timeout_s:g} s; see `dmesg`") from None

@@ -1,5 +1,5 @@
-"""Upgrades of an agent in two processes that go otherwise than planned: several at once, in a row, stopped or killed amid
-it. No attempt of a program to connect fails, and at most one agent serves."""
+"""Upgrades of an agent in two processes that go otherwise than planned: several at once, in a row, stopped or killed
+amid it. No attempt of a program to connect fails, and at most one agent serves."""
 
 from __future__ import annotations
 
