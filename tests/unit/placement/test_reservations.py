@@ -91,7 +91,7 @@ def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None
 
 
 def test_gpus_kept_for_one_tenant_twice_are_told_apart() -> None:
-    """As the head of the line and because others make room: one is open to its namespace, the other to nobody."""
+    """Kept as the head of the line and because others make room: one is open to its namespace, the other to nobody."""
     for closed, opened in (("GPU-node-a-0", "GPU-node-a-1"), ("GPU-node-a-1", "GPU-node-a-0")):
         cluster = cluster_of(node("node-a", 2))
         head = HeadReservation(TenantId("head"), "node-a", frozenset({GpuUuid(closed)}))
