@@ -23,6 +23,7 @@ from harness.services import Service
 
 LIBNVML = ROOT / "build" / "doubles" / "libnvml"
 _CONFIG = "/var/lib/sharepod/device-plugin.json"
+_CAPABILITIES = "/proc/driver/nvidia-caps"
 _DRIVER_VERSION = "simulated"
 """Version of the driver that the double of NVML tells."""
 
@@ -36,9 +37,13 @@ def start_device_plugin(
 ) -> Service:
     """Start the device plugin; its log is `name`.log of the node.
 
-    `config`: its configuration file, such as `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY.
+    `config`: its configuration file, such as `sharing`. `env`: its settings, such as DEVICE_ID_STRATEGY; with
+    MIG_STRATEGY every GPU is divided into two instances.
     """
     program: list[str] = [str(own_programs(DEVICE_PLUGIN) / DEVICE_PLUGIN_PROGRAM)]
+    divided = {"FAKE_NVML_MIG_MODE": "1"} if "MIG_STRATEGY" in (env or {}) else {}
+    if divided:
+        program = _among_capabilities(machine, program)
     if config is not None:
         machine.real.path(_CONFIG).write_text(json.dumps({"version": "v1", **config}))
         program.append(f"--config-file={_CONFIG}")
@@ -50,9 +55,27 @@ def start_device_plugin(
         "DEVICE_DISCOVERY_STRATEGY": "nvml",
         **dict.fromkeys(("CONTAINER_DRIVER_ROOT", "NVIDIA_DRIVER_ROOT", "NVIDIA_DEV_ROOT"), str(_driver_root(machine))),
         "NVIDIA_CDI_HOOK_PATH": "/bin/true",
+        **divided,
         **(env or {}),
     }
     return machine.real.start(name, program, env={**os.environ, **settings})
+
+
+def _among_capabilities(machine: RealNode, program: list[str]) -> list[str]:
+    """Return a command that runs a program where the driver tells in /proc what gives access to MIG instances."""
+    minors = machine.directory / "mig-minors"
+    lines = [
+        f"gpu{gpu}/gi{instance}/{access} {1 + 100 * gpu + 10 * instance + number}"
+        for gpu in range(len(machine.gpus))
+        for instance in range(7, 9)
+        for number, access in enumerate(("access", "ci0/access"))
+    ]
+    minors.write_text("\n".join(lines) + "\n")
+    shell = (
+        f"mount -t tmpfs none /proc/driver && mkdir -p {_CAPABILITIES} && cp {minors} {_CAPABILITIES}/mig-minors && "
+        'exec "$@"'
+    )
+    return ["unshare", "--mount", "sh", "-c", shell, "sh", *program]
 
 
 def report_xid(machine: RealNode, gpu: str, xid: int) -> None:

@@ -135,6 +135,38 @@ class PluginNode:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
         self.cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction", body)
 
+    @contextmanager
+    def disk_limit(self) -> Iterator[None]:
+        """Meanwhile the operator's namespace has a default limit of the node's disk, as an administrator sets one."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
+        limits = [{"type": "Container", "default": {"ephemeral-storage": "1Mi"}}]
+        body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "disk"}, "spec": {"limits": limits}}
+        self.cluster.api.create(path, body)
+        try:
+            yield
+        finally:
+            self.cluster.api.delete(f"{path}/disk")
+
+    def evict_holder_by_kubelet(self) -> None:
+        """Let the one holder's log outgrow its limit of the node's disk: the kubelet evicts the Pod, as it does where
+        disk or memory of a node are short. Return once the kubelet has said so. `disk_limit` was there as the holder
+        was created.
+        """
+        (pod,) = self.holder_pods()
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        logs = self.machine.real.path("/var/log/pods")
+        pattern = f"{NAMESPACE}_{name}_{uid}/*/0.log"
+        wait_until(lambda: any(logs.glob(pattern)), what="the holder's log", timeout=60)
+        (log,) = logs.glob(pattern)
+        with log.open("ab") as file:
+            file.write(b"x" * (4 << 20))
+
+        def evicted() -> bool:
+            items = self.cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
+            return any((item["reason"], item["regarding"]["name"]) == ("Evicted", name) for item in items)
+
+        wait_until(evicted, what="the holder evicted", timeout=120)
+
     def restart_operator(self) -> None:
         """Kill the operator and start the next one."""
         self.operator.stop(grace=0)
@@ -148,6 +180,19 @@ class PluginNode:
     def gpunode(self) -> Object:
         """The node's GPUNode."""
         found: Object = self.cluster.api.get(f"{GPUNODES}/{self.machine.node}")
+        return found
+
+    def agent_unready(self, text: str) -> Object:
+        """Return the condition by which the agent says that it cannot serve new tenants, once it says this text."""
+
+        def said(seen: Object | None) -> list[Object]:
+            conditions = (seen or {}).get("status", {}).get("conditions", [])
+            unready = [each for each in conditions if (each["type"], each["status"]) == ("AgentReady", "False")]
+            return [each for each in unready if text in each["message"]]
+
+        what = "the agent's word"
+        path = f"{GPUNODES}/{self.machine.node}"
+        (found,) = said(self.cluster.wait_for(path, lambda seen: bool(said(seen)), what=what, timeout=60))
         return found
 
     def holders(self) -> list[Object]:

@@ -18,7 +18,7 @@ from harness.installation import Installation
 from harness.shares import measured
 from node.gpu_owners import CLOSED_WITHIN_S, GpuOwners
 from node.holder_faults import BACK_WITHIN_S, FAULTS, HolderFaults
-from node.plugin_node import GPUNODES, PODS, SHAREPODS, PluginNode, plugin_node
+from node.plugin_node import PODS, SHAREPODS, PluginNode, plugin_node
 
 COUNT = 3
 _RATIO = "sharepod_tenant_request_ratio{"
@@ -140,16 +140,8 @@ def test_a_plugin_that_slices_time_itself_gets_no_holders_and_the_node_says_why(
     sharing = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
     try:
         node.restart_plugin(config={"sharing": sharing})
-        told = node.cluster.wait_for(
-            f"{GPUNODES}/{node.machine.node}",
-            lambda seen: seen and condition(seen, "AgentReady") == "False",
-            what="the agent's word",
-            timeout=60,
-        )
-        assert told is not None
-        (said,) = [each for each in told["status"]["conditions"] if each["type"] == "AgentReady"]
+        said = node.agent_unready("no whole GPUs (GPU-")
         assert said["reason"] == "DevicePluginUnusable"
-        assert "no whole GPUs (GPU-" in said["message"]
         assert "::" in said["message"]
         node.apply("alpha", 0.5)
         node.no_room("alpha")
@@ -157,6 +149,50 @@ def test_a_plugin_that_slices_time_itself_gets_no_holders_and_the_node_says_why(
     finally:
         node.clear()
         node.restart_plugin()
+
+
+@pytest.mark.promise("node-whole-gpus")
+@pytest.mark.parametrize(("strategy", "resource"), [("single", "nvidia.com/gpu"), ("mixed", "nvidia.com/mig-1g.6gb")])
+def test_a_plugin_that_offers_instances_of_mig_gets_no_holders_and_the_node_says_why(
+    node: PluginNode, strategy: str, resource: str
+) -> None:
+    try:
+        node.restart_plugin(env={"MIG_STRATEGY": strategy})
+        path = f"/api/v1/nodes/{node.machine.node}"
+        offered = 2 * COUNT
+        node.cluster.wait_for(
+            path,
+            lambda seen: seen and int(seen["status"]["allocatable"].get(resource, 0)) == offered,
+            what=f"{offered} of {resource}",
+            timeout=60,
+        )
+        said = node.agent_unready("no whole GPUs (MIG-")
+        assert said["reason"] == "DevicePluginUnusable"
+        node.apply("alpha", 0.5)
+        node.no_room("alpha")
+        assert node.holders() == []
+    finally:
+        node.clear()
+        node.restart_plugin()
+
+
+@pytest.mark.promise("placement-holder-lost")
+def test_tenants_of_a_holder_that_the_kubelet_evicts_are_told_and_come_back(node: PluginNode) -> None:
+    with node.disk_limit():
+        node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
+        node.gpu_of("alpha")
+    (holder,) = node.holder_pods()
+    with GpuOwners(node.machine) as owners:
+        node.evict_holder_by_kubelet()
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(
+            lambda: holder["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in node.holder_pods()],
+            what="the evicted holder removed",
+            timeout=60,
+        )
+        node.sharepod("alpha", timeout=BACK_WITHIN_S)
+    print(owners.report())
+    assert owners.overlaps == [], owners.report()
 
 
 @pytest.mark.promise("placement-holder-lost")

@@ -5,9 +5,9 @@
  * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
  * the container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
  * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance
- * of MIG. FAKE_NVML_PROCESSES=none: no process is on any device, for a process whose pids are not those that the
- * others see of themselves. events.c has the events. What is not here is not found; what a GPU may lack is not
- * supported.
+ * of MIG. FAKE_NVML_MIG_MODE=1: see mig.c. FAKE_NVML_PROCESSES=none: no process is on any device, for a process whose
+ * pids are not those that the others see of themselves. events.c has the events. What is not here is not found; what a
+ * GPU may lack is not supported.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,6 +96,10 @@ static int device_of(const void *handle) {
     return -1;
 }
 
+int fake_nvml_device(const void *handle) {
+    return device_of(handle);
+}
+
 EXPORT int nvmlInitWithFlags(unsigned flags) {
     if (flags > 3)
         return NVML_INVALID_ARGUMENT;
@@ -160,6 +164,11 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
 EXPORT int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
     char own[64];
     int device = device_of(handle);
+    unsigned instance;
+    if (fake_mig_instance(handle, &device, &instance))
+        return snprintf(text, size, "MIG-2000000%d-0000-0000-0000-00000000000%u", device, instance) < (int)size
+                   ? NVML_SUCCESS
+                   : NVML_INSUFFICIENT_SIZE;
     if (device < 0 && handle != &mig)
         return NVML_INVALID_ARGUMENT;
     if (handle == &mig)
@@ -177,6 +186,12 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
             *out = handle;
             return NVML_SUCCESS;
         }
+    for (int device = 0; uuid != NULL && device < FAKE_DEVICES; device++)
+        for (unsigned i = 0; (handle = fake_mig_handle(device, i)) != NULL; i++)
+            if (nvmlDeviceGetUUID(handle, own, sizeof own) == NVML_SUCCESS && strcmp(own, uuid) == 0) {
+                *out = handle;
+                return NVML_SUCCESS;
+            }
     return users == 0 ? NVML_UNINITIALIZED : NVML_NOT_FOUND;
 }
 
@@ -238,6 +253,8 @@ EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
 /* An instance of MIG has 16 GiB here, all free. */
 static bool figures(const void *handle, struct memory_v2 *out) {
     int device = device_of(handle);
+    unsigned instance;
+    (void)fake_mig_instance(handle, &device, &instance); /* its memory is not told apart from its device's */
     if (device < 0 && (users == 0 || handle != &mig))
         return false;
     out->total = device < 0 ? 16ull << 30 : fake_state_device(device)->memory;
@@ -321,7 +338,10 @@ EXPORT int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *out) 
 }
 
 EXPORT int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
-    (void)current, (void)pending;
+    if (fake_mig_mode() && device_of(handle) >= 0) {
+        *current = *pending = 1;
+        return NVML_SUCCESS;
+    }
     return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
 }
 

@@ -1,6 +1,8 @@
 /* What the sources of this double share. */
 #pragma once
 
+#include <stdbool.h>
+
 #define EXPORT __attribute__((visibility("default")))
 
 enum {
@@ -15,3 +17,15 @@ enum {
 };
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out);
+
+/* Return the device of a handle; -1 if it is none. */
+int fake_nvml_device(const void *handle);
+
+/* Return whether every device is divided into instances of MIG. */
+bool fake_mig_mode(void);
+
+/* Return the handle of an instance of a device; NULL if it has none. */
+void *fake_mig_handle(int device, unsigned instance);
+
+/* Return whether a handle is an instance's, and which instance of which device it is. */
+bool fake_mig_instance(const void *handle, int *device, unsigned *instance);
