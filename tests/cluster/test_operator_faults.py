@@ -84,6 +84,8 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
         world.apply(namespace, "one", {"request": 0.4}, on="gate")
         wait(lambda: webhook.count("one"), what="the gate's opening to be asked for")
         kill(world)
+        webhook.fail()  # what the dead one has asked for does not happen afterwards
+        wait(lambda: webhook.answered == webhook.count(), what="its answers")
     made = world.pod(namespace, "one")
     assert made is not None
     row = world.row(node, "one")

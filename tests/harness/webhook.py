@@ -65,6 +65,8 @@ class Webhook:
         self._status = 200
         self.asked: list[Object] = []
         """Requests of all AdmissionReviews so far."""
+        self.answered = 0
+        """How many of them have been answered, or are waited for by nobody any more."""
 
     def hold(self) -> None:
         """Answer nothing from now on."""
@@ -167,6 +169,8 @@ class Webhook:
             to.wfile.write(content)
         except OSError:
             to.close_connection = True  # the API server waits no longer
+        with self._lock:
+            self.answered += 1
 
 
 _PROBED: Object = {

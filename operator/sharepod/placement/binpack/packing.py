@@ -112,11 +112,17 @@ class Packing:
                 copies = usable.copies(weighing.sums[summed], columns.cpu[summed])
                 usable.add_room(room, copies, np.minimum(columns.node_model[summed], usable.models))
                 yield
-            yield from usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
+                if columns.started_over != started_over:
+                    break
+            else:
+                yield from usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
             # 4. Sums with the new weights.
             weighing.reweigh()
-            for _ in weighing.slices(np.arange(nodes, dtype=np.int64)):
+            everywhere = np.arange(nodes if columns.started_over == started_over else 0, dtype=np.int64)
+            for _ in weighing.slices(everywhere):
                 yield
+                if columns.started_over != started_over:
+                    break
         # 5. In force, with what has changed meanwhile.
         self.settle()
         self.usable = usable

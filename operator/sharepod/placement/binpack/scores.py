@@ -154,15 +154,18 @@ class Weighing:
         number: of the weights, from 1 on.
         usable: the tables.
         c_columns: the columns as C reads them, of `nodes` nodes.
+        arrays: what `c_columns` points to: it lives as long as this, though the columns are started over.
         worth: of the GPUs, which the sums are made with.
 
     `sums`: over the GPUs of each node, of shape (nodes, 2 shapes + 1).
     """
 
-    def __init__(self, number: int, usable: UsableCapacity, c_columns: Any, nodes: int, worth: Array) -> None:
+    def __init__(
+        self, number: int, usable: UsableCapacity, c_columns: Any, arrays: list[Any], nodes: int, worth: Array
+    ) -> None:
         self.usable = usable
         self.c_columns = c_columns
-        self._kept: list[Any] = []
+        self._kept = [*arrays]
         _keep(self._kept, c_columns, "worth", worth)
         self.c_capacity = capacity = _ffi.new("shp_capacity *")
         capacity.number = number
@@ -244,7 +247,7 @@ class Scorer:
         """Begin to weigh the columns anew, beside the weights in force. `worth`: of the GPUs, as it is to be."""
         self._number += 1
         columns = _ffi.new("shp_columns *", self._c_columns[0])
-        return Weighing(self._number, usable, columns, len(self._columns.names), worth)
+        return Weighing(self._number, usable, columns, self._kept, len(self._columns.names), worth)
 
     def take(self, weighing: Weighing) -> None:
         """Take these weights from now on. Scores made before are outdated."""

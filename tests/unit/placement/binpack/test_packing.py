@@ -139,8 +139,12 @@ def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
 
 
 @pytest.mark.promise("placement-slices")
-@pytest.mark.parametrize("disturb", ["nothing", "decisions", "nodes"])
-def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(disturb: str) -> None:
+@pytest.mark.parametrize("disturb", ["nothing", "decisions", "nodes", "fewer nodes"])
+def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
+    disturb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if disturb == "fewer nodes":
+        monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)  # a slice for each node
     cluster = cluster_of(*(node(f"node-{number}", 4) for number in range(6)))
     packing, rng = cluster.engine.packing, random.Random(5)
     kinds = [ask("t", rng.choice([100, 300, 600, 900]), pod=PodNeeds(resources=Resources(n * 500))) for n in range(40)]
@@ -150,7 +154,7 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     for request in [*kinds, labelled]:
         packing.arrived(request)
         cluster.engine.find(request)
-    slices = 0
+    slices, known = 0, packing._scorer._number
     for step, _ in enumerate(packing.renewal()):
         slices = step + 1
         if disturb == "decisions":
@@ -158,6 +162,12 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
         elif disturb == "nodes" and step % 3 == 1:
             cluster.remove_node(f"node-{step // 3}")
             cluster.upsert_node(node(f"new-{step}", 8))
+        elif disturb == "fewer nodes" and packing._scorer._number > known:
+            known = packing._scorer._number + 9  # the sums are begun: all arrays are made anew, for one node, once
+            for number in range(1, 6):
+                cluster.remove_node(f"node-{number}")
+            cluster.upsert_node(node("node-0", 8))
+            packing.settle()
     assert slices >= 6
     packing.settle()
     kept = packing._scorer._weighing.sums.copy()
