@@ -123,13 +123,19 @@ class HolderFaults:
         node.boot_without_plugin()
         wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
-        refused = [name for name in self._natives if node.phase(name) == "Failed"]
-        for name in refused:
-            node.cluster.api.delete(f"{PODS}/{name}", grace=0)
-            self._natives.remove(name)
-        self.told.append(f"  the kubelet refused {len(refused)} native pods and the holder")
+        refused = self._drop_refused()
         self._back()
+        refused += self._drop_refused()  # the kubelet is done with its pods one after the other
+        self.told.append(f"  the kubelet refused {refused} native pods and the holder")
         self._fill()
+
+    def _drop_refused(self) -> int:
+        """Delete the native pods that the kubelet has refused; return how many."""
+        refused = [name for name in self._natives if self._node.phase(name) == "Failed"]
+        for name in refused:
+            self._node.cluster.api.delete(f"{PODS}/{name}", grace=0)
+            self._natives.remove(name)
+        return len(refused)
 
     def _back(self) -> None:
         """Wait until alpha runs again; then begin it anew, else each end delays the next run."""

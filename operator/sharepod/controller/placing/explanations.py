@@ -2,7 +2,8 @@
 
 Guarantees:
 - Explaining delays nobody: it comes after the decisions of a pass, in slices, and stops when others come to be placed.
-- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, and an answer that has not changed is not told again.
+- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all who ask the same. An answer that has not changed
+  is not told again.
 - Looking for tenants that would have to move or go takes at most a tenth of the time; where that is used up, a refusal
   goes without.
 - Only tenants of its own namespace are named.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sharepod.api.units import TenantId
 from sharepod.budgets.standing import Standing
@@ -34,6 +35,16 @@ _YIELD_S = 0.002
 """Seconds of explaining after which other tasks get turns."""
 _IDLE_PER_LOOK = 9
 """Time that passes after each look for tenants that would have to move or go, in times of how long it took."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Why a request has no place, as worked out `at`, monotonic seconds. `told`: with the tenants that would have to
+    move or go; None: they were not looked for yet."""
+
+    refusal: Refusal
+    at: float
+    told: Refusal | None = None
 
 
 class Explanations:
@@ -77,8 +88,8 @@ class Explanations:
         self._later = later
         self._kick = kick
         self._next_leavers = 0.0
-        self._answers: dict[str, Refusal] = {}
-        """Refusals by what was asked, as worked out in the present pass."""
+        self._answers: dict[str, _Answer] = {}
+        """Answers by what was asked."""
 
     async def work_out(
         self,
@@ -92,7 +103,8 @@ class Explanations:
         """
         began = time.monotonic()
         ends = began + _EXPLAIN_S
-        self._answers.clear()
+        oldest = self._clock() - _EXPLAIN_PERIOD_S
+        self._answers = {asked: answer for asked, answer in self._answers.items() if answer.at > oldest}
         for tenant, waiting in list(unexplained.items()):
             if (now := time.monotonic()) - began > _YIELD_S:
                 await let_others_go_on()
@@ -107,33 +119,41 @@ class Explanations:
             if request is None or not self._may_act():
                 continue
             answer = self._answer(waiting, request)
-            if not isinstance(answer, Refusal):  # room has appeared meanwhile
+            if not isinstance(answer, _Answer):  # room has appeared meanwhile
                 waiting.refused_at_version = None
                 self._kick.set()
                 continue
             waiting.explained_at = self._clock()
             self._take(waiting, request, answer)
 
-    def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | Refusal:
-        """Return why a request has no place; worked out once in a pass for all who ask the same."""
-        cluster = self._engine.cluster
-        if waiting.worked_out is None or who_asks_matters(cluster, request):
-            return self._engine.place(request)
-        known = self._answers.get(waiting.worked_out.asks)
-        if known is not None:
+    def forget(self) -> None:
+        """Work every answer out again: what they say of nodes is no longer so."""
+        self._answers.clear()
+
+    def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | _Answer:
+        """Return why a request has no place; worked out once in `_EXPLAIN_PERIOD_S` for all who ask the same."""
+        asked = waiting.worked_out.asks if waiting.worked_out is not None else ""
+        for_all = asked and not who_asks_matters(self._engine.cluster, request)
+        if for_all and (known := self._answers.get(asked)) is not None:
             return known
-        answer = self._engine.place(request)
-        if isinstance(answer, Refusal):
-            self._answers[waiting.worked_out.asks] = answer
+        found = self._engine.place(request)
+        if not isinstance(found, Refusal):
+            return found
+        answer = _Answer(found, self._clock())
+        if for_all:
+            self._answers[asked] = answer
         return answer
 
-    def _take(self, waiting: WaitingTenant, request: PlacementRequest, refusal: Refusal) -> None:
+    def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
         """Take a refusal into the memo, with what would help, and tell it if it is another one."""
+        refusal = answer.refusal
         memo, same = self._memos.of(waiting.tenant), refusal == waiting.refusal
         waiting.refusal = refusal
         if refusal.outlook is Outlook.WAITING:
-            if time.monotonic() >= self._next_leavers:
-                refusal = self._with_tenants(request, refusal)
+            if answer.told is None and time.monotonic() >= self._next_leavers:
+                answer.told = self._with_tenants(request, refusal)
+            if answer.told is not None:
+                refusal = answer.told
             elif same and memo.refusal is not None:
                 return
             if budget := borrower_advice(self._standing(request.namespace)):

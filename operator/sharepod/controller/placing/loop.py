@@ -227,6 +227,7 @@ class PlacementLoop:
 
     def node_left(self) -> None:
         """Work the reasons of refusals out again: they count a node that is gone, or the only one."""
+        self._explanations.forget()
         refused = [waiting for waiting in self._places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
             self._unexplained[waiting.tenant] = waiting

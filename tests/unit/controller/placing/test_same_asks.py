@@ -42,7 +42,7 @@ async def test_many_who_ask_the_same_are_worked_out_looked_at_and_explained_once
         await world.later(6)
         assert calls["of"] == 0, "none of them has changed"
         assert calls["serves"] == 1
-        assert calls["place"] <= 3, "once in each pass that explains"
+        assert calls["place"] <= 2, "once in five seconds"
         assert calls["find"] < 10, "an explanation looks what would fit"
         assert all("0/1 nodes" in world.why(f"waits-{number}") for number in range(_MANY))
 
