@@ -17,7 +17,10 @@ from unit.agent.client import GI, Client, row, until
 from unit.agent.program import Program, running, tenant_directory, value, write_tenants
 from unit.agent.small_disk import small_disk
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away"),
+    pytest.mark.alone,  # beside busy others an agent may end before the next one has begun to take over
+]
 
 APART = ["--apart"]
 

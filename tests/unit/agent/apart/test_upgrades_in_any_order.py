@@ -15,7 +15,10 @@ from unit.agent.apart.test_upgrade import APART, calling, identity, two
 from unit.agent.client import GI, Client, until
 from unit.agent.program import Program, running, tenant_directory
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away"),
+    pytest.mark.alone,  # beside busy others an agent may end before the next one has begun to take over
+]
 
 
 @contextlib.contextmanager
