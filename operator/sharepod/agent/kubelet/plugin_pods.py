@@ -39,7 +39,7 @@ _OF_PLUGIN = re.compile(GPU_RESOURCE_PATTERN)
 """Resources that NVIDIA's device plugin offers. Others of `nvidia.com/` are no GPUs: network cards of its network
 operator, whose ids are PCI addresses."""
 _GPU_IDS = ("GPU-", "MIG-")
-"""What the ids of GPUs and of their parts begin with, whatever an admin calls the resource."""
+"""Prefixes of the ids of GPUs and of their parts, whatever an admin calls the resource."""
 _SEVERAL = PluginPod("", "several pods")
 """Stands for the pods of a GPU that has more than one: no holder, in no namespace."""
 _NAMED = 3

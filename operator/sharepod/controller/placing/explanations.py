@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sharepod.api.units import TenantId
@@ -24,6 +24,7 @@ from sharepod.placement.preemption.moves import Movable
 from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal
 from sharepod.placement.whatif import leavers, move_advice
 
+from . import slices
 from .requests import borrower_advice
 from .waiting import WaitingTenant, who_asks_matters
 
@@ -31,8 +32,6 @@ _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
-_YIELD_S = 0.002
-"""Seconds of explaining after which other tasks get turns."""
 _IDLE_PER_LOOK = 9
 """Time that passes after each look for tenants that would have to move or go, in times of how long it took."""
 
@@ -91,12 +90,7 @@ class Explanations:
         self._answers: dict[str, _Answer] = {}
         """Answers by what was asked."""
 
-    async def work_out(
-        self,
-        unexplained: dict[str, WaitingTenant],
-        places: Mapping[str, WaitingTenant],
-        let_others_go_on: Callable[[], Awaitable[None]],
-    ) -> None:
+    async def work_out(self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]) -> None:
         """Work out why SharePods were refused that have no reason yet, or an old one.
 
         Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
@@ -106,9 +100,10 @@ class Explanations:
         oldest = self._clock() - _EXPLAIN_PERIOD_S
         self._answers = {asked: answer for asked, answer in self._answers.items() if answer.at > oldest}
         for tenant, waiting in list(unexplained.items()):
-            if (now := time.monotonic()) - began > _YIELD_S:
-                await let_others_go_on()
-                if self._kick.is_set() and now > ends:
+            if slices.is_over(began):
+                enough = time.monotonic() > ends
+                await slices.let_others_go_on()
+                if self._kick.is_set() and enough:
                     return
                 began = time.monotonic()
             if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and places.get(tenant) is waiting:

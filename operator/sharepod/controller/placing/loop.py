@@ -38,6 +38,7 @@ from sharepod.placement.state.types import (
     label_key,
 )
 
+from . import slices
 from .explanations import Explanations
 from .head_of_line import HeadOfLine
 from .making_room.movers_seen import MoversSeen
@@ -49,11 +50,6 @@ from .requests import PlacementRequests, budget_wait
 from .resizes import has_request_0, try_resize
 from .waiting import WaitingTenant, who_asks_matters
 
-_YIELD_S = 0.002
-"""Seconds of deciding after which other tasks get turns."""
-_TURNS = 10
-"""Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after
-10 ms of deciding it took a quarter of a second while thousands were tried."""
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
@@ -79,11 +75,6 @@ class _Cycle:
         now = time.monotonic()
         self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
         self.began = now
-
-
-async def _let_others_go_on() -> None:
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)
 
 
 class PlacementLoop:
@@ -298,8 +289,8 @@ class PlacementLoop:
         refused: set[_Asked] = set()
         began = time.monotonic()
         while (tried := turns.take()) is not None:
-            if time.monotonic() - began > _YIELD_S:
-                await _let_others_go_on()
+            if slices.is_over(began):
+                await slices.let_others_go_on()
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
@@ -325,7 +316,7 @@ class PlacementLoop:
         await self.preemptions.look(self._places)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
-        await self._explanations.work_out(self._unexplained, self._places, _let_others_go_on)
+        await self._explanations.work_out(self._unexplained, self._places)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
@@ -360,8 +351,8 @@ class PlacementLoop:
             if waiting.refused_at_version != version or now >= waiting.retry_at
         ]
         for waiting in due:
-            if waiting.key is None and time.monotonic() - began > _YIELD_S:
-                await _let_others_go_on()
+            if waiting.key is None and slices.is_over(began):
+                await slices.let_others_go_on()
                 began = time.monotonic()
             self._know_key(waiting)
         turns.add_all(self._keyed(due + self._take_those_that_came()))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sharepod.api.units import Bytes, TenantId
 from sharepod.budgets.standing import Standing
-from sharepod.controller.placing import explanations, loop
+from sharepod.controller.placing import explanations, slices
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal, Taint
 from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World, node_state
@@ -213,7 +213,7 @@ async def test_one_that_comes_does_not_wait_until_all_refusals_are_explained(
 async def test_one_that_comes_while_a_crowd_is_tried_waits_for_one_of_the_crowd(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_YIELD_S", -1.0)
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
     world.node("a")
     await world.want("taken", 0.5)
     tried: list[str] = []
