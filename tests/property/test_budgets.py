@@ -6,7 +6,7 @@ import datetime
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from sharepod.api.gpubudget import BudgetPeriod, ChargeBy, Refill
 from sharepod.budgets.budget_account import (
@@ -130,6 +130,10 @@ def test_a_clock_that_goes_back_refills_nothing(
 
 
 @given(terms(), TIMES)
+@example(  # spent in a February, so that the refill goes on in a March, which is longer
+    Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
+    99_308_169_333,
+)
 def test_a_spent_budget_counts_again_when_it_was_said(of: Terms, start_ms: int) -> None:
     assume(of.refill is Refill.PERIOD_START or of.amount >= MICRO)
     spent = advanced(opened(of, start_ms), of, Consumed(10**18, 10**18), start_ms + 1)

@@ -25,6 +25,8 @@ MICRO = 1_000_000
 RESUMED_AT = 10
 """Part of the cap, its tenth, from which a spent continuous budget counts again: with less, a team would change places
 with others at each look."""
+_MOST_PERIODS = 120
+"""Periods that are looked at one by one for when a spent budget counts again: ten years of months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,15 @@ def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
     """Return when a spent budget counts again, if nothing is charged until then."""
     if terms.refill is Refill.PERIOD_START:
         return span_of(terms.period, account.at_ms).end_ms
-    missing = max(0, terms.cap // RESUMED_AT - account.credit)
-    return account.at_ms + round(missing / refill_rate(terms, account.at_ms) * 1000)
+    missing, at_ms = max(0, terms.cap // RESUMED_AT - account.credit), account.at_ms
+    # Each period refills at a rate of its own: months differ in length.
+    for _ in range(_MOST_PERIODS):
+        span = span_of(terms.period, at_ms)
+        until_end = _refilled(terms, at_ms, span.end_ms)
+        if missing <= until_end:
+            break
+        missing, at_ms = missing - until_end, span.end_ms
+    return at_ms + round(missing / refill_rate(terms, at_ms) * 1000)
 
 
 def _judged(account: BudgetAccount, terms: Terms) -> BudgetAccount:
