@@ -143,6 +143,11 @@ def test_a_spent_budget_counts_again_when_it_was_said(of: Terms, start_ms: int) 
     assert not advanced(spent, of, Consumed(), max(due, spent.at_ms) + 1000).spent
 
 
+@pytest.mark.promise("budgets-order")
+def test_the_order_moves_in_steps_of_a_half() -> None:
+    assert [Standing(share_milli=share).step for share in (0, 499, 500, 999, 1000, 1499)] == [0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.promise("budgets-forecast")
 @given(terms(), TIMES, st.integers(1, 100_000), st.integers(1, 10**6))
 def test_a_forecast_comes_true_at_an_even_rate(of: Terms, start_ms: int, rate: int, further_s: int) -> None:
