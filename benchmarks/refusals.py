@@ -13,7 +13,8 @@ import sys
 import textwrap
 import time
 
-from cluster.malformed import CASES, Case
+from cluster.malformed import CASES
+from cluster.malformed_case import Case
 from harness.cluster import Cluster
 from harness.installation import install
 from results import Row, write

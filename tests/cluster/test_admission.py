@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from cluster.admission import GPUNODES, sharepod
-from cluster.malformed import CASES, CONTAINER, UUID, Case, nested
+from cluster.malformed import CASES
+from cluster.malformed_case import CONTAINER, UUID, Case, nested
 from harness.api import ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS

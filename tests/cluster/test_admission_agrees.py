@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from cluster.admission import sharepod
-from cluster.malformed import UUID
+from cluster.malformed_case import UUID
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from cluster.admission import refusal, sharepod
-from cluster.malformed import CONTAINER, UUID
+from cluster.malformed_case import CONTAINER, UUID
 from harness.api import JSON_PATCH, ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster.admission import GPUNODES, LEASES, as_user, refusal, sharepod
-from cluster.malformed import UUID
+from cluster.malformed_case import UUID
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE, SHAREPODS

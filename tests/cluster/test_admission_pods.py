@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster.admission import PODS, as_user, pod_of, refusal, sharepod
-from cluster.malformed import CONTAINER
+from cluster.malformed_case import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.life_world import LifeWorld
 from sharepod.controller.decisions.ends import LONGEST_PAUSE_S
-from sharepod.controller.state.timestamps import seconds
+from sharepod.controller.state.reading.timestamps import seconds
 
 _OPERATOR = ("look", "look", "look", "look_and_crash", "crash", "go_on", "go_on")
 _OTHERS = ("play", "play", "wait", "heal", "join")

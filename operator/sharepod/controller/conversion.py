@@ -19,10 +19,10 @@ import json
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
@@ -33,6 +33,7 @@ from sharepod.api.versions.kind_versions import KindVersions
 from sharepod.web.http_server import KeptConnections, serve
 
 from . import metrics
+from .settings import OperatorSettings
 
 LARGEST_REVIEW: Final = 8 << 20
 """Bytes of a review: several of the largest objects that an API server takes (3 MiB in a request, 1.5 MiB stored)."""
@@ -206,3 +207,13 @@ async def serve_conversions(
             certificate.reread()
     finally:
         await server.close()
+
+
+def conversions_of(settings: OperatorSettings, kinds: Mapping[str, KindVersions]) -> Coroutine[Any, Any, None] | None:
+    """Return the conversion server; None without a port, and where every kind has one version."""
+    if not settings.conversion_port or not any(each.further for each in kinds.values()):
+        return None
+    assert settings.conversion_certificate is not None
+    assert settings.conversion_key is not None
+    certificate = ServingCertificate(settings.conversion_certificate, settings.conversion_key)
+    return serve_conversions(settings.bind_address, settings.conversion_port, kinds, certificate)

@@ -101,7 +101,7 @@ async def log_in(memo: Any, **_: Any) -> kopf.ConnectionInfo:
 async def probe(memo: Any, **_: Any) -> str:
     """Return whether the operator leads or stands by. Raise `kopf.PermanentError` if a restart can help."""
     try:
-        return str(memo.operator.healthy())
+        return str(memo.operator.health.healthy())
     except RuntimeError as error:
         log.error("unhealthy", why=str(error))
         raise kopf.PermanentError(str(error)) from error

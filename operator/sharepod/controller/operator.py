@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from sharepod.api.pod import PodSettings
-from sharepod.api.sharepod import Phase
 from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
-from sharepod.budgets.budget import ConsumedTotal, TotalKey
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
-from sharepod.controller.apiserver.sights import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
-from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.budgets.budget_control import BudgetControl
 from sharepod.controller.budgets.idle_reservations import IdleReservations
 from sharepod.controller.budgets.time_of_day import TimeOfDay
@@ -45,19 +39,19 @@ from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.preemptor import Preemptor
 from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import Connection
-from sharepod.placement.state.types import Outlook, Refusal
 from sharepod.tasks import Supervisor
 from sharepod.web.api_reviews import ApiReviews
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
-from . import metrics
 from .attach_mode import AttachMode
-from .conversion import ServingCertificate, serve_conversions
+from .conversion import conversions_of
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
+from .health import Health
 from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .plugin_gpus import HolderReconciler
+from .routes import Routes
 from .settings import OperatorSettings
 
 if TYPE_CHECKING:
@@ -66,17 +60,8 @@ if TYPE_CHECKING:
 
 _TICK_S = 1.0
 """Period of the checks of agents, watches and credentials, and of garbage collection."""
-_STALLED_S = 30.0
-"""Seconds without a tick after which the health probe fails: longer than any step that works takes."""
-_REJECTED_S = 60.0
-"""Seconds for which credentials or certificate may be rejected before the process ends: the kubelet rotates a token
-long before it expires, and a process that starts anew reads everything again."""
 
 log = structlog.get_logger(__name__)
-
-
-class RejectedError(Exception):
-    """API server that has rejected this process's credentials, or shown another certificate, for too long."""
 
 
 def boot_seconds() -> float:
@@ -90,20 +75,13 @@ class Operator:
     def __init__(self, settings: OperatorSettings, config: Any, kinds: Mapping[str, KindVersions] = VERSIONS) -> None:
         clock = boot_seconds
         self._kinds = kinds
-        self._clock = clock
         self._settings = settings
         self._active = False
-        self._believed = True
-        self._ticked = clock()
         self._garbage = Garbage(clock)
         self._term = 0
         """Counts the times that leadership was gained or lost, or everything was replaced."""
         self._term_begun = asyncio.Event()
-        pods = PodSettings(
-            runtime_class=settings.runtime_class or "",
-            tolerations=tuple(toleration.manifest() for toleration in settings.tolerations),
-        )
-        timeout = settings.write_timeout
+        pods, timeout = settings.pods(), settings.write_timeout
         self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)
         self._reviews = ApiReviews(partial(_reviewing, config))
         self.leadership = Leadership(
@@ -159,7 +137,7 @@ class Operator:
             self.memos,
             may_act=lambda: self._active and self.leadership.acting() and self.watches.believed(),
             on_decided=lambda _tenant, node: self.ledger.add(node),
-            on_answered=self._enqueue_tenant,
+            on_answered=lambda tenant: self.routes.tenant_changed(tenant),
             clock=clock,
             wall=now_ms.seconds,
             head_reservation_after=settings.keep_after,
@@ -175,7 +153,6 @@ class Operator:
             self.state, self.client, self.ledger, self.events, self.memos, settings, clock, self.loop.retry
         )
         self.ledger.holders_of = self.holder_reconciler.rows
-        self.state.on_holders_changed = self._enqueue_holders
         self.claim_reconciler = ClaimReconciler(
             self.state,
             self.client,
@@ -206,7 +183,7 @@ class Operator:
             namespace=settings.namespace,
             half_life_s=settings.usage_half_life,
             now_ms=now_ms,
-            written=self._totals_written,
+            written=lambda: self.statements.consumed(),
             acts=lambda: self._active,
             on_changed=self.loop.order_changed,
         )
@@ -238,74 +215,51 @@ class Operator:
         )
         self.certificates = self._certificates() if settings.webhook_port else None
         self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
-        self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self._enqueue_node
-        self.state.seen_claims.on_claim_lacking = self._claim_lacking
+        self.routes = Routes(
+            self.state,
+            self.loop,
+            tenants=self.tenant_reconciler,
+            claims=self.claim_reconciler,
+            nodes=self.node_reconciler,
+            holders=self.holder_reconciler,
+            line_templates=self.line_templates,
+            acts=lambda: self._active,
+        )
+        self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
+        self.state.seen_claims.on_claim_lacking = self.routes.claim_lacking
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
-        self.ledger.on_removed = lambda node, _tenant: self._row_removed(node)
-        self.state.on_tenant_changed = self._enqueue_tenant
-        self.state.on_node_changed = self._node_changed
+        self.ledger.on_removed = lambda node, _tenant: self.routes.row_removed(node)
+        self.state.on_tenant_changed = self.routes.tenant_changed
+        self.state.on_node_changed = self.routes.node_changed
+        self.state.on_holders_changed = self.routes.holders_changed
         self.state.on_room_changed = self.loop.room_changed
-
-    def _totals_written(self) -> dict[TotalKey, ConsumedTotal] | None:
-        """Return what each namespace has had by model, as it is written; None as long as it is not read."""
-        if not self.statements.complete:
-            return None
-        return {
-            (namespace, model): ConsumedTotal(had.held_ms, had.reserved_ms)
-            for namespace in self.statements.namespaces()
-            for model, had in self.statements.totals(namespace).items()
-        }
+        self.health = Health(
+            self.state,
+            self.watches,
+            (self.client, self.lease_client),
+            self.leadership,
+            self.loop,
+            self.memos,
+            queues={
+                "tenant": self.tenant_reconciler.queue,
+                "claim": self.claim_reconciler.queue,
+                "node": self.node_reconciler.queue,
+                "holder": self.holder_reconciler.queue,
+                "preemption": self.preemptor.queue,
+            },
+            acts=lambda: self._active,
+            enqueue_tenant=self.routes.tenant_changed,
+            webhook_unready=lambda: self.certificates.unready() if self.certificates else None,
+            clock=clock,
+        )
 
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
-        for node in self.state.nodes:
-            self._enqueue_node(node.name)
+        self.routes.all_nodes_changed()
 
     def _attaching_changed(self) -> None:
         self.node_reconciler.attaching = self.attach_mode.now
-        for node in self.state.nodes:
-            self._enqueue_node(node.name)
-
-    # Enqueueing
-
-    def _claim_lacking(self, namespace: str) -> None:
-        if self._active:
-            self.line_templates.want(namespace)
-
-    def _enqueue_tenant(self, tenant: str) -> None:
-        if self._active:
-            self._queue_of(tenant).add(tenant)
-
-    def _queue_of(self, tenant: str) -> WorkQueue[str]:
-        return self.claim_reconciler.queue if self.state.is_claim(tenant) else self.tenant_reconciler.queue
-
-    def _enqueue_node(self, name: str) -> None:
-        if self._active:
-            self.node_reconciler.queue.add(name)
-
-    def _enqueue_holders(self, node: str) -> None:
-        if self._active:
-            self.holder_reconciler.queue.add(node)
-
-    def _row_removed(self, node: str) -> None:
-        self._enqueue_node(node)
-        self._enqueue_holders(node)
-
-    def _node_changed(self, name: str) -> None:
-        self._enqueue_node(name)
-        self._enqueue_holders(name)
-        if self.state.nodes.named(name) is None:
-            self.loop.node_left()
-
-    def _enqueue_all(self) -> None:
-        for tenant in self.state.tenants():
-            self._queue_of(tenant).add_resync(tenant)
-        for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
-            self.node_reconciler.queue.add_resync(name)
-            self.holder_reconciler.queue.add_resync(name)
-        for namespace in self.state.seen_claims.lacking():
-            self.line_templates.want(namespace)
-        self.loop.room_changed()
+        self.routes.all_nodes_changed()
 
     # Leadership
 
@@ -352,7 +306,7 @@ class Operator:
             self.budgets.begin()
             self.loop.take_over()
             self._active = True
-            self._enqueue_all()
+            self.routes.look_at_all()
             log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
 
     # Loops
@@ -362,87 +316,14 @@ class Operator:
         while True:
             await asyncio.sleep(self._settings.resync_interval)
             if self._active:
-                self._enqueue_all()
+                self.routes.look_at_all()
 
     async def _tick(self) -> None:
         while True:
-            self._ticked = self._clock()
             self._garbage.settle()
-            self._check_credentials()
-            self._check_beliefs()
+            self.health.look()
             self.node_reconciler.check_agents(acting=self._active)
             await asyncio.sleep(_TICK_S)
-
-    def _check_credentials(self) -> None:
-        seconds = max(self.client.rejected_for_s, self.lease_client.rejected_for_s)
-        if seconds > _REJECTED_S:
-            raise RejectedError(
-                f"the API server has rejected the credentials (401), or shown a certificate that is not trusted, for "
-                f"{seconds:.0f} s; check the ServiceAccount's token and CA, or the kubeconfig"
-            )
-
-    def _check_beliefs(self) -> None:
-        """Wake the placement loop once the watches are worth believing again; say when they are not."""
-        believed = self.watches.believed()
-        if believed and not self._believed:
-            log.info("watches are heard again: placing")
-            self.loop.room_changed()
-        elif not believed and self._active:
-            kinds = self.watches.stale()
-            if self._believed:
-                log.warning("watches are silent: placing nothing", kinds=kinds)
-            self._tell_waiting(kinds)
-        self._believed = believed
-
-    def _tell_waiting(self, kinds: list[str]) -> None:
-        """Tell the SharePods that wait and have no answer yet why they get none."""
-        headline = (
-            f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s and places nothing meanwhile"
-        )
-        for tenant in self.loop.waiting():
-            memo = self.memos.of(tenant)
-            if memo.refusal is None:
-                memo.refusal = Refusal(outlook=Outlook.UNSEEN, headline=headline)
-                self._enqueue_tenant(tenant)
-
-    # Probes and metrics
-
-    def measure(self) -> None:
-        """Bring the gauges up to date that are read when they are asked for."""
-        for sight in self.watches.sights():
-            metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
-        phases = Counter(item.status.phase for item in self.state.sharepods)
-        for phase in Phase:
-            metrics.SHAREPODS.labels(phase.value).set(phases[phase])
-        metrics.UNENFORCED.set(self.state.ledgers.unenforced())
-        metrics.OVERCOMMITS.set(len(self.state.cluster.overcommits()))
-        queues = {
-            "tenant": self.tenant_reconciler.queue,
-            "claim": self.claim_reconciler.queue,
-            "node": self.node_reconciler.queue,
-            "holder": self.holder_reconciler.queue,
-            "preemption": self.preemptor.queue,
-        }
-        for name, queue in queues.items():
-            metrics.QUEUE_DEPTH.labels(name).set(len(queue))
-            metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
-
-    def unready(self) -> str | None:
-        """Return which kinds have not been listed, or that the webhook does not serve yet; None if it is ready."""
-        return self.watches.unready() or (self.certificates.unready() if self.certificates else None)
-
-    def leads(self) -> bool:
-        """Return whether this process leads."""
-        return self.leadership.acting()
-
-    def healthy(self) -> str:
-        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
-        silent = self._clock() - self._ticked
-        if silent > _STALLED_S:
-            raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")
-        if (why := self.watches.blind()) is not None:
-            raise RuntimeError(why)
-        return "leads" if self.leadership.acting() else "stands by"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set. Raise `TaskEndedError` if a part fails or ends."""
@@ -468,15 +349,18 @@ class Operator:
             "tick": self._tick(),
         }
         parts |= {f"watch of {reflector.kind}": reflector.run() for reflector in self.watches.all}
-        if self._settings.metrics_port:
-            open_to_all = self._settings.metrics_access is MetricsAccess.OPEN
+        settings = self._settings
+        if settings.metrics_port:
+            open_to_all = settings.metrics_access is MetricsAccess.OPEN
             guard = MetricsGuard(None if open_to_all else self._reviews.reviews)
-            parts["metrics"] = serve_metrics(self._settings.bind_address, self._settings.metrics_port, self, guard)
+            parts["metrics"] = serve_metrics(
+                self._settings.bind_address, self._settings.metrics_port, self.health, guard
+            )
         if self._settings.health_port:
-            parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self)
+            parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self.health)
         if self.certificates is not None:
             parts["webhook certificates"] = self.certificates.run()
-        if (conversions := self._conversions()) is not None:
+        if (conversions := conversions_of(settings, self._kinds)) is not None:
             parts["conversion"] = conversions
         try:
             with self._garbage:
@@ -506,18 +390,8 @@ class Operator:
             self.client,
             self._settings.namespace,
             acts=lambda: self._active and self.leadership.acting(),
-            clock=self._clock,
+            clock=boot_seconds,
         )
-
-    def _conversions(self) -> Coroutine[Any, Any, None] | None:
-        """Return the conversion server; None without a port, and where every kind has one version."""
-        settings = self._settings
-        if not settings.conversion_port or not any(each.further for each in self._kinds.values()):
-            return None
-        assert settings.conversion_certificate is not None
-        assert settings.conversion_key is not None
-        certificate = ServingCertificate(settings.conversion_certificate, settings.conversion_key)
-        return serve_conversions(settings.bind_address, settings.conversion_port, self._kinds, certificate)
 
 
 async def _reviewing(config: Any) -> Connection:

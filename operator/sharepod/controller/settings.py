@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from sharepod.api.pod import PodSettings
 from sharepod.api.share_claims import Attach
 from sharepod.web.metrics_access import MetricsAccess
 
@@ -290,6 +291,11 @@ class OperatorSettings(BaseSettings):
                 "name both files or set conversion_port: 0"
             )
         return self
+
+    def pods(self) -> PodSettings:
+        """Return what every Pod of a SharePod is given."""
+        tolerations = tuple(toleration.manifest() for toleration in self.tolerations)
+        return PodSettings(runtime_class=self.runtime_class or "", tolerations=tolerations)
 
     @classmethod
     def settings_customise_sources(

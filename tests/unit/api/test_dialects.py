@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster.malformed import CASES, Case
+from cluster.malformed import CASES
+from cluster.malformed_case import Case
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.bounds import beyond

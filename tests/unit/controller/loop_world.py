@@ -6,7 +6,8 @@ The world never wakes the loop itself: it tells the cluster state, which has to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sharepod.api.units import Bytes, GpuUuid
@@ -143,3 +144,12 @@ class World:
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal
         return refusal.message if refusal is not None else ""
+
+
+@asynccontextmanager
+async def deciding(world: World) -> AsyncIterator[World]:
+    """Run the loop of a world."""
+    task = asyncio.create_task(world.loop.run())
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -16,11 +16,9 @@ import aiohttp
 import pytest
 from doubles import second_version
 from harness.certs import Authority, KeyPair
-from kubernetes.aio.client import Configuration
 from sharepod.api.versions.kind_versions import VERSIONS
 from sharepod.controller import conversion
-from sharepod.controller.conversion import LARGEST_REVIEW, ServingCertificate, serve_conversions
-from sharepod.controller.operator import Operator
+from sharepod.controller.conversion import LARGEST_REVIEW, ServingCertificate, conversions_of, serve_conversions
 from sharepod.controller.settings import OperatorSettings
 
 HOST = "127.0.0.1"
@@ -246,10 +244,7 @@ async def test_it_is_served_where_there_is_a_second_version_and_a_port(
     settings = OperatorSettings(
         conversion_port=port, conversion_certificate=tmp_path / "tls.crt", conversion_key=tmp_path / "tls.key"
     )
-    operator = Operator(settings, Configuration(host="http://x"), second_version.kinds() if second else VERSIONS)
-    part = operator._conversions()
+    part = conversions_of(settings, second_version.kinds() if second else VERSIONS)
     assert (part is not None) == served
     if part is not None:
         part.close()
-    await operator.client.close()
-    await operator.lease_client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
@@ -73,7 +74,7 @@ async def test_the_probe_fails_where_a_restart_can_help() -> None:
             raise RuntimeError("the watch of pods has been silent for 61 s")
 
     with pytest.raises(kopf.PermanentError, match="silent"):
-        await handlers.probe(memo=kopf.Memo(operator=Ill()))
+        await handlers.probe(memo=kopf.Memo(operator=SimpleNamespace(health=Ill())))
 
 
 def test_kopf_waits_for_an_api_server_as_long_as_it_takes() -> None:

@@ -19,8 +19,10 @@ from doubles.apiserver.errors import Refused
 from doubles.apiserver.players import Players
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
+from sharepod.controller import health as healths
 from sharepod.controller import operator as operators
-from sharepod.controller.operator import Operator, RejectedError
+from sharepod.controller.health import RejectedError
+from sharepod.controller.operator import Operator
 from sharepod.controller.settings import OperatorSettings
 from sharepod.placement.state.types import Outlook
 from sharepod.tasks import TaskEndedError
@@ -101,7 +103,7 @@ async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> 
 
 
 async def test_credentials_that_are_rejected_for_long_end_it_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_REJECTED_S", 0.0)
+    monkeypatch.setattr(healths, "_REJECTED_S", 0.0)
 
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response({"reason": "Unauthorized", "message": "Unauthorized"}, status=401)
@@ -129,15 +131,15 @@ async def test_it_places_nothing_on_old_beliefs_and_goes_on_once_it_sees_again(m
         monkeypatch.setattr(operator.watches, "believed", lambda: False)
         assert not operator.loop._may_act()
         operator.loop.want_place("t")
-        operator._check_beliefs()
+        operator.health.check_beliefs()
         assert woken == []
         refusal = operator.memos.of("t").refusal
         assert refusal is not None
         assert refusal.outlook is Outlook.UNSEEN
         assert refusal.message.endswith("places nothing meanwhile.")
         monkeypatch.setattr(operator.watches, "believed", lambda: True)
-        operator._check_beliefs()
-        operator._check_beliefs()
+        operator.health.check_beliefs()
+        operator.health.check_beliefs()
         assert woken == [True]
 
 
@@ -178,13 +180,13 @@ async def test_health_fails_where_a_watch_is_blind_or_the_event_loop_stands_stil
 ) -> None:
     async with api_server() as api:
         operator = an_operator(api)
-        assert operator.healthy() == "stands by"
+        assert operator.health.healthy() == "stands by"
         monkeypatch.setattr(operator.watches, "blind", lambda: "the watch of pods has been silent for 61 s")
         with pytest.raises(RuntimeError, match="pods"):
-            operator.healthy()
-        monkeypatch.setattr(operator, "_clock", lambda: operators.boot_seconds() + 31)
+            operator.health.healthy()
+        monkeypatch.setattr(operator.health, "_clock", lambda: operators.boot_seconds() + 31)
         with pytest.raises(RuntimeError, match="event loop"):
-            operator.healthy()
+            operator.health.healthy()
 
 
 async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() -> None:
@@ -194,7 +196,7 @@ async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() 
         async with running(leader):
             await until(lambda: leader._active)
             async with running(standby):
-                await until(lambda: standby.unready() is None)
+                await until(lambda: standby.health.unready() is None)
                 shown = [(await get(port, "/metrics"))[1] for port in ports]
                 ready = [await get(port, "/readyz") for port in health]
     assert ready == [(200, "ok\n")] * 2
@@ -214,20 +216,20 @@ async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> No
         api.unserved.add("sharepods")
         operator.watches.sharepods.listed = False
         api.cut_watches("sharepods", error=Refused(410, "Expired", "too old"))
-        await until(lambda: (operator.unready() or "").startswith("not listed: sharepods (LIST "))
+        await until(lambda: (operator.health.unready() or "").startswith("not listed: sharepods (LIST "))
         status, text = await get(port, "/readyz")
         assert status == 503
         assert text.startswith("not listed: sharepods (LIST ")
-        assert operator.healthy() in ("leads", "stands by")
+        assert operator.health.healthy() in ("leads", "stands by")
 
 
 @pytest.mark.promise("operator-line-webhook-rollout")
 async def test_while_its_webhook_does_not_serve_it_is_not_ready() -> None:
     keeper: Any = SimpleNamespace(unready=lambda: "not yet")
     async with api_server() as api, running(operator := an_operator(api)):
-        await until(lambda: operator.unready() is None)
+        await until(lambda: operator.health.unready() is None)
         operator.certificates = keeper
-        assert operator.unready() == "not yet"
+        assert operator.health.unready() == "not yet"
 
 
 async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:
@@ -236,10 +238,10 @@ async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:
         players.add_nodes(4, gpus=1)
         api.unserved.add("gpunodes")
         async with running(operator := an_operator(api)):
-            await until(lambda: operator.leads() and len(operator.state.nodes) == 4)
+            await until(lambda: operator.health.leads() and len(operator.state.nodes) == 4)
             await until(lambda: not any(operator.state.agent_away(item.name) for item in operator.state.nodes))
-            ticked = operator._ticked
-            await until(lambda: operator._ticked > ticked)
+            ticked = operator.health.looked_at
+            await until(lambda: operator.health.looked_at > ticked)
             await until(lambda: not len(operator.node_reconciler.queue))
             assert api.made("create", "gpunodes") == []
             api.unserved.clear()

@@ -26,7 +26,7 @@ from typing import Protocol
 import structlog
 
 from sharepod.controller import metrics
-from sharepod.controller.state.unreadable_log import UnreadableLog
+from sharepod.controller.state.reading.unreadable_log import UnreadableLog
 from sharepod.kube import (
     ApiError,
     ErrorEventError,

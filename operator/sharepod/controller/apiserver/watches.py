@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.unreadable_objects import UnreadableObjects
 from sharepod.kube import Json
 
 from . import sights
@@ -73,6 +74,8 @@ class Watches:
         self._believed_until = -math.inf
         """Time until which the watches are believed, whatever happens; they may be believed longer."""
 
+        unreadable = UnreadableObjects(state)
+
         def put_lease(raw: Json) -> None:
             state.agents.put(raw)
             on_lease(raw)
@@ -118,7 +121,7 @@ class Watches:
                 lambda uid, version, _: state.drop_node(uid, version),
                 state.nodes.versions,
                 state.nodes.distrust,
-                state.put_unreadable_node,
+                unreadable.put_node,
             ),
             labels=POOL_LABEL,
         )
@@ -130,7 +133,7 @@ class Watches:
                 lambda uid, version, _: state.drop_gpunode(uid, version),
                 state.gpunodes.versions,
                 state.distrust_gpunodes,
-                state.put_unreadable_gpunode,
+                unreadable.put_gpunode,
             ),
         )
         self.sharepods = reflector(
@@ -141,7 +144,7 @@ class Watches:
                 self._drop_sharepod,
                 state.sharepods.versions,
                 state.distrust_sharepods,
-                state.put_unreadable_sharepod,
+                unreadable.put_sharepod,
             ),
         )
         self.pods = reflector(

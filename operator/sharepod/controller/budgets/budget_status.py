@@ -25,7 +25,7 @@ from sharepod.budgets.coverage import Coverage
 from sharepod.budgets.forecast import RATE_HALF_LIFE_S, gone_at_ms
 from sharepod.budgets.periods import span_of
 from sharepod.controller.state.facts.budget_facts import BudgetFacts
-from sharepod.controller.state.timestamps import text_of
+from sharepod.controller.state.reading.timestamps import text_of
 
 _ROUNDED_S = 600
 """Seconds to which times that are forecast are rounded up: a forecast that moves by seconds is no news."""

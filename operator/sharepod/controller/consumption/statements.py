@@ -25,6 +25,7 @@ from sharepod.api.consumption import TAKEN_IN_ANNOTATION, Consumption
 from sharepod.api.objects import API_VERSION
 from sharepod.api.statement import STATEMENT_KIND, GPUStatementStatus
 from sharepod.budgets.amounts import Amounts
+from sharepod.budgets.budget import ConsumedTotal, TotalKey
 from sharepod.budgets.namespace_account import NamespaceAccount, NodeReading, take_in
 from sharepod.budgets.statement_status import account_of, status_of
 from sharepod.controller import metrics
@@ -87,6 +88,16 @@ class Statements:
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces that have a statement."""
         return tuple(self._written)
+
+    def consumed(self) -> dict[TotalKey, ConsumedTotal] | None:
+        """Return what each namespace has had by model, as it is written; None as long as it is not read."""
+        if not self.complete:
+            return None
+        return {
+            (namespace, model): ConsumedTotal(had.held_ms, had.reserved_ms)
+            for namespace in self.namespaces()
+            for model, had in self.totals(namespace).items()
+        }
 
     def forget(self) -> None:
         """Forget what was read: another process may write from now on."""

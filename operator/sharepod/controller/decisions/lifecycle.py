@@ -33,7 +33,7 @@ from sharepod.api.resource_line import carried
 from sharepod.api.sharepod import RestartPolicy
 from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER, PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
-from sharepod.controller.state.timestamps import seconds
+from sharepod.controller.state.reading.timestamps import seconds
 
 from . import ends, share_claim_steps
 from .ends import Absence, EndCause, EndReason, RunEnd, Sequel

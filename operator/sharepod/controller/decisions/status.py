@@ -21,7 +21,7 @@ from sharepod.api.units import format_fraction
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import BlockedReason
-from sharepod.controller.state.timestamps import seconds, text_of
+from sharepod.controller.state.reading.timestamps import seconds, text_of
 from sharepod.placement.wording import size_down
 
 from .conditions import (

@@ -16,39 +16,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.gpunode import Latency, Mode
-from sharepod.api.units import Milli, TenantId
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.engine import Engine, QueueKey, queue_key
+from sharepod.placement.engine import Engine, queue_key
 from sharepod.placement.holders import find_holder
 from sharepod.placement.state.types import (
     Assignment,
     NewHolder,
     PlacementError,
     PlacementRequest,
-    Refusal,
     label_key,
 )
 
 from . import slices
+from .alarm import Alarm
 from .explanations import Explanations
 from .head_of_line import HeadOfLine
 from .making_room.movers_seen import MoversSeen
 from .making_room.moving import NO_MOVES, MoveLimits, Moving
 from .making_room.preemptions import Preemptions
 from .making_room.victims_seen import VictimsSeen
-from .namespace_turns import NamespaceTurns
 from .requests import PlacementRequests, budget_wait
-from .resizes import has_request_0, try_resize
-from .waiting import WaitingTenant, who_asks_matters
+from .resizes import Resizes
+from .waiting import Asked, WaitingTenant, asked_of
+from .waiting_line import WaitingLine
 
 _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
@@ -56,25 +53,7 @@ _EXPLAINED_AT_ONCE = 100
 """Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
 
 
-_Asked = tuple[int, int | None, str]
-"""See `PlacementLoop._asked`."""
-
 log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Cycle:
-    """One pass through the queue: its number, and how long its phases took (wall time, with the turns of others)."""
-
-    number: int
-    began: float
-    phases_ms: dict[str, float]
-
-    def end_of(self, phase: str) -> None:
-        """Note that a phase has ended now."""
-        now = time.monotonic()
-        self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
-        self.began = now
 
 
 class PlacementLoop:
@@ -127,25 +106,24 @@ class PlacementLoop:
         self._clock = clock
         self._on_holder_wanted = on_holder_wanted
         self._unexplained: dict[str, WaitingTenant] = {}
-        self._places: dict[str, WaitingTenant] = {}
-        self._resizes: dict[str, WaitingTenant] = {}
-        self._came: list[WaitingTenant] = []
-        """Those that have come since the turns of the present pass were worked out."""
-        self._kick = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._resizes = Resizes(
+            state, memos, on_decided=on_decided, on_answered=on_answered, on_room=self.room_changed, clock=clock
+        )
+        self._line = WaitingLine(self.requests, self.leave, clock)
+        self._alarm = Alarm(clock)
         self._cycles = 0
-        self._renewal: Iterator[None] | None = None
+        self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
         self._head = HeadOfLine(
             state.cluster,
             memos,
-            request_of=self._request_of,
+            request_of=self._line.request_of,
             clock=clock,
             after=head_reservation_after,
             lasts=head_reservation_for,
             idle_ratio=head_idle_ratio,
             fair_wait=fair_wait,
-            later=self._later,
-            wake=self._kick.set,
+            later=self._alarm.ring_at,
+            wake=self._alarm.ring,
         )
         self._standing = standing
         self.victims_seen = VictimsSeen(state, clock, wall, standing)
@@ -153,14 +131,14 @@ class PlacementLoop:
         self._explanations = Explanations(
             self.engine,
             memos,
-            request_of=self._request_of,
+            request_of=self._line.request_of,
             own_movable=movers.own,
             standing=standing,
             may_act=may_act,
             on_answered=on_answered,
             clock=clock,
-            later=self._later,
-            kick=self._kick,
+            later=self._alarm.ring_at,
+            kick=self._alarm.rung,
         )
         self.preemptions = Preemptions(
             state,
@@ -172,33 +150,30 @@ class PlacementLoop:
                 self.engine.find,
                 limits=moves,
                 clock=clock,
-                later=self._later,
+                later=self._alarm.ring_at,
             ),
-            request_of=self._request_of,
+            request_of=self._line.request_of,
             per_minute=preemptions_per_minute,
             clock=clock,
             on_lowered=on_decided,
-            later=self._later,
-            wake=self._kick.set,
+            later=self._alarm.ring_at,
+            wake=self._alarm.ring,
         )
 
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place."""
-        if tenant not in self._places:
-            self._places[tenant] = waiting = WaitingTenant(tenant, self._clock())
-            self._came.append(waiting)
-            self._kick.set()
+        if self._line.join(tenant):
+            self._alarm.ring()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
         """Queue a SharePod for another share than it has; `changed`: for another one than when it was refused."""
-        if changed or tenant not in self._resizes:
-            self._resizes[tenant] = WaitingTenant(tenant, self._clock())
-            self._kick.set()
+        if self._resizes.want(tenant, changed=changed):
+            self._alarm.ring()
 
     def leave(self, tenant: str) -> None:
         """Take a SharePod out of the queue, and give up its head-of-line reservation."""
-        self._places.pop(tenant, None)
-        self._resizes.pop(tenant, None)
+        self._line.leave(tenant)
+        self._resizes.leave(tenant)
         self.preemptions.end(tenant, "left")
         reservation = self._state.cluster.head_reservation
         if reservation is not None and reservation.tenant == tenant:
@@ -207,48 +182,47 @@ class PlacementLoop:
 
     def room_changed(self) -> None:
         """Wake the loop if any SharePod waits: room may have appeared."""
-        if self._places or self._resizes:
-            self._kick.set()
+        if self._line.places or self._resizes:
+            self._alarm.ring()
 
     def order_changed(self) -> None:
         """Try every SharePod that waits again: standings have changed, and with them whose turn it is."""
-        for waiting in self._places.values():
+        for waiting in self._line.places.values():
             waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
         """Work the reasons of refusals out again: they count a node that is gone, or the only one."""
         self._explanations.forget()
-        refused = [waiting for waiting in self._places.values() if waiting.refused_at_version is not None]
+        refused = [waiting for waiting in self._line.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
             self._unexplained[waiting.tenant] = waiting
             if number < _EXPLAINED_AT_ONCE:
                 waiting.explained_at = float("-inf")
         if refused:
-            self._kick.set()
+            self._alarm.ring()
 
     def retry(self, tenant: str) -> None:
         """Try a SharePod again whatever has changed since its refusal."""
-        waiting = self._places.get(tenant)
+        waiting = self._line.places.get(tenant)
         if waiting is not None:
             waiting.refused_at_version = None
-            self._kick.set()
+            self._alarm.ring()
 
     def take_over(self) -> None:
         """Keep the places that a former leader has kept. To be called before this one gives anything away."""
         moving = self.preemptions.moving
         moving.take_over()
         if moving:
-            self._kick.set()  # they are given up in time though nobody waits
+            self._alarm.ring()  # they are given up in time though nobody waits
 
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
-        return tuple(self._places)
+        return tuple(self._line.places)
 
     def clear(self) -> None:
         """Empty the queue."""
-        self._places.clear()
-        self._came.clear()
+        self._line.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
         self.preemptions.clear()
@@ -256,13 +230,13 @@ class PlacementLoop:
     async def run(self) -> None:
         """Decide until cancelled."""
         while True:
-            await self._kick.wait()
-            self._kick.clear()
+            await self._alarm.rung.wait()
+            self._alarm.rung.clear()
             await asyncio.sleep(0)  # SharePods that arrive together are decided in one pass, in queue order
             for attempt in range(_PASSES):
                 if not self._may_act() or await self._pass(whole=attempt == _PASSES - 1):
                     break
-            metrics.WAITING.set(len(self._places))
+            metrics.WAITING.set(len(self._line.places))
 
     async def _pass(self, *, whole: bool) -> bool:
         """Go through the queue once.
@@ -274,19 +248,17 @@ class PlacementLoop:
         self._cycles += 1
         self.preemptions.moving.take_over()
         began, version = time.monotonic(), cluster.room_version
-        cycle = _Cycle(self._cycles, began, {})
+        cycle = slices.Cycle(self._cycles, began, {})
         # 1. Resize: shares that change in place, but for those of request 0, which come after those that wait.
-        for waiting in list(self._resizes.values()):
-            if waiting.refused_at_version != cluster.room_version and not has_request_0(cluster, waiting.tenant):
-                self._resize(waiting)
+        self._resizes.decide(of_request_0=False)
         cycle.end_of("resize")
         # 2. Line up those to try: highest priority first, then those that have used least of their entitlement, then by
         #    turns of their namespaces, each with its oldest first.
-        turns = await self._lined_up()
+        turns = await self._line.line_up(cluster.room_version)
         queued = len(turns)
         cycle.end_of("sort")
         # 3. Place: one decision each, for those that new room could serve.
-        refused: set[_Asked] = set()
+        refused: set[Asked] = set()
         began = time.monotonic()
         while (tried := turns.take()) is not None:
             if slices.is_over(began):
@@ -294,107 +266,55 @@ class PlacementLoop:
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
-                if self._came:
-                    turns.add_all(self._keyed(self._take_those_that_came()))
+                self._line.line_up_those_that_came(turns)
             if self.engine.packing.due and not self.engine.packing.ready:
-                await self._renew()
+                await self._renewal.go_on()
             if not self._may_act():
                 return True
             request = self._asked_now(tried)
             if request is not None and self._could_be_served(tried, request, refused):
                 self._place(tried, request, refused)
-        for waiting in list(self._resizes.values()):
-            if waiting.refused_at_version != cluster.room_version and has_request_0(cluster, waiting.tenant):
-                self._resize(waiting)
+        self._resizes.decide(of_request_0=True)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
-        await self._renew()
+        await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
-        self._head.look(self._places)
+        self._head.look(self._line.places)
         cycle.end_of("head")
-        await self.preemptions.look(self._places)
+        await self.preemptions.look(self._line.places)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
-        await self._explanations.work_out(self._unexplained, self._places)
+        await self._explanations.work_out(self._unexplained, self._line.places)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
-        again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
+        again = min((waiting.retry_at for waiting in self._line.places.values()), default=float("inf"))
         if again < float("inf"):
-            self._later(again)
+            self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
         return True
 
-    async def _renew(self) -> None:
-        """Renew the weights slice by slice. Others have a turn between two slices, and one that comes to be placed is
-        placed before the rest of them; not before the first weights are there, without which each takes ten times as
-        long."""
-        if self._renewal is None and self.engine.packing.due:
-            self._renewal = self.engine.packing.renewal()
-        while self._renewal is not None:
-            await asyncio.sleep(0)
-            try:
-                next(self._renewal)
-            except StopIteration:
-                self._renewal = None
-            if self._kick.is_set() and self.engine.packing.ready:
-                return
-
-    async def _lined_up(self) -> NamespaceTurns:
-        """Return the turns of the SharePods to try now; those refused at this version already are left out."""
-        self._came.clear()
-        began, turns = time.monotonic(), NamespaceTurns()
-        version, now = self._state.cluster.room_version, self._clock()
-        due = [
-            waiting
-            for waiting in self._places.values()
-            if waiting.refused_at_version != version or now >= waiting.retry_at
-        ]
-        for waiting in due:
-            if waiting.key is None and slices.is_over(began):
-                await slices.let_others_go_on()
-                began = time.monotonic()
-            self._know_key(waiting)
-        turns.add_all(self._keyed(due + self._take_those_that_came()))
-        return turns
-
-    def _take_those_that_came(self) -> list[WaitingTenant]:
-        came, self._came = self._came, []
-        return came
-
-    def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:
-        """Yield those that wait still, with their keys."""
-        for each in waiting:
-            if self._places.get(each.tenant) is each and (key := self._know_key(each)) is not None:
-                yield key, each
-
-    def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
-        """Return its key; None if it asks for nothing any more."""
-        if waiting.key is None and (request := self._request_of(waiting)) is not None:
-            waiting.key = queue_key(request)
-        return waiting.key
-
     def _asked_now(self, waiting: WaitingTenant) -> PlacementRequest | None:
         """Return its request as it is now; None if it is not to be tried yet, or waits no longer."""
-        if self._places.get(waiting.tenant) is not waiting or (request := self._request_of(waiting)) is None:
+        if not self._line.has(waiting) or (request := self._line.request_of(waiting)) is None:
             return None
         waiting.key = queue_key(request)
         until = self._memos.of(waiting.tenant).not_before
         if self._clock() < until:
-            self._later(until)
+            self._alarm.ring_at(until)
             return None
         if (wait := budget_wait(self._standing(request.namespace))) is not None:
             self._explanations.tell(waiting, wait)
             return None
         return request
 
-    def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[_Asked]) -> bool:
+    def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
         """True if the changes since its refusal could be room for this one. `refused`: what was asked in vain in this
         pass."""
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
-        asked = self._asked(waiting, request)
+        asked = asked_of(cluster, waiting, request)
         if asked in refused:
             self._refused(waiting)
             return False
@@ -405,7 +325,8 @@ class PlacementLoop:
         if excludes and cluster.excludes_fewer_since(request.namespace, waiting.refused_at_version):
             return True
         grown = cluster.grown_since(waiting.refused_at_version)
-        if any(self.engine.serves(one, grown) for one in (request, self._best_effort(request)) if one is not None):
+        asks = (request, self.requests.best_effort(request))
+        if any(self.engine.serves(one, grown) for one in asks if one is not None):
             return True
         if find_holder(cluster, request) is not None:
             return True
@@ -414,27 +335,11 @@ class PlacementLoop:
         self._refused(waiting)
         return False
 
-    def _asked(self, waiting: WaitingTenant, request: PlacementRequest) -> _Asked | None:
-        """Return what is asked of which state of the cluster, and since which state it was known to be in vain. None
-        where the answer depends on who asks."""
-        cluster = self._state.cluster
-        if waiting.worked_out is None or who_asks_matters(cluster, request):
-            return None
-        return cluster.room_version, waiting.refused_at_version, waiting.worked_out.asks
-
     def _refused(self, waiting: WaitingTenant) -> None:
         waiting.refused_at_version = self._state.cluster.room_version
         self._unexplained[waiting.tenant] = waiting
 
-    def _request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
-        """Return its request; take it out of the queue and return None if it asks for nothing any more."""
-        worked_out = self.requests.worked_out(waiting)
-        if worked_out is None:
-            self.leave(waiting.tenant)
-            return None
-        return worked_out.request
-
-    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[_Asked]) -> None:
+    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> None:
         """Decide for one SharePod. `refused`: what was asked in vain in this pass."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
@@ -442,13 +347,13 @@ class PlacementLoop:
             self.engine.packing.arrived(request)
         memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
-        asked = self._asked(waiting, request)
+        asked = asked_of(cluster, waiting, request)
         answer: Assignment | None = None
         if asked is None or asked not in refused:
             with metrics.DECISION_SECONDS.time():
                 answer = self.engine.find(request)
         holder = find_holder(cluster, request) if answer is None else None
-        if answer is None and holder is None and (lesser := self._best_effort(request)) is not None:
+        if answer is None and holder is None and (lesser := self.requests.best_effort(request)) is not None:
             answer = self.engine.find(lesser)
             request = lesser if answer is not None else request
         if answer is None:
@@ -478,7 +383,7 @@ class PlacementLoop:
         memo.refusal = None
         for other in request.beside:
             self._memos.of(other.tenant).refusal = None
-        self._places.pop(waiting.tenant, None)
+        self._line.leave(waiting.tenant)
         preempted = self.preemptions.placed(request, answer)
         if is_head:
             cluster.reserve_for_head(None)
@@ -486,55 +391,3 @@ class PlacementLoop:
         if is_head or preempted or grouped or cluster.excluding_fewer_at > version:
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)
-
-    def _best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return the request with which a tenant of a namespace out of budget may run meanwhile: the same at request 0.
-
-        None for a namespace that does not borrow, and where a request of 0 is no share.
-        """
-        gpu = request.gpu
-        shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
-        if not (shareable and gpu.request_milli) or request.beside:
-            return None
-        if self._standing(request.namespace).lowered_to is None:
-            return None
-        return replace(request, gpu=replace(gpu, request_milli=Milli(0)))
-
-    def _resize(self, waiting: WaitingTenant) -> None:
-        """Decide about another share for one tenant, which waits on only if it is refused."""
-        version = waiting.refused_at_version = self._state.cluster.room_version
-        try:
-            answer = try_resize(self._state, self._memos, waiting.tenant)
-        except PlacementError as error:
-            row = next((row for _, row in self._state.cluster.reservations_of(TenantId(waiting.tenant))), None)
-            log.error(
-                "cannot resize", tenant=waiting.tenant, owner=row.title if row is not None else "", error=str(error)
-            )
-            return
-        memo = self._memos.of(waiting.tenant)
-        if isinstance(answer, Refusal):
-            metrics.DECISIONS.labels("resize_refused").inc()
-            if answer != memo.resize_refusal:
-                memo.resize_refusal = answer
-                self._on_answered(waiting.tenant)
-            return
-        self._resizes.pop(waiting.tenant, None)
-        if self._state.cluster.excluding_fewer_at > version:
-            self.room_changed()
-        if answer is not None:
-            metrics.DECISIONS.labels("resized").inc()
-            memo.resize_refusal = None
-            self._on_decided(waiting.tenant, answer)
-
-    def _later(self, at: float) -> None:
-        """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""
-        loop = asyncio.get_running_loop()
-        delay = max(0.05, at - self._clock())
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_later(delay, self._again)
-
-    def _again(self) -> None:
-        self._timer = None
-        self._kick.set()

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
-from sharepod.api.gpunode import ClaimReference
-from sharepod.api.units import TenantId
+from sharepod.api.gpunode import ClaimReference, Latency, Mode
+from sharepod.api.units import Milli, TenantId
 from sharepod.budgets.standing import Standing
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import ClaimFacts
@@ -97,6 +97,19 @@ class PlacementRequests:
         standing = self._standing_of(request.namespace)
         priority = standing.effective_priority(request.priority)
         return replace(request, priority=priority, standing=standing.step)
+
+    def best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
+        """Return the request with which a tenant of a namespace out of budget may run meanwhile: the same at request 0.
+
+        None for a namespace that does not borrow, and where a request of 0 is no share.
+        """
+        gpu = request.gpu
+        shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
+        if not (shareable and gpu.request_milli) or request.beside:
+            return None
+        if self._standing_of(request.namespace).lowered_to is None:
+            return None
+        return replace(request, gpu=replace(gpu, request_milli=Milli(0)))
 
     def _own(self, tenant: str) -> PlacementRequest | None:
         claim = self._state.seen_claims.claims.get(tenant)

@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -14,16 +15,105 @@ import structlog
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import TenantId
+from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import Refusal
+from sharepod.placement.state.types import PlacementError, Refusal
+
+from .waiting import WaitingTenant
 
 log = structlog.get_logger(__name__)
 
 
-def try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Refusal | None:
+class Resizes:
+    """Tenants that ask for another share than they have.
+
+    Args:
+        state: The cluster state; its `cluster` takes the changed shares.
+        memos: Say what was asked before; take the refusals.
+        on_decided: Called with tenant and node of each changed share, which is to be written.
+        on_answered: Called with each tenant that has a new answer to show.
+        on_room: Called when a change may have made room for those that wait.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        memos: TenantMemos,
+        *,
+        on_decided: Callable[[str, str], None],
+        on_answered: Callable[[str], None],
+        on_room: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._memos = memos
+        self._on_decided = on_decided
+        self._on_answered = on_answered
+        self._on_room = on_room
+        self._clock = clock
+        self._asking: dict[str, WaitingTenant] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asking)
+
+    def want(self, tenant: str, *, changed: bool) -> bool:
+        """Queue a tenant; return whether it is to be decided for: it is new, or asks for another share than when it was
+        refused (`changed`)."""
+        if not changed and tenant in self._asking:
+            return False
+        self._asking[tenant] = WaitingTenant(tenant, self._clock())
+        return True
+
+    def leave(self, tenant: str) -> None:
+        """Take a tenant out."""
+        self._asking.pop(tenant, None)
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._asking.clear()
+
+    def decide(self, *, of_request_0: bool) -> None:
+        """Decide for those for which something has changed, of those that have no time of their own, or of the
+        others."""
+        cluster = self._state.cluster
+        for waiting in list(self._asking.values()):
+            if waiting.refused_at_version == cluster.room_version:
+                continue
+            if _has_request_0(cluster, waiting.tenant) == of_request_0:
+                self._decide(waiting)
+
+    def _decide(self, waiting: WaitingTenant) -> None:
+        """Decide about another share for one tenant, which waits on only if it is refused."""
+        version = waiting.refused_at_version = self._state.cluster.room_version
+        try:
+            answer = _try_resize(self._state, self._memos, waiting.tenant)
+        except PlacementError as error:
+            row = next((row for _, row in self._state.cluster.reservations_of(TenantId(waiting.tenant))), None)
+            log.error(
+                "cannot resize", tenant=waiting.tenant, owner=row.title if row is not None else "", error=str(error)
+            )
+            return
+        memo = self._memos.of(waiting.tenant)
+        if isinstance(answer, Refusal):
+            metrics.DECISIONS.labels("resize_refused").inc()
+            if answer != memo.resize_refusal:
+                memo.resize_refusal = answer
+                self._on_answered(waiting.tenant)
+            return
+        self._asking.pop(waiting.tenant, None)
+        if self._state.cluster.excluding_fewer_at > version:
+            self._on_room()
+        if answer is not None:
+            metrics.DECISIONS.labels("resized").inc()
+            memo.resize_refusal = None
+            self._on_decided(waiting.tenant, answer)
+
+
+def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Refusal | None:
     """Decide about the share of a tenant.
 
     Return the node where the share changed, the refusal, or None where nothing is to be decided.
@@ -48,7 +138,7 @@ def try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | Re
     return answer if isinstance(answer, Refusal) else reserved[0][0]
 
 
-def has_request_0(cluster: Cluster, tenant: str) -> bool:
+def _has_request_0(cluster: Cluster, tenant: str) -> bool:
     """Return whether a tenant has no time of its own: it asked for none, or it was lowered."""
     return any(row.request_milli == 0 for _, row in cluster.reservations_of(TenantId(tenant)))
 

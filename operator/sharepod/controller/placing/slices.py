@@ -1,9 +1,13 @@
-"""Slices of the placement loop's work, and the turns that other tasks get between two of them."""
+"""Slices of the placement loop's work, the turns that other tasks get between two of them, and what its passes took."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sharepod.placement.binpack.packing import Packing
 
 SLICE_S = 0.002
 """Seconds of deciding, or of explaining, after which other tasks get turns."""
@@ -21,3 +25,44 @@ async def let_others_go_on() -> None:
     """Give other tasks their turns."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+
+
+@dataclass(slots=True)
+class Cycle:
+    """One pass through the queue: its number, and how long its phases took (wall time, with the turns of others)."""
+
+    number: int
+    began: float
+    phases_ms: dict[str, float]
+
+    def end_of(self, phase: str) -> None:
+        """Note that a phase has ended now."""
+        now = time.monotonic()
+        self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
+        self.began = now
+
+
+class Renewal:
+    """Renewal of placement's weights, slice by slice. `wanted`: set when the loop has something to decide."""
+
+    def __init__(self, packing: Packing, wanted: asyncio.Event) -> None:
+        self._packing = packing
+        self._wanted = wanted
+        self._slices: Iterator[None] | None = None
+
+    async def go_on(self) -> None:
+        """Renew the weights, if demand has moved.
+
+        Others have a turn between two slices, and one that comes to be placed is placed before the rest of them; not
+        before the first weights are there, without which each takes ten times as long.
+        """
+        if self._slices is None and self._packing.due:
+            self._slices = self._packing.renewal()
+        while self._slices is not None:
+            await asyncio.sleep(0)
+            try:
+                next(self._slices)
+            except StopIteration:
+                self._slices = None
+            if self._wanted.is_set() and self._packing.ready:
+                return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest, Refusal
@@ -57,3 +58,15 @@ class WaitingTenant:
     """Its last request."""
     refusal: Refusal | None = None
     """Last refusal as placement worded it, without what would help."""
+
+
+Asked: TypeAlias = tuple[int, int | None, str]
+"""See `asked_of`."""
+
+
+def asked_of(cluster: Cluster, waiting: WaitingTenant, request: PlacementRequest) -> Asked | None:
+    """Return what is asked of which state of the cluster, and since which state it was known to be in vain. None where
+    the answer depends on who asks."""
+    if waiting.worked_out is None or who_asks_matters(cluster, request):
+        return None
+    return cluster.room_version, waiting.refused_at_version, waiting.worked_out.asks

@@ -25,12 +25,9 @@ from .facts.claim_facts import (
     size_by_line,
     unreadable_claim,
 )
-from .store import Store
+from .store import Latest, Store
 
 Json = Mapping[str, Any]
-
-_DELETED_REMEMBERED = 20_000
-"""Deletions of claims that are remembered: a forgotten one costs a GET."""
 
 
 class ClaimsSeen:
@@ -44,7 +41,7 @@ class ClaimsSeen:
         """Uids of Pods by namespace and name of a claim that they name."""
         self._made: dict[str, set[str]] = {}
         """Uids of claims by the uid of the Pod that they were made for."""
-        self._deleted: dict[str, None] = {}
+        self._deleted: Latest[None] = Latest()
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
         """Users of a claim in their order, by its uid; dropped when one of them changes."""
@@ -117,8 +114,6 @@ class ClaimsSeen:
         """Take out a claim that is gone, as of `version` if that is known. `deleted`: a watch has shown its end."""
         if deleted:
             self._deleted[uid] = None
-            if len(self._deleted) > _DELETED_REMEMBERED:
-                del self._deleted[next(iter(self._deleted))]
         item = self.claims.drop(uid, version)
         if item is not None:
             self._claim_gone(item)

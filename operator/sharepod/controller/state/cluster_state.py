@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -28,21 +27,17 @@ from .claims_seen import ClaimsSeen
 from .facts.claim_facts import ClaimFacts
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
 from .facts.pod_facts import PodFacts, pod_facts
-from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
+from .facts.sharepod_facts import SharePodFacts, sharepod_facts
 from .gpunode_changes import reconciler_facts, tenants_concerned
 from .holders_seen import HoldersSeen
 from .ledgers import Ledgers
 from .namespaces import EndingNamespaces, NamespaceLabels
 from .other_pods import OtherPods
 from .placement_view import node_state, placement_facts
-from .store import DISTRUSTED, Store
-from .unreadable_log import UnreadableLog
+from .reading.unreadable_log import UnreadableLog
+from .store import DISTRUSTED, Latest, Store
 
 Json = Mapping[str, Any]
-
-_DELETED_REMEMBERED = 20_000
-"""Deletions of SharePods, and of Pods, that are remembered: more than wait for their end to be written. A forgotten one
-costs a GET, and a standby that writes none forgets the oldest."""
 
 log = structlog.get_logger(__name__)
 
@@ -108,12 +103,12 @@ class ClusterState:
             on_room_changed=lambda: self.on_room_changed(),
             on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
-        self.lost_pods: dict[str, PodFacts] = {}
+        self.lost_pods: Latest[PodFacts] = Latest()
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()
         """Nodes with a ledger that the API server has said do not exist."""
         self._pods_of: dict[str, set[str]] = {}
-        self._deleted: dict[str, None] = {}
+        self._deleted: Latest[None] = Latest()
         """SharePods whose deletion a watch has shown, the latest last."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
@@ -133,22 +128,10 @@ class ClusterState:
         uid, version = _version(raw)
         if not self.sharepods.knows(uid, version, sure=sure):
             item = sharepod_facts(raw, self._settings, self.sharepods.get(uid))
-            self._take_sharepod(item, sure=sure, news=news)
+            self.take_sharepod(item, sure=sure, news=news)
 
-    def put_unreadable_sharepod(self, metadata: Json, why: str) -> None:
-        """Take in a SharePod of which only the metadata can be read: its owner is told why."""
-        item, known = unreadable_sharepod(metadata, why), self.sharepods.get(str(metadata["uid"]))
-        if known is not None:
-            item = replace(
-                item,
-                status=known.status,
-                status_text=known.status_text,
-                raw=known.raw,
-                restart_policy=known.restart_policy,
-            )
-        self._take_sharepod(item)
-
-    def _take_sharepod(self, item: SharePodFacts, *, sure: bool = False, news: bool = True) -> None:
+    def take_sharepod(self, item: SharePodFacts, *, sure: bool = False, news: bool = True) -> None:
+        """Take in the facts of a SharePod. `sure`, `news`: see `put_sharepod`."""
         taken, _, replaced = self.sharepods.put(item, sure=sure)
         if replaced is not None:
             self.on_tenant_changed(replaced.uid)
@@ -164,8 +147,6 @@ class ClusterState:
         self.sharepods.drop(uid, version)
         if deleted:
             self._deleted[uid] = None
-            if len(self._deleted) > _DELETED_REMEMBERED:
-                del self._deleted[next(iter(self._deleted))]
         self.on_tenant_changed(uid)
 
     def _tell_namespace(self, namespace: str) -> None:
@@ -233,14 +214,9 @@ class ClusterState:
         self.cluster.remove_pod(pod.uid)
         if pod.tenant is not None:
             if pod.version != DISTRUSTED:
-                self._remember_lost(pod.tenant, pod)
+                self.lost_pods[pod.tenant] = pod
             self._no_longer_of(pod)
         self.on_room_changed()
-
-    def _remember_lost(self, tenant: str, pod: PodFacts) -> None:
-        self.lost_pods[tenant] = pod
-        if len(self.lost_pods) > _DELETED_REMEMBERED:
-            del self.lost_pods[next(iter(self.lost_pods))]
 
     def _no_longer_of(self, pod: PodFacts) -> None:
         tenant = pod.tenant or ""
@@ -297,13 +273,10 @@ class ClusterState:
     def put_node(self, raw: Json) -> None:
         """Take in a Node of the pool as it was read."""
         if not self.nodes.knows(*_version(raw)):
-            self._take_node(node_facts(raw))
+            self.take_node(node_facts(raw))
 
-    def put_unreadable_node(self, metadata: Json, why: str) -> None:
-        """Take in a Node of which only the metadata can be read: it takes no SharePods."""
-        self._take_node(replace(node_facts({"metadata": metadata}), error=f"cannot be read: the object {why}"))
-
-    def _take_node(self, item: NodeFacts) -> None:
+    def take_node(self, item: NodeFacts) -> None:
+        """Take in the facts of a Node of the pool."""
         taken, before, _ = self.nodes.put(item)
         if taken:
             self._say_unreadable("Node", item)
@@ -369,16 +342,6 @@ class ClusterState:
     def _status_written(self, tenant: str) -> SharePodStatus | None:
         sharepod = self.sharepods.get(tenant)
         return sharepod.status if sharepod is not None else None
-
-    def put_unreadable_gpunode(self, metadata: Json, why: str) -> None:
-        """Keep the ledger of a GPUNode that cannot be read any more, and place nothing there until it can be."""
-        known = self.gpunodes.get(str(metadata["uid"]))
-        if known is not None:
-            error = f"has a GPUNode that cannot be read: the object {why}"
-            version = int(metadata.get("resourceVersion") or 0)
-            taken, _, _ = self.gpunodes.put(replace(known, version=version, error=error, ledger_error=error))
-            if taken:
-                self.refresh_node(known.name)
 
     def drop_gpunode(self, uid: str, version: float = math.inf) -> None:
         """Take out a GPUNode that is gone, as of `version` if that is known, with its ledger."""

@@ -18,11 +18,22 @@ from typing import Generic, TypeVar
 from .facts.object_facts import ObjectFacts
 
 F = TypeVar("F", bound=ObjectFacts)
+V = TypeVar("V")
 
 DISTRUSTED = 0
 """Version of what is known from a history that no longer exists: older than any of the API server's."""
-_REMEMBERED = 20_000
-"""Objects that are gone whose last version is remembered: more than vanish while one list is read."""
+REMEMBERED = 20_000
+"""Objects that are gone of which something is remembered: more than vanish while one list is read, and than wait for
+their end to be written. A forgotten one costs a GET at most, and a standby that writes none forgets the oldest."""
+
+
+class Latest(dict[str, V]):
+    """What was noted last, by uid: of more than `REMEMBERED` the oldest is forgotten."""
+
+    def __setitem__(self, uid: str, value: V) -> None:
+        super().__setitem__(uid, value)
+        if len(self) > REMEMBERED:
+            del self[next(iter(self))]
 
 
 class Store(Generic[F]):
@@ -31,7 +42,7 @@ class Store(Generic[F]):
     def __init__(self) -> None:
         self._items: dict[str, F] = {}
         self._names: dict[tuple[str, str], str] = {}
-        self._ended: dict[str, float] = {}
+        self._ended: Latest[float] = Latest()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -100,8 +111,6 @@ class Store(Generic[F]):
         if known is not None and known.version > version:
             return None
         self._ended[uid] = max(version, self._ended.get(uid, 0))
-        if len(self._ended) > _REMEMBERED:
-            del self._ended[next(iter(self._ended))]
         item = self._items.pop(uid, None)
         if item is not None and self._names.get((item.namespace, item.name)) == uid:
             del self._names[(item.namespace, item.name)]

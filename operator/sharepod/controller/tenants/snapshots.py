@@ -16,7 +16,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
-from sharepod.controller.state.timestamps import seconds
+from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0

@@ -8,7 +8,7 @@ from sharepod.api.sharepod import Phase
 from sharepod.controller.state.facts.node_facts import gpunode_facts, node_facts
 from sharepod.controller.state.facts.pod_facts import other_pod, pod_facts
 from sharepod.controller.state.facts.sharepod_facts import sharepod_facts, unreadable_sharepod
-from sharepod.controller.state.fitting import MAX_LIST, POD
+from sharepod.controller.state.reading.fitting import MAX_LIST, POD
 from sharepod.kube import Json
 from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
 

@@ -18,7 +18,7 @@ from sharepod.budgets.standing import Standing
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.claim_facts import ClaimPodFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
-from sharepod.controller.state.timestamps import seconds
+from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.preemption.victims import Unit, VictimFacts, Victims, victims_of
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import Reservation

@@ -20,7 +20,7 @@ from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
 from sharepod.api.share_claims import is_share_claim
 from sharepod.api.sharepod import SpecError
-from sharepod.controller.state.fitting import METADATA, POD
+from sharepod.controller.state.reading.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 

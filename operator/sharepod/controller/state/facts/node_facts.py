@@ -25,8 +25,8 @@ from sharepod.api.objects import (
     Condition,
 )
 from sharepod.api.pod import GPU_RESOURCE_PATTERN
-from sharepod.controller.state.entries import Entries, entries, with_lists
-from sharepod.controller.state.fitting import CONDITIONS, texts
+from sharepod.controller.state.reading.entries import Entries, entries, with_lists
+from sharepod.controller.state.reading.fitting import CONDITIONS, texts
 from sharepod.placement.state.needs import parse_allocatable, parse_taints
 from sharepod.placement.state.types import Resources, Taint
 

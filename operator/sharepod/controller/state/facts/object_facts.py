@@ -14,7 +14,7 @@ from typing import Any
 
 from sharepod.api.bounds import MAX_NAME, quoted
 from sharepod.api.resource_line import RESOURCES
-from sharepod.controller.state.fitting import MAX_LIST, POD
+from sharepod.controller.state.reading.fitting import MAX_LIST, POD
 from sharepod.placement.state.needs import NeedsError, pod_resources
 from sharepod.placement.state.types import Resources
 

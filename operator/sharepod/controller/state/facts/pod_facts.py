@@ -21,9 +21,9 @@ from sharepod.api.objects import (
     TENANT_LABEL,
 )
 from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
-from sharepod.controller.state.fitting import MAX_LIST, POD
-from sharepod.controller.state.pod_summary import ready_containers, summary
-from sharepod.controller.state.timestamps import seconds
+from sharepod.controller.state.reading.fitting import MAX_LIST, POD
+from sharepod.controller.state.reading.pod_summary import ready_containers, summary
+from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.needs import NeedsError, parse_needs
 from sharepod.placement.state.types import PodNeeds, Resources

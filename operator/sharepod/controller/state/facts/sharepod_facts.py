@@ -27,8 +27,8 @@ from sharepod.api.sharepod import (
     SharePodStatus,
     SpecError,
 )
-from sharepod.controller.state.compact import shared, with_parts_once, without_notes
-from sharepod.controller.state.fitting import METADATA
+from sharepod.controller.state.reading.compact import shared, with_parts_once, without_notes
+from sharepod.controller.state.reading.fitting import METADATA
 from sharepod.placement.state.needs import NeedsError, parse_needs
 from sharepod.placement.state.types import PodNeeds
 

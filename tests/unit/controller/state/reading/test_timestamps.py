@@ -7,7 +7,7 @@ import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.controller.state.timestamps import seconds, text_of
+from sharepod.controller.state.reading.timestamps import seconds, text_of
 
 
 @given(st.datetimes(timezones=st.just(datetime.UTC)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.controller.state.pod_summary import ready_containers, summary
+from sharepod.controller.state.reading.pod_summary import ready_containers, summary
 
 GATED = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
 READY = [{"type": "Ready", "status": "True"}]

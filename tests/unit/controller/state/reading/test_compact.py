@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import SharePodStatus
-from sharepod.controller.state.compact import shared, with_parts_once, without_notes
+from sharepod.controller.state.reading.compact import shared, with_parts_once, without_notes
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

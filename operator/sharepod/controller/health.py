@@ -1,0 +1,157 @@
+"""Health of the operator: what its probes and its gauges say, and whether what it sees is good enough to act by.
+
+Guarantees:
+- The health probe fails only where a restart can help.
+- A process whose credentials, or whose trust in the API server, are rejected for long ends, and says so.
+- SharePods that wait while nothing is placed for want of news are told so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sharepod.api.sharepod import Phase
+from sharepod.placement.state.types import Outlook, Refusal
+
+from . import metrics
+from .apiserver.client import Client
+from .apiserver.leadership import Leadership
+from .apiserver.sights import BELIEF_S
+from .apiserver.watches import Watches
+from .apiserver.workqueue import WorkQueue
+from .placing.loop import PlacementLoop
+from .state.cluster_state import ClusterState
+from .state.memos import TenantMemos
+
+_STALLED_S = 30.0
+"""Seconds without a look after which the health probe fails: longer than any step that works takes."""
+_REJECTED_S = 60.0
+"""Seconds for which credentials or certificate may be rejected before the process ends: the kubelet rotates a token
+long before it expires, and a process that starts anew reads everything again."""
+
+log = structlog.get_logger(__name__)
+
+
+class RejectedError(Exception):
+    """API server that has rejected this process's credentials, or shown another certificate, for too long."""
+
+
+class Health:
+    """Health of the operator.
+
+    Args:
+        state: The cluster state.
+        watches: What is seen of the cluster.
+        clients: All clients of the API server.
+        leadership: Whether this process leads.
+        loop: The placement loop, which is woken once the watches are worth believing again.
+        memos: Take what those that wait are told.
+        queues: The work queues, by the name that the gauges have for them.
+        acts: Returns whether this process acts.
+        enqueue_tenant: Called with each tenant that has something new to show.
+        webhook_unready: Returns why the webhook does not serve; None if it does, or is off.
+        clock: Seconds that go on while the machine is suspended.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        watches: Watches,
+        clients: tuple[Client, ...],
+        leadership: Leadership,
+        loop: PlacementLoop,
+        memos: TenantMemos,
+        *,
+        queues: Mapping[str, WorkQueue[str]],
+        acts: Callable[[], bool],
+        enqueue_tenant: Callable[[str], None],
+        webhook_unready: Callable[[], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._watches = watches
+        self._clients = clients
+        self._leadership = leadership
+        self._loop = loop
+        self._memos = memos
+        self._queues = queues
+        self._acts = acts
+        self._enqueue_tenant = enqueue_tenant
+        self._webhook_unready = webhook_unready
+        self._clock = clock
+        self._believed = True
+        self.looked_at = clock()
+        """When `look` was called last: the event loop went on until then."""
+
+    def look(self) -> None:
+        """Check credentials and beliefs; called each second. Raise `RejectedError` if the process is to end."""
+        self.looked_at = self._clock()
+        self._check_credentials()
+        self.check_beliefs()
+
+    def _check_credentials(self) -> None:
+        seconds = max(client.rejected_for_s for client in self._clients)
+        if seconds > _REJECTED_S:
+            raise RejectedError(
+                f"the API server has rejected the credentials (401), or shown a certificate that is not trusted, for "
+                f"{seconds:.0f} s; check the ServiceAccount's token and CA, or the kubeconfig"
+            )
+
+    def check_beliefs(self) -> None:
+        """Wake the placement loop once the watches are worth believing again; say when they are not."""
+        believed = self._watches.believed()
+        if believed and not self._believed:
+            log.info("watches are heard again: placing")
+            self._loop.room_changed()
+        elif not believed and self._acts():
+            kinds = self._watches.stale()
+            if self._believed:
+                log.warning("watches are silent: placing nothing", kinds=kinds)
+            self._tell_waiting(kinds)
+        self._believed = believed
+
+    def _tell_waiting(self, kinds: list[str]) -> None:
+        """Tell the SharePods that wait and have no answer yet why they get none."""
+        headline = (
+            f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s and places nothing meanwhile"
+        )
+        for tenant in self._loop.waiting():
+            memo = self._memos.of(tenant)
+            if memo.refusal is None:
+                memo.refusal = Refusal(outlook=Outlook.UNSEEN, headline=headline)
+                self._enqueue_tenant(tenant)
+
+    # Probes and metrics
+
+    def measure(self) -> None:
+        """Bring the gauges up to date that are read when they are asked for."""
+        for sight in self._watches.sights():
+            metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
+        phases = Counter(item.status.phase for item in self._state.sharepods)
+        for phase in Phase:
+            metrics.SHAREPODS.labels(phase.value).set(phases[phase])
+        metrics.UNENFORCED.set(self._state.ledgers.unenforced())
+        metrics.OVERCOMMITS.set(len(self._state.cluster.overcommits()))
+        for name, queue in self._queues.items():
+            metrics.QUEUE_DEPTH.labels(name).set(len(queue))
+            metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
+
+    def unready(self) -> str | None:
+        """Return which kinds have not been listed, or that the webhook does not serve yet; None if it is ready."""
+        return self._watches.unready() or self._webhook_unready()
+
+    def leads(self) -> bool:
+        """Return whether this process leads."""
+        return self._leadership.acting()
+
+    def healthy(self) -> str:
+        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
+        silent = self._clock() - self.looked_at
+        if silent > _STALLED_S:
+            raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")
+        if (why := self._watches.blind()) is not None:
+            raise RuntimeError(why)
+        return "leads" if self.leads() else "stands by"

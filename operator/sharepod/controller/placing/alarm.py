@@ -1,0 +1,36 @@
+"""Alarm of the placement loop: what wakes it, now or at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+_SOONEST_S = 0.05
+"""Least seconds until a time at which the loop is woken: times that are over by then do not keep it busy."""
+
+
+class Alarm:
+    """Alarm of one loop. `clock`: seconds, of the times at which it is to go off."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self.rung = asyncio.Event()
+        """Set from when the loop is woken until it begins."""
+
+    def ring(self) -> None:
+        """Wake the loop now."""
+        self.rung.set()
+
+    def ring_at(self, at: float) -> None:
+        """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""
+        loop = asyncio.get_running_loop()
+        delay = max(_SOONEST_S, at - self._clock())
+        if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay, self._ring_in_time)
+
+    def _ring_in_time(self) -> None:
+        self._timer = None
+        self.rung.set()

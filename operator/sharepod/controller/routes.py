@@ -1,0 +1,95 @@
+"""Routes of news: which queues the key of a changed object goes to.
+
+Guarantees:
+- Nothing is enqueued while this process does not act: all is when it begins to.
+- A key that is enqueued because something has changed goes before those of a resync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .apiserver.workqueue import WorkQueue
+from .nodes import NodeReconciler
+from .placing.loop import PlacementLoop
+from .plugin_gpus import HolderReconciler
+from .state.cluster_state import ClusterState
+from .tenants.claim_reconciler import ClaimReconciler
+from .tenants.line_templates import LineTemplates
+from .tenants.reconciler import TenantReconciler
+
+
+class Routes:
+    """Routes to the queues of all reconcilers. `acts`: returns whether this process acts."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        loop: PlacementLoop,
+        *,
+        tenants: TenantReconciler,
+        claims: ClaimReconciler,
+        nodes: NodeReconciler,
+        holders: HolderReconciler,
+        line_templates: LineTemplates,
+        acts: Callable[[], bool],
+    ) -> None:
+        self._state = state
+        self._loop = loop
+        self._tenants = tenants
+        self._claims = claims
+        self._nodes = nodes
+        self._holders = holders
+        self._line_templates = line_templates
+        self._acts = acts
+
+    def tenant_changed(self, tenant: str) -> None:
+        """Look at a tenant: a SharePod or a claim."""
+        if self._acts():
+            self._queue_of(tenant).add(tenant)
+
+    def _queue_of(self, tenant: str) -> WorkQueue[str]:
+        return self._claims.queue if self._state.is_claim(tenant) else self._tenants.queue
+
+    def ledger_changed(self, node: str) -> None:
+        """Look at a node."""
+        if self._acts():
+            self._nodes.queue.add(node)
+
+    def holders_changed(self, node: str) -> None:
+        """Look at the holders of a node."""
+        if self._acts():
+            self._holders.queue.add(node)
+
+    def row_removed(self, node: str) -> None:
+        """Look at a node and its holders: a tenant has left its ledger."""
+        self.ledger_changed(node)
+        self.holders_changed(node)
+
+    def node_changed(self, name: str) -> None:
+        """Look at a node and its holders, and at refusals that count it if it has gone."""
+        self.ledger_changed(name)
+        self.holders_changed(name)
+        if self._state.nodes.named(name) is None:
+            self._loop.node_left()
+
+    def all_nodes_changed(self) -> None:
+        """Look at every Node."""
+        for node in self._state.nodes:
+            self.ledger_changed(node.name)
+
+    def claim_lacking(self, namespace: str) -> None:
+        """Look at the claim templates of a namespace: a Pod waits for one."""
+        if self._acts():
+            self._line_templates.want(namespace)
+
+    def look_at_all(self) -> None:
+        """Look at everything once, after what has changed."""
+        for tenant in self._state.tenants():
+            self._queue_of(tenant).add_resync(tenant)
+        for name in {item.name for item in self._state.nodes} | {item.name for item in self._state.gpunodes}:
+            self._nodes.queue.add_resync(name)
+            self._holders.queue.add_resync(name)
+        for namespace in self._state.seen_claims.lacking():
+            self._line_templates.want(namespace)
+        self._loop.room_changed()

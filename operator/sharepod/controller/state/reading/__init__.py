@@ -1,0 +1,1 @@
+"""Reading: how an object becomes facts. See README.md."""
