@@ -82,8 +82,8 @@ def quoted(value: object) -> str:
     return clipped(repr(value), _QUOTED)
 
 
-def beyond(value: Any) -> str | None:
-    """Return how an object is larger or deeper than `MAX_VALUES`, `MAX_TEXT` and `MAX_DEPTH` allow; None: it is not.
+def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TEXT) -> str | None:
+    """Return how an object is larger or deeper than these bounds and `MAX_DEPTH` allow; None: it is not.
 
     The cost is bounded by these bounds, not by the object.
     """
@@ -96,8 +96,8 @@ def beyond(value: Any) -> str | None:
         below: list[Any] = []
         for one in level:
             values += len(one)
-            if values > MAX_VALUES:
-                return f"has more than {MAX_VALUES} values"
+            if values > most_values:
+                return f"has more than {most_values} values"
             is_map = type(one) is dict
             if is_map:
                 text += sum(map(len, one))
@@ -107,7 +107,7 @@ def beyond(value: Any) -> str | None:
                     text += len(item)
                 elif kind is dict or kind is list:
                     below.append(item)
-            if text > MAX_TEXT:
-                return f"has more than {MAX_TEXT} characters of text"
+            if text > most_text:
+                return f"has more than {most_text} characters of text"
         level = below
     return None

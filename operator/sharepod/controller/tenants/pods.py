@@ -1,6 +1,7 @@
 """Pod control: creates the Pods of SharePods, opens their gates, takes them back, deletes them, and reads them live.
 
 Guarantees:
+- The Pod of a SharePod that is too large to be kept is made of it as it is now, if that is how it was read.
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
 - A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed. A refusal of that patch is told.
 - Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
@@ -25,13 +26,14 @@ from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, op
 from sharepod.api.share_claims import claim_name
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
-from sharepod.controller.apiserver.client import PODS, Client
+from sharepod.controller.apiserver.client import PODS, SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions.ends import EndReason
 from sharepod.controller.decisions.steps import Finish
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.object_facts import Json
 from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
-from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, is_as_read
 from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo
 from sharepod.kube import (
     AlreadyExistsError,
@@ -95,9 +97,12 @@ class PodControl:
         Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked`
         says why. `now`: monotonic seconds.
         """
+        whole = await self._whole(sharepod)
+        if whole is None:
+            return None
         try:
             claim = claim_name(sharepod.name, secrets.token_hex(4)) if self._by_claims() else None
-            manifest = build_pod(sharepod.raw, self._settings, claim, line=self._lines_in_force())
+            manifest = build_pod(whole, self._settings, claim, line=self._lines_in_force())
             with self._patience.timeout_s(sharepod.namespace, wanted=memo.unanswered) as timeout_s:
                 made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True, timeout_s=timeout_s)
         except SpecError as error:
@@ -130,6 +135,22 @@ class PodControl:
         memo.blocked, memo.unanswered = None, False
         metrics.PODS_CREATED.inc()
         self._state.put_pod(made, news=False)
+        return None
+
+    async def _whole(self, sharepod: SharePodFacts) -> Json | None:
+        """Return the SharePod as its Pod is made of it: a large one is not kept, and read live.
+
+        None if it is gone, or asks for something else by now: it is looked at again for that.
+        """
+        if sharepod.raw:
+            return sharepod.raw
+        try:
+            raw = await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace)
+        except NotFoundError:
+            return None  # its watch says so
+        if is_as_read(raw, sharepod):
+            return raw
+        self._state.put_sharepod(raw)
         return None
 
     def _forbidden(self, sharepod: SharePodFacts, memo: TenantMemo, error: ApiError, now: float) -> None:

@@ -7,7 +7,7 @@ from sharepod.api.pod import require_node
 from sharepod.api.sharepod import Phase
 from sharepod.controller.state.facts.node_facts import gpunode_facts, node_facts
 from sharepod.controller.state.facts.pod_facts import other_pod, pod_facts
-from sharepod.controller.state.facts.sharepod_facts import sharepod_facts, unreadable_sharepod
+from sharepod.controller.state.facts.sharepod_facts import is_as_read, sharepod_facts, unreadable_sharepod
 from sharepod.controller.state.reading.fitting import MAX_LIST, POD
 from sharepod.kube import Json
 from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
@@ -19,7 +19,35 @@ def test_a_sharepod_with_more_than_a_pod_can_hold_is_told_and_not_kept() -> None
     assert str(found.error) == (
         "spec: has more than 524288 characters of text; keep what is large in a ConfigMap, a volume or the image"
     )
-    assert found.raw == {"metadata": {key: sharepod_object()["metadata"][key] for key in found.raw["metadata"]}}
+    assert (found.raw, found.digest) == ({}, None)
+
+
+_LARGE = [
+    {"containers": [{"name": "c", "args": ["x" * 20_000, "\ud800"]}]},
+    {"containers": [{"name": "c", "env": [{"name": f"V{number}"} for number in range(200)]}]},
+]
+"""Specs of SharePods that are larger than most."""
+
+
+@pytest.mark.promise("operator-large-sharepods")
+@pytest.mark.parametrize("spec", _LARGE)
+def test_little_is_kept_of_a_large_sharepod_and_a_change_of_it_is_noticed(spec: Json) -> None:
+    raw = sharepod_object(spec=spec)
+    found = sharepod_facts(raw, PODS)
+    assert found.error is None
+    assert found.gpu is not None
+    assert (found.raw, is_as_read(raw, found)) == ({}, True)
+    later = sharepod_object(spec=spec, version=7, status={"phase": "Running"})
+    assert is_as_read(later, found)
+    assert sharepod_facts(later, PODS, found).gpu is found.gpu, "it is not read again"
+    for other in (
+        sharepod_object(spec={**spec, "gpu": {"request": 0.5}}),
+        sharepod_object(spec=spec, metadata={"annotations": {"a": "b"}}),
+        sharepod_object(),
+    ):
+        assert not is_as_read(other, found)
+        assert sharepod_facts(other, PODS, found).gpu is not found.gpu
+    assert not is_as_read(raw, sharepod_facts(sharepod_object(), PODS)), "it was kept"
 
 
 def test_managed_fields_count_for_nothing_however_deep_they_are() -> None:

@@ -54,6 +54,26 @@ async def test_a_life_to_running_takes_five_writes_an_event_and_no_read(world: W
     assert world.server.made("get", "pods") == []
 
 
+@pytest.mark.promise("operator-large-sharepods")
+async def test_the_pod_of_a_large_sharepod_is_made_of_it_as_it_is_now_and_never_of_an_older_one(world: World) -> None:
+    world.node()
+    await world.relist()
+    world.sharepod(containers=[{"name": "main", "image": "i", "args": ["x" * 20_000]}])
+    await world.relist()
+    world.change("sharepods", "one", lambda item: item["spec"]["containers"][0].update(args=["y" * 20_000]))
+    await world.tenants.reconcile(world.tenant)
+    assert world.read("pods") is None, "what was read is not what is asked by now"
+    await world.look()
+    made = world.read("pods")
+    assert made is not None
+    assert made["spec"]["containers"][0]["args"] == ["y" * 20_000]
+    assert len(world.server.made("get", "sharepods")) == 2
+    world.delete("pods")
+    world.delete("sharepods")
+    await world.tenants.reconcile(world.tenant)
+    assert world.read("pods") is None
+
+
 async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_deletes_it(world: World) -> None:
     await world.gated()
     world.place()

@@ -4,11 +4,12 @@ Guarantees:
 - No object that has a uid and a name makes these functions raise, whatever else is in it: an invalid SharePod becomes
   facts with `error`.
 - Reading takes bounded time, whatever the size of the object: a few milliseconds.
-- Little is kept of a SharePod that is larger than a pod can sensibly be.
+- Little is kept of a SharePod, however large it is: one that is larger than most is read again when its Pod is made.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,9 @@ from sharepod.placement.state.types import PodNeeds
 
 from .object_facts import Json, ObjectFacts, common, controller_of, mapping, texts_of, whole_number
 
+_KEPT_VALUES, _KEPT_TEXT = 256, 8 * 1024
+"""Values and characters of a SharePod that is kept whole: some 40 KB at most. A usual one has 60 and 2,000. Of larger
+ones a user could make so many that the operator is killed for its memory, again after each restart."""
 _ORPHAN = "orphan"
 """Finalizer of an object that is deleted without its dependents."""
 _DECIDE = ("podUID", "podName", "node", "endTime")
@@ -55,7 +59,9 @@ class SharePodFacts(ObjectFacts):
     error: SpecError | None
     status: SharePodStatus
     raw: Json
-    """The object itself, without status and managedFields."""
+    """The object itself, without status and managedFields; empty where it is too large to be kept: see `is_as_read`."""
+    digest: bytes | None = None
+    """Digest of what it asks, where it is not kept and can be read."""
     status_text: bytes
     """Its status as JSON: a third of the memory that it takes as objects, and it is seldom looked at."""
     leaves_pod: bool = False
@@ -84,12 +90,12 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
     metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
     slim = _slim(raw)
     if before is not None and _asks_the_same(slim, before):
-        gpu, needs, error = before.gpu, before.needs, before.error
-        kept: Json = {**before.raw, "metadata": shared(slim["metadata"])}
+        gpu, needs, error, digest = before.gpu, before.needs, before.error, before.digest
+        kept: Json = {**before.raw, "metadata": shared(slim["metadata"])} if before.raw else {}
     else:
-        too_much = beyond(slim)
-        gpu, needs, error = _asked(slim, too_much, settings)
-        kept = shared(slim) if too_much is None else {"metadata": METADATA(metadata)}
+        gpu, needs, error = _asked(slim, beyond(slim), settings)
+        is_small = beyond(slim, most_values=_KEPT_VALUES, most_text=_KEPT_TEXT) is None
+        kept, digest = (shared(slim), None) if is_small else ({}, _digest(slim))
     status_fits = beyond(status_raw) is None
     return SharePodFacts(
         **common(metadata),
@@ -102,6 +108,7 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         error=error,
         status=with_parts_once(without_notes(_sharepod_status(status_raw, fits=status_fits))),
         raw=kept,
+        digest=digest,
         status_text=_text(status_raw) if status_fits else _NO_STATUS,
         leaves_pod=_ORPHAN in texts_of(metadata.get("finalizers")),
         ttl_s=_ttl_s(slim),
@@ -128,9 +135,25 @@ def _ttl_s(slim: Json) -> int | None:
     return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
+def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
+    """Return whether a SharePod asks what it did when it was read, and found too large to be kept."""
+    return facts.digest is not None and _digest(_slim(raw)) == facts.digest
+
+
+def _digest(slim: Json) -> bytes | None:
+    """Return a digest of what a SharePod asks; None if it is too large to be read."""
+    if beyond(slim) is not None:
+        return None
+    metadata = {name: value for name, value in slim["metadata"].items() if name != "resourceVersion"}
+    asked = json.dumps([slim.get("spec"), metadata], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).digest()
+
+
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
     """Return whether a SharePod differs from a version that could be read in nothing but its status and version."""
     known = before.raw
+    if not known:
+        return before.readable and before.digest is not None and _digest(slim) == before.digest
     if not before.readable or slim.keys() != known.keys() or slim.get("spec") != known.get("spec"):
         return False
     metadata, former = slim["metadata"], mapping(known.get("metadata"))
