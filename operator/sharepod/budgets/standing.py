@@ -17,8 +17,8 @@ from dataclasses import dataclass
 ON_ENTITLEMENT = 1000
 """Share, in thousandths, of a team that uses exactly what it is entitled to; of one without a budget too."""
 STEP_MILLI = 500
-"""Thousandths of its entitlement by which a team moves in the queue at once. With finer steps small jobs of whoever is a
-little behind take GPUs that came free together, and jobs of whole nodes wait (`make bench-fairness`)."""
+"""Thousandths of its entitlement by which a team moves in the queue at once. With finer steps small jobs of whoever is
+a little behind take GPUs that came free together, and jobs of whole nodes wait (`make bench-fairness`)."""
 MOST_MILLI = 1_000_000
 """Largest share: a thousand times the entitlement."""
 
