@@ -75,7 +75,7 @@ def test_a_thread_that_is_late_now_and_then_keeps_its_turns(delays: list[tuple[i
 
 
 @given(st.lists(st.tuples(stops, late), max_size=20), late)
-def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner_until_it_is_wrong_once(
+def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner_until_that_is_too_soon(
     before: list[tuple[int, int]], late_ns: int
 ) -> None:
     holder = Holder()
@@ -85,8 +85,9 @@ def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner_until_it_is_wr
     for _ in range(3):
         holder.stop(20 * MS, 0, late_ns)
     assert holder.silence.patience_ns == PATIENCE_LEAST_NS
-    holder.stop(4 * MS, 0, late_ns)
-    assert holder.silence.patience_ns == PATIENCE_MOST_NS, "it ran again before it would have been found silent"
+    for longer in (2, 4, 5):
+        holder.stop(longer * MS - BEAT_NS - 1, 0, 0)
+        assert holder.silence.patience_ns == longer * MS, "it ran again soon after it was found silent"
 
 
 def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_time() -> None:
@@ -99,6 +100,24 @@ def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_ti
     assert isinstance(verdict, Silent)
     holder.silence.spoke(granted + 3 * MS)
     assert holder.silence.patience_ns == PATIENCE_LEAST_NS
+
+
+@given(st.integers(min_value=0, max_value=40 * MS))
+def test_a_tenant_that_stood_still_before_its_grant_is_found_at_once_if_it_gave_signs_while_it_waited(
+    ago_ns: int,
+) -> None:
+    holder = Holder()
+    for _ in range(3):
+        holder.stop(20 * MS, 0, 0)
+    granted = holder.now + ago_ns
+    verdict = holder.silence.judge(granted, [(Sign(holder.now, holder.now, waits=True), holder.now)])
+    if ago_ns < PATIENCE_LEAST_NS:
+        assert verdict == LookAgain(holder.now + PATIENCE_LEAST_NS)
+    else:
+        assert verdict == Silent(holder.now)
+        holder.silence.spoke(granted)
+        longer = ago_ns < PATIENCE_MOST_NS
+        assert holder.silence.patience_ns == (2 * PATIENCE_LEAST_NS if longer else PATIENCE_LEAST_NS)
 
 
 @given(late, st.integers(min_value=FORGET_NS + 1, max_value=10 * FORGET_NS))

@@ -34,7 +34,7 @@ from sharepod.agent.tenants.surroundings import on_this_node
 from sharepod.tasks import Supervisor, TaskEndedError
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
-from . import keeper, standalone
+from . import keeper, on_time, standalone
 from .agent import Agent, agent_version
 from .apart import pair, teller
 from .apart.control_end import ControlEnd
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def agent(kept: KeptDescriptors = NOTHING_KEPT) -> int:
         try:
-            return asyncio.run(run(settings, kept))
+            return on_time.run(run(settings, kept))
         except KeyboardInterrupt:
             return 0
 
@@ -108,7 +108,7 @@ def _keep_apart(settings: AgentSettings) -> int:
     def steward(control: socket.socket, kept: KeptDescriptors) -> int:
         http.metrics.close()
         http.health.close()
-        return asyncio.run(run(settings, kept, control))
+        return on_time.run(run(settings, kept, control))
 
     try:
         return pair.keep_pair(

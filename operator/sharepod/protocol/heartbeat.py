@@ -20,6 +20,8 @@ class Sign:
     at: int
     ends_at: int | None
     """Moment at which what the process has launched is expected to end; None: not known."""
+    waits: bool = False
+    """The process waits for the token, and goes on giving signs of life meanwhile."""
 
 
 class Heartbeat:
@@ -45,5 +47,5 @@ class Heartbeat:
             self._offset = apart
         heard = pulse.beat_at + self._offset
         if pulse.grant_id == 0:
-            return Sign(heard, heard)
+            return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)

@@ -233,10 +233,12 @@ struct shp_hints {
 
 /* The pulse page: a memfd of one connection, sealed (SHRINK, GROW, SEAL), which the client writes and the agent reads.
  * The thread that would give the token back writes it whenever it runs: each 0.5 ms while another tenant wants one of
- * the GPUs, each 2.5 ms after the gate was closed. `beat_at` is written last. */
+ * the GPUs, each 2.5 ms after the gate was closed. One that was barred lately writes it each 0.5 ms while it waits for
+ * the token, too. `beat_at` is written last. */
 struct shp_pulse {
     uint64_t grant_id; /* of the grant that is held, or that is not drained; 0: none */
-    uint64_t ends_at;  /* when the work launched so far is expected to end; 0: not known */
+    uint64_t ends_at;  /* when the work launched so far is expected to end; 0: not known. Without a grant not 0: the
+                        * client waits for the token, and goes on writing meanwhile */
     uint64_t beat_at;  /* when this was written */
 };
 

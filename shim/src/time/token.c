@@ -26,6 +26,7 @@
 #define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
 #define LATE (5 * SYS_MS)         /* when the driver has room, a launch that slept there is through by then */
 #define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
+#define BARRED (250 * SYS_MS)     /* so long after it was barred the tenant shows while it waits that it runs */
 #define OVERDUE (5 * SYS_MS)      /* so long after its expected end a drain is expected to end at no moment */
 
 static uint64_t least(uint64_t a, uint64_t b) {
@@ -50,7 +51,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->unbounded = !metered;
     token->self_drained = token->without_driver;
     token->deadline = deadline;
-    token->opened = now;
+    token->opened = token->looked = now;
     token->launches = token->seen = gate_finished(gate); /* who is inside finds the gate closed and steps back */
     token->next_look = now + LOOK_CONTENDED * 2;         /* a waiter needs a moment to launch */
     gate_open(gate, metered, deadline, local ? GATE_NO_GRANT : token->grant_id);
@@ -218,17 +219,25 @@ static uint64_t step_none(struct token *token, uint64_t now) {
     return now;
 }
 
+/* Return whether a thread waits for the next turn, while others wait for this one to end. */
+static bool held_back(const struct token *token, bool contended) {
+    return contended && wanted(token);
+}
+
 /* Return whether the work that is launched is expected to end before a hand-off is done. */
 static bool ends_soon(const struct token *token, uint64_t now) {
     uint64_t end = meter_expected_end(token->gate);
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
-/* Return when to look next whether the token is idle. A prompt one is looked at when its work is expected to end. */
+/* Return when to look next whether the token is idle. A prompt one is looked at when its work is expected to end, one
+ * of which a thread waits for the next turn a hand-off before that. */
 static uint64_t next_look(const struct token *token, uint64_t now, bool contended) {
-    uint64_t latest = now + (contended ? LOOK_CONTENDED : LOOK_ALONE);
-    uint64_t end = token->prompt ? meter_expected_end(token->gate) : latest;
-    return token->prompt ? least(latest, end > now + LOOK_PROMPT ? end : now + LOOK_PROMPT) : latest;
+    uint64_t latest = now + (contended ? LOOK_CONTENDED : LOOK_ALONE), lead = held_back(token, contended) ? AHEAD : 0;
+    if (!token->prompt && lead == 0)
+        return latest;
+    uint64_t end = meter_expected_end(token->gate);
+    return least(latest, end > now + LOOK_PROMPT + lead ? end - lead : now + LOOK_PROMPT);
 }
 
 /* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
@@ -249,14 +258,15 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     }
     if (token->local)
         return token->deadline;
-    if (now < token->next_look)
+    if (now < token->next_look && !(held_back(token, contended) && now >= token->looked + LOOK_PROMPT))
         return least(token->deadline, token->next_look);
+    token->looked = now;
     token->next_look = next_look(token, now, contended);
     uint64_t launches = gate_launches(token->gate);
     if (launches != token->seen) {
         token->seen = launches;
         token->quiet = token->ended = false;
-    } else if (contended && wanted(token) && ends_soon(token, now) && gate_clear(token->gate)) {
+    } else if (held_back(token, contended) && ends_soon(token, now) && gate_clear(token->gate)) {
         close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
         return now;
     } else if ((!token->without_driver || token->self_drained) &&
@@ -414,12 +424,19 @@ static uint64_t known_end(const struct token *token, uint64_t now) {
     return token->unbounded || overdue || meter_end_unknown(token->gate) ? 0 : end + (end == 0);
 }
 
+/* Return whether this process shows that it runs while it waits for the token: one that is stopped again and again is
+ * then passed over while it stands still, instead of being granted what nobody uses. */
+static bool shows_waiting(const struct token *token, uint64_t now) {
+    return token->state == TOKEN_WANTED && token->barred_at != 0 && now - token->barred_at < BARRED;
+}
+
 void token_beat(const struct token *token, uint64_t now) {
     struct shp_pulse *pulse = token->session->pulse;
     if (pulse == NULL)
         return;
     bool holds = !token->local && token->state >= TOKEN_HELD;
-    atomic_store_explicit((_Atomic uint64_t *)&pulse->ends_at, holds ? known_end(token, now) : 0, memory_order_relaxed);
+    uint64_t ends_at = holds ? known_end(token, now) : shows_waiting(token, now) ? now : 0;
+    atomic_store_explicit((_Atomic uint64_t *)&pulse->ends_at, ends_at, memory_order_relaxed);
     atomic_store_explicit((_Atomic uint64_t *)&pulse->grant_id, holds ? token->grant_id : 0, memory_order_relaxed);
     atomic_store_explicit((_Atomic uint64_t *)&pulse->beat_at, now, memory_order_release);
 }
@@ -429,6 +446,7 @@ static void return_if_barred(struct token *token, uint64_t now) {
     if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_taken(token->gate))
         return;
     token->returned = true;
+    token->barred_at = now;
     token->expected = meter_expected_end(token->gate);
     announce(token, now);
 }
@@ -437,7 +455,9 @@ uint64_t token_step(struct token *token, uint64_t now) {
     return_if_barred(token, now);
     switch (token->state) {
     case TOKEN_NONE: return step_none(token, now);
-    case TOKEN_WANTED: session_ping(token->session, now); return now + SYS_SECOND;
+    case TOKEN_WANTED:
+        session_ping(token->session, now);
+        return now + (shows_waiting(token, now) ? LOOK_CONTENDED : SYS_SECOND);
     case TOKEN_HELD: return step_held(token, now);
     case TOKEN_CLOSING: return step_closing(token, now);
     case TOKEN_DRAINING: return step_draining(token, now);

@@ -48,6 +48,7 @@ struct token {
     bool announce;       /* DRAINING may be sent */
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
     bool returned;       /* the agent has barred the gate and was told that this process runs again */
+    uint64_t barred_at;  /* when that was last so */
     bool prompt;         /* it goes back as soon as the work has ended */
     bool without_driver; /* the driver is about to end: nothing is drained any more */
     bool self_drained;   /* opened after that: threads wait for what they launch */
@@ -61,7 +62,8 @@ struct token {
     uint64_t opened;    /* when */
     uint64_t launches;  /* that had entered when it was opened */
     uint64_t seen;      /* launches that had entered at the last look */
-    uint64_t next_look; /* when */
+    uint64_t looked;    /* when that was */
+    uint64_t next_look; /* when it is looked again */
 
     /* TOKEN_CLOSING and TOKEN_DRAINING. */
     uint64_t patience;         /* ns left for threads inside a launch; of the time that this process runs */

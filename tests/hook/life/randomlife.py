@@ -5,7 +5,8 @@ double of libcuda counts each process's launches in a page of memory that the ag
 compares.
 
 Guarantees that are checked:
-- From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left.
+- From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left, but for
+  launches that DRAINED counts: threads without a processor stay inside of them for longer than the grace period (T2).
 - From grant to DRAINED the driver accepts no more launches than the hook says.
 - Once a metered grant is barred, each thread launches at most once more: what it was inside of.
 - Every process ends when it is to end.
@@ -116,6 +117,8 @@ class Turn:
     """Launches when `held` had been barred; None: it is not."""
     settled: int | None = None
     """Launches when the client last said that it is without the token; None while it may hold it."""
+    claimed: int = 0
+    """Launches that there were by its word when it had drained."""
     due: float | None = None
     """When the token that the client wants is to be granted, time.monotonic()."""
     given_up: bool = False
@@ -193,7 +196,10 @@ class WatchedAgent(ScriptedAgent):
     def _look(self, turn: Turn) -> None:
         now = self._counts.launches(turn)
         if turn.settled is not None and now is not None and now != turn.settled:
-            self._accuse(turn, now - turn.settled, "since it was drained")
+            late = max(0, min(now, turn.claimed) - turn.settled)
+            self.seen["launches drained amid"] += late
+            if now > turn.settled + late:
+                self._accuse(turn, now - turn.settled - late, "since it was drained")
             turn.settled = now
 
     def _accuse(self, turn: Turn, launches: int, when: str) -> None:
@@ -238,6 +244,7 @@ class WatchedAgent(ScriptedAgent):
             elif unfinished := self._counts.unfinished(turn):
                 self.seen["drained too early"] += 1
                 print(f"{unfinished} at {frame}: {turn}", flush=True)
+            turn.claimed = turn.before + frame.launches
             turn.held = None
         if turn.held is None:
             turn.settled = now

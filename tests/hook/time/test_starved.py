@@ -238,6 +238,30 @@ def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_f
     assert beyond_ns[len(beyond_ns) // 2] <= 10_000_000, "two windows of 5 ms, not the 60 ms of a stop"
 
 
+@pytest.mark.promise("time-starved")
+def test_a_process_that_was_barred_shows_that_it_runs_while_it_waits(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    tenant.loop("--kernel-us", "200", "--event-every", "1000000")
+    client, grant = metered(tenant, agent)
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained)
+    tenant.until(lambda: client.pulse().grant_id == 0, "its word that it holds nothing")
+    assert client.pulse().ends_at == 0, "it was never barred"
+    second = agent.grant(client, 60_000, metered=True)
+    agent.hints.bar(second.grant_id)
+    agent.next_frame(client, Drained)
+    beats: set[int] = set()
+
+    def shown() -> bool:
+        pulse = client.pulse()
+        if pulse.grant_id == 0 and pulse.ends_at != 0:
+            beats.add(pulse.beat_at)
+        return len(beats) > 20
+
+    tenant.until(shown, "signs of life while it waits")
+    tenant.until(lambda: client.pulse().ends_at == 0, "the end of them: it was not barred for a while")
+
+
 def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant: Tenant) -> None:
     agent = tenant.agent()
     tenant.loop("--kernel-us", "5000", "--event-every", "1000000")

@@ -50,6 +50,16 @@ def test_a_reader_that_was_held_up_once_hears_a_process_as_well_as_before() -> N
     assert sign.ends_at == sign.at + 5 * MS
 
 
+@pytest.mark.promise("time-starved")
+@pytest.mark.parametrize(("grant_id", "ends_at", "waits"), [(0, 0, False), (0, 1, True), (7, 0, False), (7, 1, False)])
+def test_a_process_that_waits_for_the_token_and_goes_on_giving_signs_is_told_from_one_that_does_not(
+    grant_id: int, ends_at: int, waits: bool
+) -> None:
+    machine = Machine()
+    machine.pulse = Pulse(grant_id, ends_at, machine.now - APART)
+    assert Heartbeat(machine.read).read(machine.clock).waits is waits
+
+
 def test_a_process_was_never_heard_later_than_it_was_read() -> None:
     machine = Machine()
     heartbeat = Heartbeat(machine.read)

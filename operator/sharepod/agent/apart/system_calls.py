@@ -100,6 +100,8 @@ _ALLOWED: dict[str, tuple[int | None, int | None]] = {
     "statx": (332, 291),
     "sysinfo": (99, 179),
     "tgkill": (234, 131),
+    "timerfd_create": (283, 85),
+    "timerfd_settime": (286, 86),
     "times": (100, 153),
     "uname": (63, 160),
     "write": (1, 64),

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from sharepod.agent import on_time
 from sharepod.agent.agent import Agent
 from sharepod.agent.settings import AgentMode, AgentSettings
 from sharepod.agent.telemetry import endpoints
@@ -221,4 +222,4 @@ def run(settings: AgentSettings, control: socket.socket, http: endpoints.Sockets
     async def served() -> int:
         return await Teller(settings, control, http).run()
 
-    return asyncio.run(served())
+    return on_time.run(served())

@@ -54,27 +54,28 @@ class Silence:
         self._since: int | None = None
         """Last sign of life before the tenant was found silent, or its grant; None: it has spoken since."""
         self._took_note = False
-        """Sign of life after its grant: it was not stopped before."""
+        """Since when it stood still is known: it gave a sign of life after its grant, or while it waited for it."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
         """Judge a tenant by its processes that have not drained. A tenant that is found silent is to be barred.
 
         Args:
             now: The present moment.
-            signs: Of each process the last sign of life, None where it gives none, and when it was told of its grant.
+            signs: Of each process the last sign of life, None where it gives none, and since when its silence counts:
+                when it was told of its grant, or its last sign before that, where it gave signs while it waited.
         """
         if now - self._ran_at > FORGET_NS:
             self.patience_ns = PATIENCE_MOST_NS
         last, ends_at, took_note = 0, 0, False
-        for sign, told_at in signs:
+        for sign, since in signs:
             if sign is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
-            heard = max(sign.at, told_at)
+            heard = max(sign.at, since)
             if heard > now - self.patience_ns:
                 return LookAgain(heard + self.patience_ns)
             if sign.ends_at is None:
                 return LookAgain(now + PATIENCE_MOST_NS)
-            took_note = took_note or sign.at > told_at
+            took_note = took_note or sign.at >= since
             last, ends_at = max(last, heard), max(ends_at, sign.ends_at)
         if ends_at - _AHEAD_NS > now:
             return LookAgain(ends_at - _AHEAD_NS)
@@ -89,5 +90,5 @@ class Silence:
         if now - self._since >= PATIENCE_MOST_NS:
             self.patience_ns, self._ran_at = max(PATIENCE_LEAST_NS, self.patience_ns // 2), now
         elif self._took_note:
-            self.patience_ns = PATIENCE_MOST_NS
+            self.patience_ns = min(PATIENCE_MOST_NS, 2 * self.patience_ns)
         self._since = None

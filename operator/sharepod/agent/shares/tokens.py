@@ -80,7 +80,8 @@ class _Token:
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
     told_at: dict[TokenClient, int] = field(default_factory=dict)
-    """Moment at which each of the undrained clients was told of its last grant, in nanoseconds of the clock."""
+    """Moment at which each of the undrained clients was told of its last grant, or of its last sign of life before that
+    where it gave signs while it waited, in nanoseconds of the clock."""
     disconnected: set[int] = field(default_factory=set)
     """Pids of processes that have not drained and have lost the connection on which they would say so."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
@@ -365,14 +366,15 @@ class Tokens:
                     continue
                 granted = True
                 token.grant_id = action.grant_id
-                if token.silence.patience_ns < PATIENCE_MOST_NS:
-                    self._look_in(now, token.silence.patience_ns)
                 if token.wanted_at is not None:
                     token.waits.add(now - token.wanted_at)
                     token.wanted_at = None
                 wanting, token.wanting = token.wanting, set()
                 for client in wanting:
                     self._send_grant(token, client, action)
+                if wanting and token.silence.patience_ns < PATIENCE_MOST_NS:
+                    since = max(token.told_at[client] for client in wanting)
+                    self._look_in(now, max(0, since + token.silence.patience_ns - now))
             elif isinstance(action, TokenRevocation):
                 for client in token.undrained:
                     client.send(protocol.Revoke(action.grant_id))
@@ -460,7 +462,8 @@ class Tokens:
 
     def _send_grant(self, token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
         if token.undrained.get(client) != grant.grant_id:
-            token.told_at[client] = self._clock()
+            sign = None if client.heartbeat is None else client.heartbeat.read(self._clock)
+            token.told_at[client] = sign.at if sign is not None and sign.waits else self._clock()
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(

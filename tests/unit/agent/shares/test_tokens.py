@@ -37,12 +37,13 @@ class Process:
     def send(self, frame: protocol.AgentFrame) -> None:
         self.frames.append(frame)
 
-    def beats(self, clock: Clock, *, ends_in_ns: int | None = 0) -> None:
-        """Write the pulse page, as a hook does whenever it runs; the process's clock is an hour ahead."""
+    def beats(self, clock: Clock, *, ends_in_ns: int | None = 0, waits: bool = False) -> None:
+        """Write the pulse page, as a hook does whenever it runs; the process's clock is an hour ahead. `waits`: as one
+        does that was barred lately."""
         if self.heartbeat is None:
             self.heartbeat = protocol.Heartbeat(lambda: self.pulse)
         ahead = clock.now + 3600 * 1000 * MS
-        grants = self.grants()
+        grants = [] if waits else self.grants()
         self.pulse = protocol.Pulse(grants[-1] if grants else 0, 0 if ends_in_ns is None else ahead + ends_in_ns, ahead)
 
     def grants(self) -> list[int]:
@@ -292,6 +293,36 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
     clock.now += MS
     await looks(tokens)
     assert barred[-1] == stopped.grants()[-1]
+
+
+@pytest.mark.promise("time-starved")
+@pytest.mark.parametrize("stands_still", [True, False])
+async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
+    tokens: Tokens, clock: Clock, stands_still: bool
+) -> None:
+    """It was stopped before, so that its hook shows that it runs while it waits. One that does has its turn."""
+    stopped, busy, barred = await holder_and_waiter(tokens, clock)
+    clock.now += 6 * MS
+    await looks(tokens)
+    [grant] = set(barred)
+    clock.now += 10 * MS
+    tokens.draining("a", stopped, protocol.Draining(grant, expected_ns=0))
+    tokens.drained("a", stopped, protocol.Drained(grant, wanting=True))
+    stopped.beats(clock, waits=True)
+    if not stands_still:
+        clock.now += 4 * MS
+        stopped.beats(clock, waits=True)
+    busy.beats(clock)
+    clock.now += 4 * MS if stands_still else 0
+    tokens.drained("b", busy, protocol.Drained(busy.grants()[-1], wanting=True))
+    turns = len(busy.grants())
+    await looks(tokens)
+    if stands_still:
+        assert barred[-1] == stopped.grants()[-1] > grant
+        assert len(busy.grants()) == turns + 1
+    else:
+        assert barred[-1] == grant
+        assert len(busy.grants()) == turns
 
 
 @pytest.mark.promise("time-starved")
