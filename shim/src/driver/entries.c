@@ -46,9 +46,11 @@ bool entries_load(void) {
         return true;
     if (!object_find(DRIVER_FILE, &driver))
         return false;
+    object_pin(DRIVER_FILE); /* its functions are called after a dlclose, too; one that came before this is seen next */
+    if (!object_find(DRIVER_FILE, &driver))
+        return false;
     for (int i = 0; i < ENTRY_COUNT; i++)
         entries_driver[i] = object_symbol(&driver, rows[i].symbol);
-    object_pin(DRIVER_FILE); /* its functions are called after a dlclose, too */
     atomic_store_explicit(&loaded, true, memory_order_release);
     return true;
 }

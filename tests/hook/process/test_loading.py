@@ -1,4 +1,5 @@
-"""The hook and the dynamic loader's locks: no CUDA call waits for a thread that loads a library."""
+"""The hook and the dynamic loader: no CUDA call waits for a thread that loads a library, and what a program unloads the
+hook needs no more."""
 
 from __future__ import annotations
 
@@ -9,9 +10,47 @@ from pathlib import Path
 import pytest
 from hook.conftest import Tenant
 from hook.world.probe import NOT_INITIALIZED
+from sharepod.protocol import Drained
 
-SOURCE = Path(__file__).with_name("loading") / "constructor.c"
+SOURCES = Path(__file__).with_name("loading")
 LOADING = "import ctypes, sys; ctypes.CDLL('libcuda.so.1'); ctypes.CDLL(sys.argv[1]); print('loaded')"
+CALLING = """
+import _ctypes, ctypes, sys, time
+
+def loaded(path):
+    with open("/proc/self/maps") as maps:
+        return any(path in line for line in maps)
+
+for turn in range(3):
+    library = ctypes.CDLL(sys.argv[1])
+    print(library.work(3), flush=True)
+    _ctypes.dlclose(library._handle)
+    assert not loaded(sys.argv[1])
+    if turn:
+        time.sleep(0.12)  # the token goes back meanwhile
+print("done", flush=True)
+"""
+
+
+def built(name: str, double: Path, directory: Path) -> str:
+    """Build a library that needs libcuda; return its path."""
+    library = directory / f"{name}.so"
+    flags = ["-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", f"-L{double}"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCES / f"{name}.c"), "-l:libcuda.so.1"], check=True)
+    return str(library)
+
+
+def output(tenant: Tenant, program: str, *arguments: str) -> list[str]:
+    """Run a Python program under the hook; return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program, *arguments],
+        env=tenant.environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.promise("program-fork")
@@ -23,16 +62,16 @@ def test_a_child_that_is_forked_while_a_library_is_loaded_does_not_wait_for_ever
 
 
 def test_a_constructor_may_call_cuda_beside_the_first_call(tenant: Tenant, double: Path, tmp_path: Path) -> None:
-    library = tmp_path / "constructor.so"
-    flags = ["-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", f"-L{double}"]
-    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE), "-l:libcuda.so.1"], check=True)
     tenant.agent()
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", LOADING, str(library)],
-        env=tenant.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert done.stdout == "loaded\n"
+    assert output(tenant, LOADING, built("constructor", double, tmp_path)) == ["loaded"]
+
+
+def test_a_library_that_has_called_cuda_may_be_unloaded_while_its_kernels_run(
+    tenant: Tenant, double: Path, tmp_path: Path
+) -> None:
+    """libcuda was loaded because this library needs it. The hook drains the kernels afterwards."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(20, metered=True)
+    assert output(tenant, CALLING, built("caller", double, tmp_path)) == ["2", "2", "2", "done"]
+    assert tenant.submitted() == 9
+    assert sum(frame.launches for client in agent.clients for frame in agent.frames(client, Drained)) == 9
