@@ -43,8 +43,6 @@ class OnTimeSelector(selectors.EpollSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._times = _Times()
-        self._at = ctypes.byref(self._times)
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:
             self._selector.register(self._timer, select.EPOLLIN | select.EPOLLET)  # type: ignore[attr-defined]
@@ -53,8 +51,8 @@ class OnTimeSelector(selectors.EpollSelector):
         """Wait until a descriptor is ready or `timeout` is over, in seconds; None: without end."""
         if timeout is None or not 0 < timeout < _EXACT_S or self._timer < 0:
             return super().select(timeout)
-        self._times.value_ns = int(timeout * 1e9) + 1
-        if _libc.timerfd_settime(self._timer, 0, self._at, None) != 0:
+        times = _Times(value_ns=int(timeout * 1e9) + 1)
+        if _libc.timerfd_settime(self._timer, 0, ctypes.byref(times), None) != 0:
             return super().select(timeout)
         return super().select(2 * _EXACT_S)
 

@@ -203,15 +203,17 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     probe.start_cuda()
     probe.ok("stream", "s")
     probe.ok("event", "e")
-    first = probe.post("launch", "spin_us_400000", "s")
+    first = probe.post("launch", "hang", "s")
     client = agent.client()
     agent.next_frame(client, Want)
-    grant = agent.grant(client)
+    grant = agent.grant(client, 60_000, metered=True)  # the fence behind the first says when that has ended
     assert first.result(10).code == 0
     probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # beside the kernel and the fence behind it
     launching = probe.post("launch", "spin_us_200000", "s", 3)
     tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     agent.revoke(client, grant)
+    time.sleep(0.3)  # the grace period is over, and what could end has ended
+    release_hung_kernels(tenant.state)
     drained = agent.next_frame(client, Drained)
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.submitted == usage.kernels == drained.launches == 2

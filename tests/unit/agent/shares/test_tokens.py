@@ -300,7 +300,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """It was stopped before, so that its hook shows that it runs while it waits. One that does has its turn."""
+    """A tenant that was stopped before shows while it waits that it runs. One that does has its turn."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)
