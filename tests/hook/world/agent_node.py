@@ -33,7 +33,7 @@ FAKE_NVML = ROOT / "build" / "doubles" / "libnvml"
 PROGRAMS = ROOT / "build" / "programs"
 GI = 1 << 30
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CALLED_MOST = 12
 """Tenants that callers call at most: more would be a load of their own."""
 
