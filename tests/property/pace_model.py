@@ -1,4 +1,4 @@
-"""The hook's pace model (shim/src/time/pace.c), compiled alone, and a stream of a GPU that it meters.
+"""The hook's pace model (shim/src/time/queue/pace.c), compiled alone, and a stream of a GPU that it meters.
 
 `library()` is the model as C functions; `Stream` plays the thread and the GPU in simulated time: what launches take,
 and a thread that looks at its fences late.
@@ -32,14 +32,14 @@ WIDE_LONG = 50 * MS
 @functools.cache
 def library() -> tuple[Any, Any]:
     """Compile the model with the undefined-behaviour sanitizer; return (ffi, functions)."""
-    header = (ROOT / "shim/src/time/pace.h").read_text()
+    header = (ROOT / "shim/src/time/queue/pace.h").read_text()
     plain = re.sub(r"/\*.*?\*/|^#.*?$", "", header, flags=re.DOTALL | re.MULTILINE).replace("PACE_FENCES]", "2]")
     ffi = cffi.FFI()
     ffi.cdef(plain)
     folder = Path(tempfile.mkdtemp(prefix="sharepod-pace-"))
     target = folder / "pace.so"
     command = ["cc", "-std=c11", "-O1", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    command += [f"-I{ROOT / 'shim/src'}", "-o", str(target), str(ROOT / "shim/src/time/pace.c")]
+    command += [f"-I{ROOT / 'shim/src'}", "-o", str(target), str(ROOT / "shim/src/time/queue/pace.c")]
     subprocess.run(command, check=True, timeout=60)
     functions = ffi.dlopen(str(target))
     target.unlink()

@@ -1,4 +1,4 @@
-"""The queues that a thread of the hook remembers (shim/src/time/remembered.c), compiled alone."""
+"""The queues that a thread of the hook remembers (shim/src/time/gate/remembered.c), compiled alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ extern _Bool refuses;
 _AROUND = """
 #include <stdlib.h>
 #include <string.h>
-#include "time/remembered.c"
+#include "time/gate/remembered.c"
 _Bool refuses;
 void *sys_map(size_t bytes) { return refuses ? NULL : calloc(1, bytes); }
 void sys_unmap(void *memory, size_t bytes) { (void)bytes; free(memory); }

@@ -1,4 +1,4 @@
-"""The queues that a thread of the hook remembers, for any streams: R9 and R10 of shim/src/time/remembered.h."""
+"""The queues that a thread of the hook remembers, for any streams: R9 and R10 of shim/src/time/gate/remembered.h."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 
 #include "session/session.h"
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/token.h"
 
 /* The parts of the process that the thread steps. */

@@ -13,7 +13,7 @@
 #include "memory/refresh.h"
 #include "session/frames.h"
 #include "tenant/limits.h"
-#include "time/passage.h"
+#include "time/gate/passage.h"
 
 struct process *_Atomic the_process;
 

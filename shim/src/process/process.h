@@ -24,8 +24,8 @@
 #include "process/hook_thread.h"
 #include "session/session.h"
 #include "tenant/gpus.h"
-#include "time/gate.h"
-#include "time/graph_times.h"
+#include "time/gate/gate.h"
+#include "time/queue/graph_times.h"
 #include "time/streams.h"
 #include "time/token.h"
 

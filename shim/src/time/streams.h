@@ -26,8 +26,8 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
-#include "time/gate.h"
-#include "time/pace.h"
+#include "time/gate/gate.h"
+#include "time/queue/pace.h"
 
 /* Stands for a stream that is not to be touched any more: its last work is behind an event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)

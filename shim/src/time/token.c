@@ -10,7 +10,7 @@
 #include "base/sys.h"
 #include "tenant/limits.h"
 #include "time/drain.h"
-#include "time/meter.h"
+#include "time/queue/meter.h"
 
 /* All in ns. */
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */

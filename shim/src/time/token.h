@@ -22,7 +22,7 @@
 #include "session/session.h"
 #include "sharepod/protocol.h"
 #include "tenant/gpus.h"
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/streams.h"
 
 enum token_state {

@@ -222,7 +222,7 @@ def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(te
 
 
 def place(stream: int) -> int:
-    """Return where a thread of the hook remembers one of its first streams: shim/src/time/remembered.h."""
+    """Return where a thread of the hook remembers one of its first streams: shim/src/time/gate/remembered.h."""
     return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 59
 
 

@@ -7,7 +7,7 @@
  */
 #include "driver/entries.h"
 #include "process/process.h"
-#include "time/graph_times.h"
+#include "time/queue/graph_times.h"
 #include "wrappers/memory/graphmem.h"
 #include "wrappers/work/passthrough.h"
 

@@ -6,9 +6,9 @@
 
 #include "driver/entries.h"
 #include "process/process.h"
-#include "time/fastpath.h"
-#include "time/meter.h"
-#include "time/passage.h"
+#include "time/gate/fastpath.h"
+#include "time/queue/meter.h"
+#include "time/gate/passage.h"
 
 /* Enter by the fast path. Not NULL: inside a launch, and leave_fast is to follow. `slot`: passage_slot; a thread that
  * has a slot has a process. */

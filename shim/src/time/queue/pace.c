@@ -5,7 +5,7 @@
  * A launch that would begin after the end of the quantum waits for the next one (PC2): the gate leaves less than one
  * launch of each stream when it closes, and the announced end, by which the next holder is granted, comes true.
  */
-#include "time/pace.h"
+#include "time/queue/pace.h"
 
 /* In ns. */
 #define WINDOW_SHORT 2000000ull

@@ -14,7 +14,7 @@
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
 
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/streams.h"
 
 /* Begin the opening for the queue of a stream that is about to be launched into, if it or its terms are new to the

@@ -5,13 +5,13 @@
  * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3). A wide queue that
  * is to be a short one is so with the next launch; what is in it stays.
  */
-#include "time/meter.h"
+#include "time/queue/meter.h"
 
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "time/drain.h"
-#include "time/fastpath.h"
+#include "time/gate/fastpath.h"
 #include "time/streams.h"
 
 #define PATIENCE SYS_SECOND /* ns of one wait: most kernels are shorter, and the meter learns how long they take */

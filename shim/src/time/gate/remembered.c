@@ -1,7 +1,7 @@
 /* The table has open addressing: a key lies in its first place, or in the first free one after it. What is taken out
  * leaves no gap between a key and its first place: those behind it move up.
  */
-#include "time/remembered.h"
+#include "time/gate/remembered.h"
 
 #include "base/sys.h"
 

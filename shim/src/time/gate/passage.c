@@ -3,14 +3,14 @@
  * A thread marks its slot, then reads the word (G3). If the gate is closed it takes the mark back, notes that it waits
  * and wakes the hook thread, which asks for the token.
  */
-#include "time/passage.h"
+#include "time/gate/passage.h"
 
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "session/session.h"
-#include "time/fastpath.h"
-#include "time/meter.h"
+#include "time/gate/fastpath.h"
+#include "time/queue/meter.h"
 
 __thread struct slot *passage_slot;
 

@@ -3,7 +3,7 @@
  * Closing clears GATE_OPEN and then makes every running thread pass a barrier (membarrier): a thread that loaded the
  * word before has its slot marked by then, and gate_clear sees it (G3, G1).
  */
-#include "time/gate.h"
+#include "time/gate/gate.h"
 
 #include <linux/membarrier.h>
 

@@ -4,7 +4,7 @@
  *
  * The lock of struct graphs is not held while events are destroyed: that takes the lock of struct streams.
  */
-#include "time/graph_times.h"
+#include "time/queue/graph_times.h"
 
 #include "base/sys.h"
 #include "driver/entries.h"

@@ -14,7 +14,7 @@
 
 #include "base/rows.h"
 #include "base/sys.h"
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/streams.h"
 
 struct known_graph {

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/streams.h"
 
 /* This thread's slot, or NULL. */

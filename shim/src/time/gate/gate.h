@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "time/remembered.h"
+#include "time/gate/remembered.h"
 
 #ifndef SHAREPOD_GATE_SLOTS
 #define SHAREPOD_GATE_SLOTS 16384

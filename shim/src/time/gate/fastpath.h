@@ -8,7 +8,7 @@
 
 #include "driver/entries.h"
 #include "driver/own_calls.h"
-#include "time/gate.h"
+#include "time/gate/gate.h"
 #include "time/streams.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
