@@ -3,17 +3,20 @@
 The process is stopped by SIGSTOP, as a CPU quota or a busy node would hold it up, for `stopped_ms` after every
 `runs_ms`. The simulated GPU does what was launched also while the process stands still, as hardware does. `together`:
 the part of the GPU's time that both got; `together_of_control`: over what they got in the same run without a stop.
-`busy_share`: of the tenant that was never stopped; `stopped_share`: of the other.
+`busy_share`: of the tenant that was never stopped; `stopped_share`: of the other. `apart`: what the one that is never
+stopped gets of a GPU of its own while the other is stopped as often on another GPU, which is what the machine and the
+program leave; `together_of_apart`: over that.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hook.world.agent_node import Node, running, tenant, wait_for
+from hook.world.agent_node import GPUS, Node, Program, running, tenant, wait_for
 from hook.world.stopping import AHEAD, drawn, regular, stopping
 from results import Row
 
@@ -39,6 +42,11 @@ class Stops:
         waits = f"waits every {self.sync_every}" if self.sync_every else "never waits"
         return f"stopped {lengths}{self.stopped_ms:g} ms, runs {self.runs_ms:g} ms, {self.kernel_us} us, {waits}"
 
+    def lengths(self) -> Iterator[tuple[float, float]]:
+        """Yield the milliseconds of a stop and of the run after it, again and again."""
+        means = (self.stopped_ms, self.runs_ms)
+        return drawn(*means, SEED) if self.drawn else regular(*means)
+
 
 STOPS = (
     Stops(10, 10),
@@ -57,24 +65,37 @@ def measure_stops(stops: Stops, seconds: float) -> list[Row]:
     names = ("stopped", "busy")
     rows = [tenant(name, 0.5) for name in names]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
-        stopped, _ = (
-            node.launch(name, "--kernel-us", f"{stops.kernel_us}", "--sync-every", f"{stops.sync_every}", extra=AHEAD)
-            for name in names
-        )
+        stopped, _ = (_launched(node, stops, name) for name in names)
         wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
         time.sleep(SETTLE_S)
         control = _together(node, seconds / 2, names)
-        lengths = (stops.stopped_ms, stops.runs_ms)
-        with stopping(stopped.process, drawn(*lengths, SEED) if stops.drawn else regular(*lengths)):
+        with stopping(stopped.process, stops.lengths()):
             time.sleep(SETTLE_S)
             shares = node.shares(seconds, *names)
-    together = sum(shares.values())
+    together, apart = sum(shares.values()), _apart(stops, seconds / 2)
     return [
         Row(stops.name, "together", "fraction", round(together, 4)),
         Row(stops.name, "together_of_control", "ratio", round(together / control, 4)),
+        Row(stops.name, "apart", "fraction", round(apart, 4)),
+        Row(stops.name, "together_of_apart", "ratio", round(together / apart, 4)),
         Row(stops.name, "stopped_share", "fraction", round(shares["stopped"], 4)),
         Row(stops.name, "busy_share", "fraction", round(shares["busy"], 4)),
     ]
+
+
+def _apart(stops: Stops, seconds: float) -> float:
+    rows = [tenant("stopped", 0.5, gpus=GPUS[1:2]), tenant("busy", 0.5)]
+    with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
+        stopped, _ = (_launched(node, stops, row["id"], row["gpus"]) for row in rows)
+        wait_for(lambda: all(node.devices().busy_ns(row["id"]) for row in rows), "device time of both", 60)
+        with stopping(stopped.process, stops.lengths()):
+            time.sleep(SETTLE_S)
+            return node.shares(seconds, "busy")["busy"]
+
+
+def _launched(node: Node, stops: Stops, name: str, gpus: Sequence[str] = GPUS[:1]) -> Program:
+    arguments = ("--kernel-us", f"{stops.kernel_us}", "--sync-every", f"{stops.sync_every}")
+    return node.launch(name, *arguments, gpus=gpus, extra=AHEAD)
 
 
 def _together(node: Node, seconds: float, names: tuple[str, ...]) -> float:
