@@ -7,8 +7,8 @@ Guarantees:
   a backup). If they have, everything is listed again and the store replaced.
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
 - Objects are taken in one by one as they arrive: no page is held.
-- A page that does not arrive in time is asked for again, where it is in the list, as a smaller one, down to one object.
-  Pages grow again while they arrive fast.
+- A page that does not arrive in time, or breaks off after a while, is asked for again, where it is in the list, as a
+  smaller one, down to one object. Pages grow again while they arrive fast.
 - A server that asks to be left alone (Retry-After) is, for `LONGEST_WAIT_S` at most: whatever an error page of a load
   balancer says, no kind stays unseen for hours.
 - A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
@@ -57,6 +57,9 @@ _CHECK_TIMEOUT_S = 5.0
 """Timeout of the list of one object that comes before a watch: as long as a watch may take to be answered."""
 _PAGE_STEP = 4
 """Factor by which pages shrink and grow: two or three timeouts until the largest Pods fit."""
+_LONG_PAGE_S = 10.0
+"""Seconds after which the size of a page is what it broke off for: an API server ends an answer after 60 s, and others
+on the way earlier. A connection that is reset at once says nothing of the page."""
 _PAGE_GROWS_WITHIN = 1 / 4
 """Part of the timeout within which a page that is larger by `_PAGE_STEP` must be expected to arrive."""
 _LOG_S = 10.0
@@ -269,7 +272,7 @@ class Reflector:
                     unreadable=unreadable,
                 )
             except UnavailableError as error:
-                if not self._shrink_page(error):
+                if not self._shrink_page(error, self._clock() - began):
                     raise
                 continue
             self._heard()
@@ -279,10 +282,12 @@ class Reflector:
             if not token:
                 return version
 
-    def _shrink_page(self, error: UnavailableError) -> bool:
-        """Ask for smaller pages because one did not arrive in time; return whether there are smaller ones."""
+    def _shrink_page(self, error: UnavailableError, took: float) -> bool:
+        """Ask for smaller pages if one did not arrive in time or broke off after `took` seconds; return whether there
+        are smaller ones."""
         size = self._page or self._client.page_size
-        if error.status or "Timeout" not in error.reason or size == 1:
+        too_large = "Timeout" in error.reason or took >= _LONG_PAGE_S
+        if error.status or not too_large or size == 1:
             return False
         self._page = max(1, size // _PAGE_STEP)
         self._note(f"a page of {size} did not arrive in time; asking for {self._page}", error)

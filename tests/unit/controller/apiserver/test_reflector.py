@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -189,6 +190,35 @@ async def test_pages_that_do_not_arrive_in_time_are_smaller_from_there_on(
     assert idle.mirror.names() == names
     assert [size for size, _ in itertools.groupby(size for _, size in asked)] == sizes
     assert [token for token, _ in asked].count("") == 1, "nothing is begun again"
+    await idle.client.close()
+
+
+@pytest.mark.promise("operator-list-pages")
+@pytest.mark.parametrize(("after_s", "sizes"), [(60.0, [10, 2]), (0.1, [10])])
+async def test_a_page_whose_answer_breaks_off_after_a_while_is_asked_for_as_a_smaller_one(
+    idle: World, monkeypatch: pytest.MonkeyPatch, after_s: float, sizes: list[int]
+) -> None:
+    """An API server ends an answer after 60 s: the same page would break off again, for ever."""
+    names = [f"s{number:02}" for number in range(35)]
+    for name in names:
+        idle.create(name)
+    asked, moment, page = list[int](), 0.0, idle.client.page
+    reflector = Reflector(idle.client, SHAREPODS, idle.mirror, kind="sharepods", clock=lambda: moment)
+
+    async def breaks_off(*arguments: Any, limit: int | None = None, **named: Any) -> Json:
+        nonlocal moment
+        asked.append(size := limit or idle.client.page_size)
+        if size > 2:
+            moment += after_s
+            raise UnavailableError("LIST", 0, "ClientPayloadError", "Response payload is not completed")
+        moment += 3.0
+        return await page(*arguments, limit=limit, **named)
+
+    monkeypatch.setattr(idle.client, "page", breaks_off)
+    with contextlib.nullcontext() if len(sizes) > 1 else pytest.raises(UnavailableError):
+        await reflector.list_all()
+    assert idle.mirror.names() == (names if len(sizes) > 1 else [])
+    assert [size for size, _ in itertools.groupby(asked)] == sizes
     await idle.client.close()
 
 
