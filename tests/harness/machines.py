@@ -52,9 +52,16 @@ class Machine(ABC):
 
     def say_processes(self, on: Mapping[int, str]) -> None:
         """Let the driver show these processes, by the node's pid, each on the GPU with that UUID."""
-        processes = [{"pid": pid, "uuid": uuid} for pid, uuid in on.items()]
+        self._show(processes=[{"pid": pid, "uuid": uuid} for pid, uuid in on.items()])
+
+    def lose_gpus(self, *uuids: str) -> None:
+        """Let the driver show all of the node's GPUs but these."""
+        self._show(gpus=[gpu for gpu in self.gpus if gpu["uuid"] not in uuids])
+
+    def _show(self, **parts: object) -> None:
+        """Replace parts of what the driver shows to the agent."""
         fresh = self._inventory.with_suffix(".new")
-        fresh.write_text(json.dumps({**yaml.safe_load(self._inventory.read_text()), "processes": processes}))
+        fresh.write_text(json.dumps({**yaml.safe_load(self._inventory.read_text()), **parts}))
         fresh.rename(self._inventory)
 
     @abstractmethod

@@ -107,6 +107,27 @@ def test_a_gpu_that_the_plugin_calls_unhealthy_takes_no_new_tenants_and_others_a
     )
 
 
+@pytest.mark.promise("placement-holder-gone", "placement-holder-unknown")
+def test_tenants_of_a_gpu_that_falls_off_the_bus_are_told_and_come_back_on_another(node: PluginNode) -> None:
+    node.apply("alpha", 0.3, "--kernel-us", "2000", restartPolicy="Always")
+    lost = node.gpu_of("alpha")
+    (holder,) = node.holder_pods()
+    try:
+        node.machine.lose_gpus(lost)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: not node.holders() and not node.holder_pods(), what="no holder", timeout=60)
+        node.no_room("alpha")  # until the plugin has noticed, the kubelet could give a holder the GPU that is lost
+        assert node.holders() == []
+        report_xid(node.machine, lost, 79)
+        assert node.gpu_of("alpha") != lost
+        (another,) = node.holder_pods()
+        assert another["metadata"]["uid"] != holder["metadata"]["uid"]
+    finally:
+        node.machine.lose_gpus()
+        node.clear()
+        node.restart_plugin()
+
+
 STRATEGIES = [
     {"DEVICE_ID_STRATEGY": "index"},
     {"DEVICE_LIST_STRATEGY": "volume-mounts"},
@@ -192,6 +213,28 @@ def test_tenants_of_a_holder_that_the_kubelet_evicts_are_told_and_come_back(node
         )
         node.sharepod("alpha", timeout=BACK_WITHIN_S)
     print(owners.report())
+    assert owners.overlaps == [], owners.report()
+
+
+@pytest.mark.promise("placement-holder-pressure")
+def test_memory_pressure_ends_tenants_before_their_holder_and_all_come_back_after_it(node: PluginNode) -> None:
+    node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
+    node.gpu_of("alpha")
+    (holder,) = node.holder_pods()
+    with GpuOwners(node.machine) as owners:
+        with node.memory_pressure():
+            node.cluster.wait_for(
+                f"/api/v1/nodes/{node.machine.node}",
+                lambda seen: seen and condition(seen, "MemoryPressure") == "True",
+                what="a node short of memory",
+                timeout=60,
+            )
+            node.await_evicted(holder["metadata"]["name"])
+            assert node.cluster.api.get(f"{SHAREPODS}/alpha")["status"]["lastEnd"]["cause"] == "Evicted"
+        node.sharepod("alpha", timeout=60)
+        node.gpu_of("alpha")
+    print(owners.report())
+    assert holder["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in node.holder_pods()]
     assert owners.overlaps == [], owners.report()
 
 

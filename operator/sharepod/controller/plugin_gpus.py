@@ -8,7 +8,8 @@ Guarantees:
 - It is given back within seconds where a pod waits for whole GPUs that could have it.
 - A GPU that is kept for a tenant that moves, or that others make room for, is not given back meanwhile; one that is
   kept for the head of the line neither, unless a pod waits for whole GPUs that could have it.
-- A holder that the kubelet shows without its GPU for `holder_pending` has lost it.
+- A holder that the kubelet shows without its GPU for `holder_pending` has lost it, and so has one whose GPU the agent
+  does not report for so long.
 - Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
 - Absence of a Pod is confirmed by a GET before anything is concluded from it.
 """
@@ -43,6 +44,7 @@ from .settings import OperatorSettings
 
 _ENDED = ("Succeeded", "Failed")
 _LOST = "the holder of its GPU is gone, so NVIDIA's device plugin may give the GPU to another pod"
+_NOT_REPORTED = "the agent of {} no longer reports {}: the driver does not show it"
 
 _WANTED_S = 2.0
 """Seconds that a holder keeps a GPU that a pod waits for: within them the tenant that it was made for is placed."""
@@ -87,11 +89,11 @@ class HolderReconciler:
         self._gone: set[str] = set()
         """Ids of holders whose Pods are confirmed to have ended, until their rows are gone."""
         self._without: set[str] = set()
-        """Ids of holders that the kubelet has not shown with their GPU for too long."""
+        """Ids of holders that have not been shown with their GPU for too long."""
         self._since: dict[tuple[str, HolderState], float] = {}
         """By id and state: since when a holder has no GPU, or its GPU has no tenant."""
         self._unshown_since: dict[str, float] = {}
-        """By id: since when the kubelet shows a holder without its GPU."""
+        """By id: since when a holder is shown without its GPU."""
         self._failing_since: dict[str, float] = {}
         """By name: since when a holder that is wanted cannot be created."""
         self.queue: WorkQueue[str] = WorkQueue("holder", self.reconcile, settings.writers)
@@ -263,16 +265,24 @@ class HolderReconciler:
         self._since = {key: at for key, at in self._since.items() if key[0] in rows}
 
     def _look_for_lost(self, gpunode: GpuNodeFacts) -> None:
-        """Find the holders that have no GPU any more though nobody else has it: a kubelet that has lost its record of
-        devices shows it with nobody, and the agent keeps it closed. While the agent is told nothing, it says so."""
+        """Find the holders that have no GPU any more though nobody else has it.
+
+        A kubelet that has lost its record of devices shows a GPU with nobody, and the agent keeps it closed. A GPU that
+        has fallen off the bus, or was in the node before it was registered anew, is not in the agent's report. An agent
+        that is away, or says that it knows nothing, shows neither.
+        """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
-        told = not any(
+        told = not self._state.agent_away(gpunode.name) and not any(
             each.type == CONDITION_AGENT_READY and each.status == "False" for each in gpunode.status.conditions
         )
         for row in gpunode.spec.holders:
             gpu = gpus.get(row.uuid) if row.uuid is not None else None
-            if row.state is not HolderState.HELD or not told or gpu is None or gpu.held is not False:
+            if row.state is not HolderState.HELD or (gpu is not None and gpu.held is not False):
                 self._unshown_since.pop(row.id, None)
+                continue
+            if not told:
+                self._unshown_since.pop(row.id, None)
+                self.queue.add_after(gpunode.name, self._settings.holder_pending)
                 continue
             due = self._unshown_since.setdefault(row.id, now) + self._settings.holder_pending
             if now >= due:
@@ -359,13 +369,15 @@ class HolderReconciler:
             yield from self._state.seen_claims.users(claim)
 
     async def _end(self, gpunode: GpuNodeFacts, row: Tenant, pod: PodFacts | ClaimPodFacts) -> None:
-        text = f"ended {pod.namespace}/{pod.name}: {_LOST}"
+        unreported = sorted(set(row.gpus) - {gpu.uuid for gpu in gpunode.status.gpus})
+        why = _NOT_REPORTED.format(gpunode.name, ", ".join(unreported)) if unreported else _LOST
+        text = f"ended {pod.namespace}/{pod.name}: {why}"
         self._events.warning(KIND, gpunode, "HolderLost", "Evict", text)
         sharepod = self._state.sharepods.get(row.id)
         if sharepod is not None:
-            self._events.warning(SHAREPOD, sharepod, "HolderLost", "Evict", _LOST)
+            self._events.warning(SHAREPOD, sharepod, "HolderLost", "Evict", why)
         else:
-            self._events.warning("Pod", pod, "HolderLost", "Evict", _LOST)
+            self._events.warning("Pod", pod, "HolderLost", "Evict", why)
         log.warning("ends a tenant whose GPU no holder has", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)

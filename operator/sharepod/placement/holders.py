@@ -1,7 +1,8 @@
 """Holders: where pods of ours should take whole GPUs from NVIDIA's device plugin, so that a request gets a place.
 
 Guarantees:
-- A new holder is asked for only where it makes a place, whichever of the node's free GPUs the kubelet gives it.
+- A new holder is asked for only where it makes a place, whichever of the node's free GPUs the kubelet gives it: not
+  where the plugin offers GPUs that the agent does not report.
 - A tenant that waits for a holder in flight gets no other.
 - Pods that wait for whole GPUs come first: what they could have of a node is left to them.
 - A node whose label `sharepod.dev/max-held-gpus` says so has no more GPUs held than that. A label that is no number
@@ -47,7 +48,7 @@ def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None
         wanted = request.gpu.count - len(passing)
         left = left_to_give(node)
         for_us = min(left - wanted_whole(cluster, node, left), _most_held(node) - len(ours) - len(node.holders))
-        if not 0 < wanted <= min(for_us, len(others)) or not node_passes(node, request):
+        if not 0 < wanted <= min(for_us, len(others)) or _offers_unknown(node) or not node_passes(node, request):
             continue
         if not all(_would_pass(gpu, request) for gpu in others):
             continue
@@ -87,6 +88,13 @@ def left_to_give(node: NodeAccount) -> int:
     counted among the node's yet."""
     uncounted = sum(holder not in node.pods for holder in node.holders)
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - uncounted
+
+
+def _offers_unknown(node: NodeAccount) -> bool:
+    """Return whether the device plugin offers more GPUs than the agent reports: one that fell off the bus may be among
+    those that the kubelet gives."""
+    offered = node.state.allocatable.extended.get(DEVICE_PLUGIN_RESOURCE, 0) if node.state is not None else 0
+    return offered > len(node.gpus)
 
 
 def _would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:

@@ -262,12 +262,72 @@ async def test_a_holder_that_the_kubelet_shows_with_no_gpu_for_long_has_lost_it(
         world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[silent]), status=True)
     await world.look_at_holders()
     assert holders(world) == ["Held"], "a kubelet that starts shows its pods a moment later"
-    if told:
-        assert world.looks_again(world.settings.holder_pending, "node-a", world.holders.queue)
+    assert world.looks_again(world.settings.holder_pending, "node-a", world.holders.queue)
     world.now += world.settings.holder_pending + 1
+    world.renew()
     await world.look_at_holders()
     await asyncio.sleep(0.1)
     assert holders(world) == (["Releasing"] if told else ["Held"])
+
+
+def driver_shows(world: World, *gpus: Json) -> None:
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=list(gpus)), status=True)
+
+
+@pytest.mark.promise("placement-holder-gone")
+@pytest.mark.parametrize("others", [0, 1], ids=["no GPU", "another GPU"])
+async def test_a_holder_whose_gpu_is_gone_from_the_agents_report_has_lost_it_and_its_tenants_are_ended(
+    world: World, others: int
+) -> None:
+    pod = await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    await world.look()
+    world.pod_phase("Running")
+    await world.look()
+    driver_shows(world, *(world.gpu("node-a", 7, held=False) for _ in range(others)))
+    await world.look_at_holders()
+    assert world.looks_again(world.settings.holder_pending, "node-a", world.holders.queue)
+    world.now += world.settings.holder_pending + 1
+    world.renew()
+    await world.look_at_holders()
+    await world.until(lambda: holders(world) == ["Releasing"])
+    await world.look_at_holders()
+    await world.until(lambda: "deletionTimestamp" in ((world.read("pods") or {"metadata": {}})["metadata"]))
+    await world.until(lambda: len(world.told("HolderLost")) == 2)
+    assert all(f"no longer reports {GPU}" in note for note in world.told("HolderLost"))
+    assert "deletionTimestamp" in holder_pods(world)[0]["metadata"]
+    kubelet_ends(world, pod)
+    driver_shows(world, world.gpu("node-a", held=False))
+    await world.look_at_holders()
+    assert holders(world) == ["Releasing"], "its tenant's row is there"
+
+
+@pytest.mark.promise("placement-holder-gone")
+@pytest.mark.parametrize("how", ["comes back", "agent away", "nothing is known"])
+async def test_a_gpu_that_is_gone_from_the_report_for_a_moment_or_by_no_agents_word_is_not_lost(
+    world: World, how: str
+) -> None:
+    pod = await held(world)
+    await world.until(lambda: world.tenant in world.rows())
+    driver_shows(world)
+    if how == "nothing is known":
+        silent = {"type": "AgentReady", "status": "False", "reason": "InventoryUnavailable", "message": "silent"}
+        world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[silent]), status=True)
+    for _ in range(3):
+        await world.look_at_holders()
+        world.now += world.settings.holder_pending - 1
+        if how != "agent away":
+            world.renew()
+        if how == "comes back":
+            kubelet_gives(world, "node-a", pod)
+            await world.look_at_holders()
+            driver_shows(world)
+    if how == "agent away":
+        await world.look_at_holders()
+        assert world.looks_again(world.settings.holder_pending, "node-a", world.holders.queue)
+    await asyncio.sleep(0.1)
+    assert holders(world) == ["Held"]
 
 
 @pytest.mark.promise("placement-holder-lost")

@@ -80,6 +80,15 @@ def test_gpus_that_others_use_by_the_plugin_are_not_asked_for() -> None:
     assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
 
 
+@pytest.mark.promise("placement-holder-unknown")
+def test_no_holder_is_asked_for_where_the_plugin_offers_a_gpu_that_the_agent_does_not_report() -> None:
+    seen = plugin_node(gpus=2)
+    cluster = cluster_of(replace(seen, gpus=seen.gpus[:1]))
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
+    cluster.upsert_node(seen)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
+
+
 def whole(gpus: int = 1, **needs: Any) -> PodNeeds:
     """Needs of a pod that waits for whole GPUs."""
     return PodNeeds(resources=Resources(extended={DEVICE_PLUGIN_RESOURCE: gpus}), **needs)

@@ -38,7 +38,7 @@ def holder_rows(
         in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
         giving_back: ids of the holders that are to be given back.
         gone: ids of the holders whose Pods are confirmed to have ended.
-        without: ids of the holders that the kubelet shows without their GPU.
+        without: ids of the holders that are shown without their GPU for too long.
     """
     there = {pod.uid: pod for pod in pods}
     shown = {gpu.holder: gpu.uuid for gpu in gpus if gpu.held and gpu.holder is not None}
