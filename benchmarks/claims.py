@@ -3,13 +3,14 @@
     PYTHONPATH=tests:benchmarks python benchmarks/claims.py [--count 100] [--rounds 20] [--claims 300] [--kills 5]
         [--nodes 151] [--parts latency,bursts,kills] [--attach claims]
 
-Three parts, on nodes with nothing behind them:
+Three parts on nodes with nothing behind them, and one on a real one:
 
 - latency: Pods created at a fixed rate until they are bound: bare, of SharePods attached by CSI and by claims, with a
   claim of a template, with a claim that exists;
 - bursts: 16 Pods with claims of half a GPU, all at once, on 8 GPUs of 4 nodes, again and again; then 8 such Pods and 8
   SharePods. Every version of every ledger is looked at;
-- kills: Pods with claims, and as many SharePods, while the operator is killed (SIGKILL) at moments drawn from a seed.
+- kills: Pods with claims, and as many SharePods, while the operator is killed (SIGKILL) at moments drawn from a seed;
+- running (by itself only; needs root): from creation until a Pod runs, on a real kubelet (claims_running.py).
 
 With `--attach claims` the SharePods of bursts and kills are attached by claims, too. In the end each Pod must be bound,
 each with one row, and no GPU may ever have been over-committed; ends with status 1 if not. Prints a table and writes
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from apply_latency import measure, percentile
+from claims_running import running
 from cluster.audit import Audit
 from cluster.claims_world import claim_path, claim_spec, make_template, pod_body
 from cluster.operator_world import GIB, TIMES, World, a_world, wait
@@ -218,7 +220,11 @@ def main() -> int:
     parser.add_argument("--attach", choices=["csi", "claims"], default="csi", help="how SharePods are attached")
     parser.add_argument("--parts", default="latency,bursts,kills", help="parts to run, comma-separated")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--times", type=int, default=15, help="Pods of each kind that are run on a real kubelet")
     options = parser.parse_args()
+    if options.parts == "running":
+        print(write("claims", running(options.times)))
+        return 0
     times = {**TIMES, "SHAREPOD_LOG_LEVEL": "warning", "SHAREPOD_AGENT_DURATION": "120"}
     with a_world(times=times, agent_lease=120, agent_renew=20.0) as world, Audit(world.api, memory=16 * GIB) as audit:
         world.installation.install_claims()

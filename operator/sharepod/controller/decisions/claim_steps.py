@@ -10,7 +10,8 @@ Guarantees, whatever order things happen in:
   Pod on a node that uses the claim; every other row in two, as a SharePod's.
 - A4 an allocation is taken back only while no Pod that kube-scheduler has given it to can be on a node.
 - A5 an unreadable row decides nothing.
-- A6 nobody waits with a share: an allocation that no Pod waits for or uses is taken back.
+- A6 nobody waits with a share: an allocation that no Pod waits for or uses is taken back, and so is one whose node is
+  gone while the Pod waits.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
         return Deallocate(claim, mine.node, "another claim of its pod has lost its place there")
     if not snapshot.waited_for:
         return Deallocate(claim, None, "no pod waits for it any more")  # A6
+    if mine.override is not None:
+        return Deallocate(claim, mine.node, f"takes no pods any more: {mine.override.value}")
     if snapshot.now >= snapshot.due:
         return Deallocate(claim, mine.node, snapshot.overdue, snapshot.unseen)
     return Wait(snapshot.due) if snapshot.due < float("inf") else Wait()
@@ -145,7 +148,7 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
     mine: ReservationSnapshot | None = None
     for reserved in sorted(snapshot.reserved, key=lambda item: (item.written is None, item.releasing, item.node)):
         fresh = snapshot.unused and not snapshot.allocated and not snapshot.give_up
-        ends = reserved.releasing or reserved.wanted.releasing or reserved.forced
+        ends = reserved.releasing or reserved.wanted.releasing or reserved.forced or reserved.override is not None
         if mine is None and wanted and fresh and not ends:
             mine = reserved
         elif (step := _drop(snapshot, reserved)) is not None:

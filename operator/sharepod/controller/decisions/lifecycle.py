@@ -266,6 +266,8 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
             Absence.ROW,
         )
         return _conclude(snapshot, sharepod, lost, pod.uid)
+    if pod.node is None and here.override is not None:
+        return TakeBackPod(pod, here.override.value)  # no scheduler could bind it there
     if pod.node is not None and snapshot.gpu_failed and not pod.ready and _follows(sharepod, EndCause.GPU_FAILED):
         failed = f"a GPU of {pod.node} has failed, and the pod is not ready"
         return _conclude(snapshot, sharepod, RunEnd(EndCause.GPU_FAILED, EndReason.POD_FAILED, failed), pod.uid)

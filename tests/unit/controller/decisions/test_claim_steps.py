@@ -108,6 +108,17 @@ def test_an_allocation_is_taken_back_where_no_pod_can_have_it() -> None:
     assert step(idle, reserved(), pods=WAITS, due=5.0, now=4.0) == Wait(5.0)
 
 
+@pytest.mark.promise("operator-unbound-node-gone")
+@pytest.mark.parametrize("why", [RemovalReason.NODE_GONE, RemovalReason.OUT_OF_SERVICE])
+def test_a_pod_that_waits_keeps_no_allocation_on_a_node_that_is_gone(why: RemovalReason) -> None:
+    mine, ours = claim(allocation=ALLOCATION), reserved(override=why)
+    taken = step(mine, ours, pods=WAITS, due=9.0)
+    assert isinstance(taken, Deallocate)
+    assert (taken.node, taken.unseen) == ("node-a", False)
+    assert step(mine, ours, pods=RUNS) == Wait(), "the kubelet's word, or nobody's, ends what may run"
+    assert step(claim(), ours, pods=WAITS, unused=True) == RemoveRow("node-a", RemovalReason.NEVER_BOUND)
+
+
 def test_the_end_of_a_claim_ends_its_row() -> None:
     assert step(None, reserved()) == BeginRelease("node-a")
     assert step(None, reserved(releasing=True, override=RemovalReason.NODE_GONE)) == RemoveRow(

@@ -154,6 +154,13 @@ def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
     assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBackPod(refused, "0/3 nodes")
 
 
+@pytest.mark.promise("operator-unbound-node-gone")
+def test_a_pod_that_waits_on_a_node_that_is_deleted_is_taken_back_at_once() -> None:
+    gone = reserved(override=RemovalReason.NODE_GONE)
+    assert step(made(), pod(), gone, unstarted_since=10.0, now=11.0) == TakeBackPod(pod(), "the Node is gone")
+    assert step(made(), pod(node="node-a"), gone, unstarted_since=10.0, now=11.0) == Wait(1810.0)
+
+
 @pytest.mark.promise("operator-bound-stays")
 def test_a_bound_pod_is_never_taken_back() -> None:
     assert step(made(), pod(node="node-a"), reserved(), unbound_since=0.0, now=1e6) == Wait()

@@ -146,6 +146,28 @@ async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_ba
     assert memo.not_before == world.now + world.settings.seen_timeout
 
 
+@pytest.mark.promise("operator-unbound-node-gone")
+async def test_a_pod_whose_scheduler_does_not_exist_goes_elsewhere_as_soon_as_its_node_is_deleted(world: World) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share", schedulerName="nobody")
+    await placed(world)
+    await world.look_at_claim(times=2)
+    world.node("node-b")
+    world.delete("nodes", "node-a")
+    await world.look_at_node()
+    await world.look_at_claim()
+    await lets_go(world)
+    assert world.allocation() is None
+    await until_gone(world)
+    await placed(world)
+    await world.look_at_claim()
+    assert world.claim_uid() in world.rows("node-b")
+    allocation = world.allocation()
+    assert allocation is not None
+    assert "node-b" in str(allocation["nodeSelector"])
+
+
 async def test_what_kube_scheduler_said_before_the_allocation_is_no_refusal_of_it(world: World) -> None:
     world.node()
     world.claim()
