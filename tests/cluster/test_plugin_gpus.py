@@ -25,10 +25,15 @@ def world() -> Iterator[World]:
 def plugin_node(world: World, prefix: str, gpus: int = 2) -> str:
     """A node of pool `device-plugin` whose plugin has so many GPUs for pods."""
     (name,) = world.nodes(prefix, pool="device-plugin", agents=False)
-    amounts = {GPU: str(gpus)}
-    world.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
+    plugin_offers(world, name, gpus)
     world.agents.start(name)
     return name
+
+
+def plugin_offers(world: World, node: str, gpus: int) -> None:
+    """The device plugin of a node has so many GPUs for pods; 0: it has been taken off the node."""
+    amounts = {GPU: str(gpus)}
+    world.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"capacity": amounts, "allocatable": amounts}})
 
 
 def native(world: World, namespace: str, name: str, on: str) -> str:
@@ -114,6 +119,48 @@ def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_
 
 def _held(world: World, node: str) -> bool:
     return any(row["state"] == "Held" for row in holders(world, node))
+
+
+@pytest.mark.promise("placement-pool-change")
+def test_a_node_goes_from_pool_to_pool_and_back_while_its_sharepods_run_to_their_ends(world: World) -> None:
+    (node,) = world.nodes("moves")
+    namespace = world.cluster.namespace("moves")
+
+    def relabel(pool: str) -> None:
+        world.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"sharepod.dev/pool": pool}}})
+
+    def pool() -> str:
+        return str(world.api.get(f"{GPUNODES}/{node}")["spec"]["pool"])
+
+    def waits_for_the_change(name: str) -> None:
+        world.apply(namespace, name, {"request": 0.4}, on="moves")
+        wait(
+            lambda: "leaves pool" in world.condition(namespace, name, "Placed", status="False"),
+            what=f"the reason why {name} waits",
+        )
+
+    world.apply(namespace, "one", {"request": 0.4}, on="moves")
+    world.phase(namespace, "one", "Running")
+    relabel("device-plugin")
+    waits_for_the_change("two")
+    assert pool() == "dedicated"
+    world.phase(namespace, "one", "Running")
+    world.delete(namespace, "one")
+    wait(lambda: pool() == "device-plugin", what="the other pool")
+    plugin_offers(world, node, 2)
+    world.phase(namespace, "two", "Running", timeout=40)
+    assert _held(world, node)
+
+    plugin_offers(world, node, 0)
+    relabel("dedicated")
+    waits_for_the_change("three")
+    assert pool() == "device-plugin"
+    world.phase(namespace, "two", "Running")
+    assert _held(world, node)
+    world.delete(namespace, "two")
+    world.phase(namespace, "three", "Running", timeout=40)
+    assert (pool(), holders(world, node), holder_pods(world, node)) == ("dedicated", [], [])
+    world.delete(namespace, "three")
 
 
 @pytest.mark.promise("placement-holder-crash")

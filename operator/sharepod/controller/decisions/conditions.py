@@ -69,6 +69,8 @@ class StatusInputs:
     """Usage has moved, and may be written now."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
+    gone: tuple[str, ...] = ()
+    """UUIDs of the row's GPUs that the agent of that node reports no longer."""
     consumed: SharePodConsumption | None = None
     """Totals to be written now; None: they stay as they are."""
     moves_to: KeptPlace | None = None
@@ -231,8 +233,10 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
     if inputs.row is None or inputs.gpus is None or over:
         return former
     failed = [gpu for gpu in inputs.gpus if gpu.health is Health.UNHEALTHY]
-    if failed:
-        which = "; ".join(f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
+    if failed or inputs.gone:
+        ill = (f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
+        lost = (f"{uuid} of {inputs.node} is gone: its agent no longer reports it" for uuid in inputs.gone)
+        which = "; ".join((*ill, *lost))
         advice = "what runs there may fail or hang; to have it placed on another GPU, delete its pod"
         if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:
             advice = "what runs there may fail or hang; to have it placed on another GPU, create the SharePod again"

@@ -82,12 +82,13 @@ class Snapshots:
         return tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
 
     def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
-        """Return whether the agent reports that a GPU of a row has failed."""
+        """Return whether a GPU of a row has failed: the agent reports it so, or no longer."""
         gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
         if gpunode is None or reserved.written is None:
             return False
         gpus = reserved.written.gpus
-        return any(gpu.health is Health.UNHEALTHY for gpu in gpunode.status.gpus if gpu.uuid in gpus)
+        ill = any(gpu.health is Health.UNHEALTHY for gpu in gpunode.status.gpus if gpu.uuid in gpus)
+        return ill or bool(gpunode.gone(gpus))
 
     def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)

@@ -207,8 +207,10 @@ class StatusWriter:
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
         gpus, seen, totals = None, None, None
+        gone: tuple[str, ...] = ()
         if row is not None and gpunode is not None:
             gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
+            gone = gpunode.gone(row.gpus)
             was = snapshot.sharepod.status.consumed if snapshot.sharepod is not None else None
             totals = totals_to_write(was, seen, drained=reserved is not None and reserved.drained, last=last)
         return StatusInputs(
@@ -216,6 +218,7 @@ class StatusWriter:
             node=reserved.node if reserved is not None else None,
             row=row,
             gpus=gpus,
+            gone=gone,
             seen=seen,
             refusal=memo.refusal,
             resize_refusal=memo.resize_refusal,

@@ -302,3 +302,18 @@ def test_a_pod_fails_by_the_container_that_failed_first_and_not_by_a_sidecar_tha
     status = {"initContainerStatuses": [ended("sidecar", 143, 5)], "containerStatuses": containers[later - 1 :]}
     found = pod_facts(pod_object(phase="Failed", status=status))
     assert found.message == "container main ended with exit code 3 (Error)"
+
+
+@pytest.mark.promise("operator-gpu-gone")
+def test_a_gpu_is_gone_by_the_word_of_an_agent_that_serves_and_of_no_other() -> None:
+    gpu: Json = {"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1}
+
+    def gone(ready: str | None, **status: object) -> tuple[str, ...]:
+        told = [{"type": "AgentReady", "status": ready, "reason": "R"}] if ready is not None else []
+        raw = {"metadata": {"name": "n", "uid": "u"}, "spec": {}, "status": {"conditions": told, **status}}
+        return gpunode_facts(raw).gone(("GPU-0", "GPU-1"))
+
+    assert gone("True", gpus=[gpu]) == ("GPU-1",)
+    assert gone("True") == ("GPU-0", "GPU-1")
+    assert [gone(ready, gpus=[gpu]) for ready in ("False", "Unknown", None)] == [(), (), ()]
+    assert gone("True", gpus=[{**gpu, "memory": "much"}]) == (), "what cannot be read is not gone"

@@ -11,12 +11,21 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharepod.api.bounds import MAX_CONDITIONS, MAX_VALUES, clipped
 from sharepod.api.consumption import MAX_CONSUMPTION, TAKEN_IN_ANNOTATION, TIMESTAMP_PATTERN, Consumption
-from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Pool, Tenant, TenantStatus
+from sharepod.api.gpunode import (
+    CONDITION_AGENT_READY,
+    Gpu,
+    GPUNodeSpec,
+    GPUNodeStatus,
+    PluginHolder,
+    Pool,
+    Tenant,
+    TenantStatus,
+)
 from sharepod.api.objects import (
     FORCE_RELEASE_ANNOTATION,
     MAX_GPUS,
@@ -113,6 +122,13 @@ class GpuNodeFacts(ObjectFacts):
         """Return what the agent reports of a tenant."""
         known = self.lists.tenants.read.get(tenant)
         return known[1] if known is not None else None
+
+    def gone(self, gpus: Iterable[str]) -> tuple[str, ...]:
+        """Return those of these GPUs that the agent no longer reports; none unless it says that it serves."""
+        reported = {gpu.uuid for gpu in self.status.gpus}
+        missing = tuple(uuid for uuid in gpus if uuid not in reported)
+        serves = (item.type == CONDITION_AGENT_READY and item.status == "True" for item in self.status.conditions)
+        return missing if missing and self.error is None and any(serves) else ()
 
 
 def node_facts(raw: Json) -> NodeFacts:
