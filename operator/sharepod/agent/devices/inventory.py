@@ -4,7 +4,8 @@ Guarantees:
 - A reading is complete, or it is an `InventoryError`.
 - A reading takes no longer than its timeout.
 - A reading that is `fresh` began after it was asked for: it knows of all that was there then.
-- A GPU that cannot be read stays in the reading as unhealthy, with the reason: it never disappears.
+- A GPU that cannot be read stays in the reading as unhealthy, with the reason, until the agent ends: the next one does
+  not know of it.
 """
 
 from __future__ import annotations

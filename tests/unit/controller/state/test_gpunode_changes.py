@@ -68,3 +68,20 @@ def test_whatever_else_is_news_concerns_its_tenant_at_once(news: dict[str, Any])
     told, report = reporting()
     report(heldMilli=401, **news)
     assert TENANT in told
+
+
+@pytest.mark.promise("operator-gpu-gone")
+def test_an_agent_that_serves_again_without_a_gpu_concerns_the_tenants_of_it() -> None:
+    told: list[str] = []
+    state = new_state()
+    state.put_node(node_object())
+    state.put_sharepod(sharepod_object(status={"phase": "Running"}))
+    state.on_tenant_changed = told.append
+    for version, (ready, gpus) in enumerate((("False", True), ("False", False), ("True", False)), 1):
+        raw = gpunode_object(TENANT, version=version)
+        raw["metadata"]["generation"] = 1
+        raw["status"]["conditions"] = [{"type": "AgentReady", "status": ready, "reason": "R", "message": "m"}]
+        raw["status"]["gpus"] = raw["status"]["gpus"] if gpus else []
+        told.clear()
+        state.put_gpunode(raw)
+    assert told == [TENANT]
