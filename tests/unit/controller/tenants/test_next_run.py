@@ -315,3 +315,25 @@ async def test_force_release_gives_away_what_a_sharepod_between_two_runs_had(wor
     assert world.told("ForceReleaseRefused") == []
     await world.look()
     await world.until(lambda: world.tenant not in world.rows(node))
+
+
+@pytest.mark.promise("operator-gpu-gone")
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_sharepod_whose_gpu_is_gone_is_told_and_leaves_it_once_its_pod_is_not_ready(
+    world: World, ready: bool
+) -> None:
+    await world.running(restartPolicy="Always")
+    node = node_of(world)
+    world.now += 60
+    world.renew(node)
+    serves = {"type": "AgentReady", "status": "True", "reason": "Serving", "message": ""}
+    world.change("gpunodes", node, lambda item: item["status"].update(gpus=[], conditions=[serves]), status=True)
+    if ready:
+        world.change("pods", "one", lambda item: item["status"].update(conditions=READY), status=True)
+    for _ in range(3):
+        await world.look()
+    told = {item["type"]: item for item in world.status()["conditions"]}
+    assert told["GPUHealthy"]["status"] == "False"
+    assert f"{node} is gone" in told["GPUHealthy"]["message"]
+    ended = world.status().get("lastEnd", {}).get("cause")
+    assert ended == (None if ready else "GpuFailed")
