@@ -176,15 +176,6 @@ class Node:
         meanwhile()
         self._kubelet = self._start_kubelet()
 
-    def set_kubelet(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Change fields of the kubelet's configuration for its next start; None takes a field out. Return what they
-        were."""
-        file = self.state / "kubelet.json"
-        before = json.loads(file.read_text())
-        after = {**before, **settings}
-        file.write_text(json.dumps({name: value for name, value in after.items() if value is not None}))
-        return {name: before.get(name) for name in settings}
-
     def signal_kubelet(self, number: signal.Signals) -> None:
         """Send the kubelet a signal."""
         self._kubelet.signal(number)

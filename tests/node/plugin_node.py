@@ -30,12 +30,6 @@ GROUP = "/apis/sharepod.dev/v1alpha1"
 GPUNODES = f"{GROUP}/gpunodes"
 SHAREPODS = f"{GROUP}/namespaces/{NATIVE}/sharepods"
 SETTINGS = {"SHAREPOD_HOLDER_IMAGE": PAUSE_IMAGE, "SHAREPOD_HOLDER_IDLE": "3", "SHAREPOD_HOLDER_PENDING": "8"}
-_MEMORY_SHORT = {
-    "evictionSoft": {"memory.available": "100Ti"},
-    "evictionSoftGracePeriod": {"memory.available": "1s"},
-    "evictionPressureTransitionPeriod": "1s",
-}
-"""Settings of a kubelet whose node never has enough memory free."""
 _REGISTERED = "Registered device plugin"
 """The plugin's log says so each time the kubelet has taken it in."""
 
@@ -171,23 +165,13 @@ class PluginNode:
 
     def await_evicted(self, holder: str) -> None:
         """Wait until the kubelet says that it has evicted a holder."""
+        wait_until(lambda: holder in self.evicted(), what="the holder evicted", timeout=120)
 
-        def evicted() -> bool:
-            items = self.cluster.api.get(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
-            return any((item["reason"], item["regarding"]["name"]) == ("Evicted", holder) for item in items)
-
-        wait_until(evicted, what="the holder evicted", timeout=120)
-
-    @contextmanager
-    def memory_pressure(self) -> Iterator[None]:
-        """Meanwhile the kubelet takes the node's memory to be short, whatever is free: it evicts pod after pod."""
-        before = self.machine.real.set_kubelet(_MEMORY_SHORT)
-        try:
-            self.restart_kubelet()
-            yield
-        finally:
-            self.machine.real.set_kubelet(before)
-            self.restart_kubelet()
+    def evicted(self) -> list[str]:
+        """Return the names of the Pods that the kubelet has evicted, in the order in which it said so."""
+        items = self.cluster.api.get("/api/v1/events", fieldSelector="reason=Evicted,involvedObject.kind=Pod")["items"]
+        items.sort(key=lambda item: int(item["metadata"]["resourceVersion"]))
+        return [str(item["involvedObject"]["name"]) for item in items]
 
     def restart_operator(self) -> None:
         """Kill the operator and start the next one."""

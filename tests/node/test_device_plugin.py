@@ -216,27 +216,6 @@ def test_tenants_of_a_holder_that_the_kubelet_evicts_are_told_and_come_back(node
     assert owners.overlaps == [], owners.report()
 
 
-@pytest.mark.promise("placement-holder-pressure")
-def test_memory_pressure_ends_tenants_before_their_holder_and_all_come_back_after_it(node: PluginNode) -> None:
-    node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
-    node.gpu_of("alpha")
-    (holder,) = node.holder_pods()
-    with GpuOwners(node.machine) as owners:
-        with node.memory_pressure():
-            node.cluster.wait_for(
-                f"/api/v1/nodes/{node.machine.node}",
-                lambda seen: seen and condition(seen, "MemoryPressure") == "True",
-                what="a node short of memory",
-                timeout=60,
-            )
-            node.await_evicted(holder["metadata"]["name"])
-            assert node.cluster.api.get(f"{SHAREPODS}/alpha")["status"]["lastEnd"]["cause"] == "Evicted"
-        node.sharepod("alpha", timeout=90)  # it may have been tried in vain meanwhile
-    print(owners.report())
-    assert holder["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in node.holder_pods()]
-    assert owners.overlaps == [], owners.report()
-
-
 @pytest.mark.promise("placement-holder-lost")
 def test_tenants_of_a_holder_that_kube_scheduler_preempts_are_told_and_come_back(node: PluginNode) -> None:
     for name in ("one", "two"):

@@ -21,7 +21,6 @@ def made() -> Json:
     )
 
 
-@pytest.mark.promise("placement-holder-pressure")
 def test_a_holder_is_guaranteed_all_that_it_asks_for() -> None:
     (container,) = made()["spec"]["containers"]
     asked = container["resources"]
