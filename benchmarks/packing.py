@@ -4,7 +4,9 @@ Arrivals only: pods come until the demand reaches `--ratio` of the capacity and 
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
 `--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
 beside itself without an eye for memory. With `--policies Moving`: the engine, with at most one pod restarted elsewhere
-for each that finds no room. Last come SharePods with exclusion labels (packing_labels.py). Prints tables and a plot,
+for each that finds no room. With `--paired`: how much more than BestFit and FGD the engine turns away, with the
+standard error of the mean over the seeds. With `--mixes`: made-up mixes of labels, models, memory and latencies instead
+of a trace (packing_mixes.py). Last come SharePods with exclusion labels (packing_labels.py). Prints tables and a plot,
 writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and
 FGD have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status
 is 1.
@@ -27,6 +29,7 @@ from statistics import fmean
 
 import numpy as np
 from packing_labels import label_rows
+from packing_mixes import mix_rows
 from packing_moves import Moving
 from packing_plot import svg_plot, text_plot
 from packing_policies import BestFit, Fgd, MemoryBlind, Policy, SharePod
@@ -42,7 +45,7 @@ from packing_trace import (
     visits,
     with_memory,
 )
-from results import RESULTS, ROOT, Row, print_table, write
+from results import RESULTS, ROOT, Row, paired_rows, print_table, write
 
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
@@ -150,6 +153,7 @@ def replay(
     rows: list[Row] = []
     outcomes: dict[str, Outcome] = {policy: Outcome() for policy in options.policies}
     shuffled = in_fixed_order(nodes)
+    turned: dict[float, dict[str, list[float]]] = {load: {} for load in options.load}
     makers = POLICIES | {MOVING: partial(Moving, part=options.movable)}
     for policy, outcome in outcomes.items():
         began = time.monotonic()
@@ -174,11 +178,14 @@ def replay(
                 away.append(turned_away(made, pods, capacity, seed, load))
                 outcome.decisions += made.decisions
                 moves += [made.moves] if isinstance(made, Moving) else []
+            turned[load][policy] = away
             rows.append(Row(f"{case} load {load:g}", "turned_away", "%", fmean(away)))
             if moves:
                 rows.append(Row(f"{case} load {load:g}", "moves", "count", fmean(moves)))
         rows += latency_rows(case, outcome.decisions)
         print(f"{case}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    for load, away_of in turned.items() if options.paired else ():
+        rows += paired_rows(f"{name} load {load:g}", away_of, beside="SharePod")
     return rows, outcomes
 
 
@@ -217,6 +224,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=seeds_of, default=seeds_of("42-51"))
     parser.add_argument("--ratio", type=float, default=1.3, help="arrivals stop at this multiple of the capacity")
     parser.add_argument("--load", type=loads_of, default=[], help="with departures, at these loads: 0.9,0.95,1.1")
+    parser.add_argument("--paired", action="store_true", help="differences to SharePod, seed by seed, and their error")
+    parser.add_argument(
+        "--mixes", nargs="?", const="", help="made-up mixes, at --load (0.9, 1.1): all whose name begins so"
+    )
     parser.add_argument("--published", type=Path, help="what BestFit and FGD have to come out at")
     parser.add_argument("--gpu-memory", type=sizes_of, default={}, metavar="MODEL=GiB,...")
     parser.add_argument("--draw-gpu-memory", action="store_true", help="draw each request's memory, whatever its time")
@@ -266,7 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    if not traces:
+    if options.mixes is not None:
+        rows += mix_rows(options.seeds, options.load or (0.9, 1.1), options.mixes)
+        print_table(rows, title="mixes")
+    elif not traces:
         nodes, pods = generated()
         traces = {"generated": pods}
     for name, pods in traces.items():

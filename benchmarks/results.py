@@ -11,9 +11,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "results"
@@ -27,6 +28,19 @@ class Row:
     metric: str
     unit: str
     value: float
+
+
+def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, beside: str) -> list[Row]:
+    """Return by how much `beside` has more than each other policy on the same seeds, and the standard error of that."""
+    rows = []
+    for policy, values in of_policy.items():
+        if policy == beside or beside not in of_policy:
+            continue
+        more = [one - other for one, other in zip(of_policy[beside], values, strict=True)]
+        rows.append(Row(f"{case} {beside} - {policy}", "turned_away", "points", fmean(more)))
+        if len(more) > 1:
+            rows.append(Row(f"{case} {beside} - {policy}", "standard_error", "points", stdev(more) / len(more) ** 0.5))
+    return rows
 
 
 def commit() -> str:

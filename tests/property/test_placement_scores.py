@@ -15,6 +15,9 @@ from sharepod.placement.binpack.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
 from sharepod.placement.state.types import PlacementRequest
 from unit.placement.world import ClusterWithEngine
 
+RANKS_BY_IDLE = 64
+"""As in filters.h."""
+
 
 def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: int, gpus: list[int]) -> float:
     """Return the gain of usable capacity, the values of holes included, when the request goes to these GPUs of a
@@ -78,7 +81,10 @@ def check_scores(cluster: ClusterWithEngine, request: PlacementRequest) -> None:
             tightest = sorted(passing, key=lambda gpu: (int(columns.time[node, gpu]), signature[gpu], gpu))
             tightest = tightest[: wanted.count]
             best = _raw(columns, definition, wanted, node, tightest)
-        assert abs(int(scores.score[node]) - best / ROUND_TO) <= 0.55
+        idle = sum(not gpu.tenants for gpu in cluster.accounts[columns.names[node]].gpus)
+        steps, rank = divmod(-int(scores.score[node]), RANKS_BY_IDLE)
+        assert abs(-steps - best / ROUND_TO) <= 0.55
+        assert rank == (min(idle, RANKS_BY_IDLE - 1) if definition.usable.tenants_leave else 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -36,7 +36,8 @@ class Definition:
 
     def _vectors(self, fits: Floats, time: Ints, holes: Floats) -> Floats:
         suited = (fits >= 1) * (self.usable.mix * time[..., None].astype(np.float32))
-        result: Floats = np.concatenate((fits * self.usable.parts, suited, holes[..., None]), axis=-1)
+        parts = np.minimum(fits, self.usable.of_one) * self.usable.parts
+        result: Floats = np.concatenate((parts, suited, holes[..., None]), axis=-1)
         return result
 
     def gpus(self, time: Ints, memory: Ints, size: Ints, worth: Floats | None = None) -> Floats:

@@ -37,7 +37,8 @@ _MAX_COMBINATIONS = 1 << 16
 
 
 class Columns:
-    """Columns of all nodes and GPUs. `version` grows with each change, `started_over` where all arrays are new.
+    """Columns of all nodes and GPUs. `version` grows with each change, `started_over` where all arrays are new. `left`:
+    tenants that have gone from a node that stayed.
 
     Node columns:
     - `room`: free thousandths of a core and free bytes for one more pod, of shape (nodes, 2); -1: the node takes none.
@@ -65,6 +66,7 @@ class Columns:
         self._models: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self.version = 0
+        self.left = 0
         self.started_over = 0
         self._rebuild = True
         self._allocate([], 1)
@@ -141,6 +143,7 @@ class Columns:
         self.names = names
         self.positions = {name: node for node, name in enumerate(names)}
         self.states: list[NodeState | None] = [None] * count
+        self._rows = [0] * count
         gpus: Any = (count, width)
         self.share = np.full(gpus, -1, dtype=np.int64)
         self.share_in_proportion = np.full(gpus, -1, dtype=np.int64)
@@ -170,11 +173,15 @@ class Columns:
             self.states[node] = state
             self.state_changed_at[node] = self.last_state_change = self.version
         self.changed_at[node] = self.version
+        rows = len(account.rows) if account is not None else 0
         if account is None or state is None:
+            self._rows[node] = rows
             self._clear_gpus(node, 0)
             self.room[node] = -1
             self.cpu[node] = 0.0
             return
+        self.left += max(self._rows[node] - rows, 0)
+        self._rows[node] = rows
         taken = account.taken()
         self.cpu[node] = taken.free.cpu_milli
         if taken.pods < state.pods and len(account.rows) < MAX_TENANTS:

@@ -98,7 +98,12 @@ class Packing:
             by_memory.append(self._prices.memory_values(shares, size))
             yield
         usable = UsableCapacity(
-            shares, models=models, sizes=sizes, hole_by_time=by_time, hole_by_memory=np.array(by_memory)
+            shares,
+            models=models,
+            sizes=sizes,
+            hole_by_time=by_time,
+            hole_by_memory=np.array(by_memory),
+            tenants_leave=columns.left > 0,
         )
         yield
         if columns.started_over == started_over:

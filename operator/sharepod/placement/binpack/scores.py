@@ -31,7 +31,8 @@ NO_PLACE = int(np.iinfo(np.int64).min)
 HOLE_WEIGHT = 4.0
 """Weight of a GPU's value as a hole beside usable capacity, which weighs 1."""
 ROUND_TO = 40
-"""Thousandths of a GPU: nodes whose scores are nearer than this are equal, and the first by name is taken."""
+"""Thousandths of a GPU: nodes whose scores are nearer than this are equal. Of them the first by name is taken; where
+tenants leave, the first of those with the fewest idle GPUs."""
 
 _WORK = 3_000
 """GPUs times demand shapes that a decision scores where much has changed, and as many again where the weights have.
@@ -56,7 +57,7 @@ _GPU_COLUMNS = (
     "signature",
 )
 _NODE_COLUMNS = ("room", "changed_at", "node_signature", "node_model")
-_TABLES = ("per_time", "parts", "cpu", "by_copies", "weights")
+_TABLES = ("per_time", "parts", "of_one", "cpu", "by_copies", "weights")
 _ANY_EXCLUSION = 0
 _LANES = 8
 """Shapes that C adds up at once; the tables are filled up to a multiple of it."""
@@ -172,6 +173,7 @@ class Weighing:
         self._shapes = -(-len(usable.shapes) // _LANES) * _LANES
         capacity.shapes, capacity.models, capacity.sizes = self._shapes, usable.models, usable.sizes
         capacity.mix, capacity.hole_weight, capacity.round_to = usable.mix, HOLE_WEIGHT, ROUND_TO
+        capacity.fewest_idle = usable.tenants_leave
         for name in _TABLES:
             _keep(self._kept, capacity, name, self._filled_up(getattr(usable, name)))
         if usable.per_memory is not None:

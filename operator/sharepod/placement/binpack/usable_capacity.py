@@ -72,12 +72,15 @@ class UsableCapacity:
         hole_by_time: value of a GPU as a hole by its free thousandths of time, of shape (1001,).
         hole_by_memory: the same by size and free thousandths of memory, of shape (sizes, 1001). The lesser counts.
         mix: see `MIX`.
+        tenants_leave: idle GPUs that are too few for a request of several may become enough. Without it a node with
+            three idle GPUs is worth no more to requests of four than one with none.
 
     A shape is a class without its models. `shapes` lists them; tables have one column for each. `parts`: of the GPUs
-    that a request takes, what one GPU is. `by_copies`: what one copy counts. `takes`: thousandths of memory, of (sizes,
-    shapes). `per_time`, `per_memory`: copies that fit into one thousandth; `per_memory` is None where all memory is in
-    proportion to time, so that the lesser of the two says it all. `weights`: of (models + 1, shapes), the last row for
-    models first seen later.
+    that a request takes, what one GPU is. `of_one`: most copies that count on one GPU; of a request of several GPUs
+    one, since a GPU with room for two is still one GPU. `by_copies`: what one copy counts. `takes`: thousandths of
+    memory, of (sizes, shapes). `per_time`, `per_memory`: copies that fit into one thousandth; `per_memory` is None
+    where all memory is in proportion to time, so that the lesser of the two says it all. `weights`: of (models + 1,
+    shapes), the last row for models first seen later.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class UsableCapacity:
         hole_by_time: Floats | None = None,
         hole_by_memory: Floats | None = None,
         mix: float = MIX,
+        tenants_leave: bool = False,
     ) -> None:
+        self.tenants_leave = tenants_leave
         self.classes = list(shares)
         self.shares = np.array([shares[known] for known in self.classes], dtype=np.float64)
         self.models, self.sizes = len(models), len(sizes)
@@ -107,6 +112,7 @@ class UsableCapacity:
         self.mix = np.float32(mix)
         # Thirds have to add up to no less than one.
         self.parts = np.array([(1.0 + 1e-6) / shape.count for shape in self.shapes], dtype=np.float32)
+        self.of_one = np.array([1.0 if shape.count > 1 else np.inf for shape in self.shapes], dtype=np.float32)
         self.hole_by_time = (np.zeros(WHOLE_GPU + 1) if hole_by_time is None else hole_by_time).astype(np.float32)
         unbound = np.full((max(self.sizes, 1), WHOLE_GPU + 1), np.inf)
         self.hole_by_memory = (unbound if hole_by_memory is None else hole_by_memory).astype(np.float32)

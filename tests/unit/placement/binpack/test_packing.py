@@ -39,6 +39,30 @@ def test_a_scarce_model_is_left_to_those_who_ask_for_it() -> None:
     assert place_of(cluster, any_model) == "GPU-node-b-0"
 
 
+@pytest.mark.parametrize("milli", [250, 400, 500, 1000])
+def test_two_gpus_of_a_node_are_left_to_requests_of_two(milli: int) -> None:
+    """One GPU with room for two copies of such a request is still one GPU."""
+    cluster = cluster_of(node("node-a", 2), node("node-b", 1))
+    pair, single = ask("pair", milli, count=2), ask("single", 1000)
+    learn(cluster, [pair, single])
+    assert place_of(cluster, single) == "GPU-node-b-0"
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["nobody leaves", "tenants leave"])
+def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_four(leave: bool) -> None:
+    """Neither node has room for four now. One tenant less, and node-a has."""
+    cluster = cluster_of(node("node-a", 4), node("node-b", 4))
+    for uuid in ("GPU-node-a-0", "GPU-node-b-0", "GPU-node-b-1"):
+        put(cluster, ask(uuid, 1000, uuids=[uuid]))
+    if leave:
+        first = put(cluster, ask("first", 300))
+        cluster.engine.packing.settle()
+        cluster.release(first.node, TenantId("first"))
+    four, single = ask("four", 1000, count=4), ask("single", 1000)
+    learn(cluster, [four, single])
+    assert place_of(cluster, single) == ("GPU-node-b-2" if leave else "GPU-node-a-1")
+
+
 def test_gpus_whose_cpu_is_used_up_go_to_those_who_need_little_cpu() -> None:
     cluster = cluster_of(node("node-a", 1, cpu=32_000), node("node-b", 1, cpu=4_000))
     light = ask("light", 500, pod=PodNeeds(resources=Resources(1_000)))

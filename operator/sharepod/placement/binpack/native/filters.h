@@ -78,4 +78,14 @@ static inline int64_t passing_gpus(const shp_columns *columns, const shp_request
     return found >= request->count ? found : 0;
 }
 
+enum { RANKS_BY_IDLE = 64 }; /* more than `idle_gpus` returns */
+
+/* GPUs of the node without a tenant, at most 63. */
+static inline int64_t idle_gpus(const shp_columns *columns, int64_t node) {
+    int64_t idle = 0;
+    for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)
+        idle += columns->signature[at] != 0 && columns->tenants[at] == 0;
+    return at_most(RANKS_BY_IDLE - 1, idle);
+}
+
 #endif

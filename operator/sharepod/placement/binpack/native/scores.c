@@ -119,6 +119,11 @@ static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t m
                         .open = worth >= OPEN_AT ? 1.0F : 0.0F};
 }
 
+/* What one GPU counts of eight shapes, of which so many fit on it: of one that takes several GPUs no more than one. */
+static inline floats parts_of(const shp_capacity *capacity, int64_t at, floats fits) {
+    return lesser(fits, load(capacity->of_one + at)) * load(capacity->parts + at);
+}
+
 /* Add `sign` times one GPU. */
 VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, struct gpu gpu, float sign) {
     const float *per_time = capacity->per_time;
@@ -126,7 +131,7 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     const floats time = and_a_half(gpu.time), memory = and_a_half(gpu.memory), suited = all_of(gpu.suited);
     for (int64_t at = 0; at < capacity->shapes; at += LANES) {
         floats fits = lesser(fitting(time, per_time + at), fitting(memory, per_memory + at));
-        *(floats *)(to->fits + at) += sign * gpu.open * (fits * load(capacity->parts + at));
+        *(floats *)(to->fits + at) += sign * gpu.open * parts_of(capacity, at, fits);
         *(floats *)(to->suited + at) += sign * where(fits >= 1.0F, suited);
     }
     to->hole_values += sign * gpu.hole;
@@ -279,8 +284,8 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
             fit_before = lesser(fit_before, fitting(memory_before, before.per_memory + at));
             fit_after = lesser(fit_after, fitting(memory_after, after.per_memory + at));
         }
-        floats fits =
-            load(move->sums + at) + (fit_after * after.open - fit_before * before.open) * load(capacity->parts + at);
+        floats fits = load(move->sums + at) + parts_of(capacity, at, fit_after) * after.open -
+                      parts_of(capacity, at, fit_before) * before.open;
         floats suited = load(move->sums + capacity->shapes + at) + where(fit_after >= 1.0F, suited_after) -
                         where(fit_before >= 1.0F, suited_before);
         total +=
@@ -396,6 +401,14 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_by_time[left] - capacity->hole_by_time[free]) * capacity->hole_weight);
 }
 
+/* A score by which nodes are ranked: that of the request, and among equals by how few GPUs are idle. */
+static int64_t ranked(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
+                      int64_t node, int64_t score) {
+    if (!request->count)
+        return score;
+    return score * RANKS_BY_IDLE - (capacity->fewest_idle ? idle_gpus(columns, node) : 0);
+}
+
 /* GPUs of the node that pass; 1 where it takes a pod without GPUs. */
 static inline int64_t passing(const shp_columns *columns, const shp_request *request, const struct bounds *bounds,
                               int64_t node, int64_t *gpus) {
@@ -422,7 +435,8 @@ int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, con
         struct scored *scored = &memo[(tag >> 1) % MEMO];
         if (scored->tag != tag) {
             if (work < 0 && request->count) {
-                scores->score[node] = guess(columns, capacity, request, node, gpus, found);
+                int64_t guessed = guess(columns, capacity, request, node, gpus, found);
+                scores->score[node] = ranked(columns, capacity, request, node, guessed);
                 scores->weights[node] = 0;
                 continue;
             }
@@ -430,7 +444,7 @@ int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, con
             scored->tag = tag;
             work -= scored->tried * capacity->shapes;
         }
-        scores->score[node] = scored->score;
+        scores->score[node] = ranked(columns, capacity, request, node, scored->score);
         scores->gpu[node] = scored->gpu;
         scores->weights[node] = capacity->number;
     }
@@ -479,7 +493,7 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
             continue;
         }
         struct scored scored = score_node(columns, capacity, request, node, &sums, gpus, found);
-        scores->score[node] = scored.score;
+        scores->score[node] = ranked(columns, capacity, request, node, scored.score);
         scores->gpu[node] = scored.gpu;
         scores->weights[node] = capacity->number;
         work -= scored.tried * capacity->shapes;

@@ -37,10 +37,11 @@ typedef struct {
  *
  * `shapes`: a multiple of eight; those that fill it up have no weight. `per_time` (shapes) and `per_memory` (sizes x
  * shapes): copies that fit into one thousandth; `per_memory` is null where all memory is in proportion to time.
- * `weights`: (models + 1) x shapes. `hole_by_time` (1001) and `hole_by_memory` (sizes x 1001; null with `per_memory`):
- * value as a hole, of which the lesser counts. `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU
- * that one thousandth of a core serves, for equal parts of the demand. `sums` (nodes x (2 shapes + 1)) and `value`
- * (nodes): what `shp_sum_gpus` keeps of each node. */
+ * `of_one` (shapes): most copies of a request that count on one GPU. `weights`: (models + 1) x shapes. `hole_by_time`
+ * (1001) and `hole_by_memory` (sizes x 1001; null with `per_memory`): value as a hole, of which the lesser counts.
+ * `time_by_cpu` (intensities, a multiple of eight): thousandths of a GPU that one thousandth of a core serves, for
+ * equal parts of the demand. `fewest_idle`: 1 where of nodes that are equal the one with the fewest idle GPUs is taken,
+ * 0: the first. `sums` (nodes x (2 shapes + 1)) and `value` (nodes): what `shp_sum_gpus` keeps of each node. */
 typedef struct {
     int64_t number;
     int64_t shapes;
@@ -49,6 +50,7 @@ typedef struct {
     const float *per_time;
     const float *per_memory;
     const float *parts;
+    const float *of_one;
     const float *cpu;
     const float *by_copies;
     const float *weights;
@@ -59,6 +61,7 @@ typedef struct {
     float mix;
     float hole_weight;
     float round_to;
+    int64_t fewest_idle;
     float *sums;
     float *value;
 } shp_capacity;

@@ -31,13 +31,6 @@ void shp_most_free(const shp_columns *columns, const shp_request *request, int64
     }
 }
 
-static int64_t idle_gpus(const shp_columns *columns, int64_t node) {
-    int64_t idle = 0;
-    for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)
-        idle += columns->signature[at] != 0 && columns->tenants[at] == 0;
-    return idle;
-}
-
 void shp_least_promised(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus) {
     const struct bounds bounds = bounds_of(columns, request);
     for (int64_t node = 0; node < columns->nodes; node++) {
@@ -54,6 +47,6 @@ void shp_least_promised(const shp_columns *columns, const shp_request *request, 
         int64_t cost = 0;
         for (int64_t number = 0; number < request->count; number++)
             cost += gpus[number];
-        score[node] = -(cost * 64 + at_most(63, idle_gpus(columns, node)));
+        score[node] = -(cost * RANKS_BY_IDLE + idle_gpus(columns, node));
     }
 }
