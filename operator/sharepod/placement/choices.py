@@ -8,12 +8,11 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 
 from sharepod.api.units import Bytes
 
-from .filters.candidates import Candidate, candidates
-from .policies import SPREAD, Cost, Policy, least_spread, replicas_on
+from .filters.candidates import Candidate
+from .policies import SPREAD, Cost, Policy, replicas_on
 from .state.accounts import GpuAccount, NodeAccount
 from .state.types import Assignment, PlacementRequest
 
@@ -27,24 +26,6 @@ def best(places: Iterable[Candidate], request: PlacementRequest, policy: Policy)
         if best is None or (cost, node.name) < best[:2]:
             best = cost, node.name, chosen
     return None if best is None else assignment(best[1], best[2], request)
-
-
-def best_beside_replicas(nodes: Iterable[NodeAccount], request: PlacementRequest) -> Assignment | None:
-    """Return what `best` returns of these nodes by `SPREAD`, asking the filters only of nodes that can still be the
-    best."""
-    best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
-    for least, name, node in sorted(((least_spread(node, request), node.name, node) for node in nodes), key=_first_two):
-        if best is not None and (least, name) > best[:2]:
-            break
-        for _, passing in candidates((node,), request):
-            chosen = cheapest(node, passing, request, SPREAD)
-            cost = SPREAD.node(node, chosen, request)
-            if best is None or (cost, name) < best[:2]:
-                best = cost, name, chosen
-    return None if best is None else assignment(best[1], best[2], request)
-
-
-_first_two = itemgetter(0, 1)
 
 
 def cheapest(

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from .beside_replicas import BesideReplicas
 from .binpack.packing import Offers, Packing
-from .choices import assignment, best, best_beside_replicas, cheapest, nearest
+from .choices import assignment, best, cheapest, nearest
 from .filters.candidates import (
     affinity_places,
     candidates,
@@ -60,6 +61,7 @@ class Engine:
         self.cluster = cluster
         self.packing = Packing(cluster.accounts)
         cluster.subscribe(self.packing.touch)
+        self.beside_replicas = BesideReplicas(cluster, self.packing.columns)
 
     def place(self, request: PlacementRequest) -> Assignment | Refusal:
         """Return a place for the request, or why there is none."""
@@ -143,9 +145,10 @@ class Engine:
         if policy is MOST_FREE:
             return self._first(packing.most_free(request), request, policy)
         if policy is SPREAD:
-            replicas = cluster.replicas(request.owner)
-            elsewhere = self._first(packing.most_free(request, without=replicas), request, policy)
-            return elsewhere or best_beside_replicas(cluster.known(replicas), request)
+            packing.settle()
+            having = self.beside_replicas.nodes(request)
+            elsewhere = self._first(packing.most_free(request, without=having), request, policy)
+            return elsewhere or self.beside_replicas.best(request)
         if policy is PACK_BEST_EFFORT:
             return self._first(packing.least_promised(request), request, policy)
         if packing.ready:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import TenantId
-from sharepod.placement import choices
+from sharepod.placement import beside_replicas, choices
 from sharepod.placement.filters.candidates import candidates
-from sharepod.placement.policies import SPREAD
+from sharepod.placement.policies import SPREAD, least_spread
 from sharepod.placement.state.types import PlacementRequest
 from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, node, put
 
@@ -35,9 +36,13 @@ def test_the_best_place_beside_replicas_is_that_of_all_nodes(seed: int) -> None:
     for number in range(40):
         request = _drawn(rng, number)
         asked = replace(request, owner="web", gpu=replace(request.gpu, placement=PlacementPolicy.SPREAD))
-        nodes = cluster.known(cluster.replicas("web"))
+        nodes = cluster.known(cluster.replicas_on("web"))
         expected = choices.best(candidates(nodes, asked), asked, SPREAD)
-        assert choices.best_beside_replicas(nodes, asked) == expected
+        cluster.engine.packing.settle()
+        assert cluster.engine.beside_replicas.best(asked) == expected
+        having = cluster.engine.beside_replicas.nodes(asked)
+        names = [] if having is None else np.array(cluster.engine.packing.columns.names)[having].tolist()
+        assert names == sorted(cluster.replicas_on("web"))
         found += expected is not None
         answer = cluster.engine.find(request)
         if answer is not None:
@@ -45,6 +50,10 @@ def test_the_best_place_beside_replicas_is_that_of_all_nodes(seed: int) -> None:
             placed.append((answer.node, request.tenant))
         if placed and rng.random() < 0.3:
             cluster.release(*placed.pop(rng.randrange(len(placed))))
+        if rng.random() < 0.1:
+            cluster.remove_node(f"node-{rng.randint(0, 6)}")
+        if rng.random() < 0.2:
+            cluster.upsert_node(node(f"node-{rng.randint(0, 6)}", rng.randint(1, 4)))
     assert found
 
 
@@ -52,14 +61,43 @@ def test_not_every_node_with_a_replica_is_asked(monkeypatch: pytest.MonkeyPatch)
     cluster: ClusterWithEngine = cluster_of(*(node(f"node-{number:02}", 2) for number in range(40)))
     for number in range(40):
         put(cluster, _spread(f"web-{number}"))
-    assert len(cluster.replicas("web")) == 40
-    asked = 0
+    assert len(cluster.replicas_on("web")) == 40
+    asked = worked_out = 0
 
     def counted(*args: object) -> object:
         nonlocal asked
         asked += 1
         return candidates(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(choices, "candidates", counted)
-    assert cluster.engine.find(_spread("next")) is not None
-    assert 1 <= asked <= 2
+    def counted_least(*args: object) -> object:
+        nonlocal worked_out
+        worked_out += 1
+        return least_spread(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(beside_replicas, "candidates", counted)
+    monkeypatch.setattr(beside_replicas, "least_spread", counted_least)
+    for number in range(3):
+        put(cluster, _spread(f"next-{number}"))
+    assert 3 <= asked <= 6
+    assert worked_out <= 3, "of the nodes that have changed alone"
+
+
+def test_orders_of_owners_asked_for_long_ago_and_changes_of_nodes_that_are_gone_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside_replicas, "_MAX_NODES", 20)
+    cluster = cluster_of(*(node(f"node-{number:02}", 2) for number in range(8)))
+    kept = cluster.engine.beside_replicas
+    for number in range(200):
+        owner = f"owner-{number % 5}"
+        request = replace(_spread(f"t{number}", 10), owner=owner)
+        nodes = cluster.known(cluster.replicas_on(owner))
+        expected = choices.best(candidates(nodes, request), request, SPREAD)
+        assert kept.best(request) == expected
+        place = put(cluster, request)
+        if number % 3:
+            cluster.release(place.node, request.tenant)
+        cluster.upsert_node(node(f"brief-{number}", 1))
+        cluster.remove_node(f"brief-{number}")
+    assert sum(len(order.least) for order in kept._orders.values()) <= 20
+    assert len(kept._changed) <= 2 * len(cluster.accounts) + 18

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import PlacementRequest
@@ -181,12 +182,14 @@ class Packing:
         for key in oldest[: -(-len(oldest) // 2)]:
             del self._scores[key]
 
-    def most_free(self, request: PlacementRequest, *, without: Iterable[str] = ()) -> Offers:
+    def most_free(self, request: PlacementRequest, *, without: npt.NDArray[np.bool_] | None = None) -> Offers:
         """Rank nodes by how free the fullest of the GPUs is that the request would get; nodes in `without` have no
         place."""
         self.settle()
         scores = self._scorer.most_free(RequestClass.of(request))
-        return Offers(self, self._without(scores, (*request.avoid, *without)))
+        if without is not None:
+            scores.score[without] = NO_PLACE
+        return Offers(self, self._without(scores, request.avoid))
 
     def least_promised(self, request: PlacementRequest) -> Offers:
         """Rank nodes for best effort: GPUs in use with little promised time, then nodes with few idle GPUs."""

@@ -290,7 +290,7 @@ class Scorer:
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_most_free(self._c_columns, request, scores.c_scores.score, self._for_gpus)
-        scores.weights[:] = self._number
+        scores.weights[:] = self._c_capacity.number
         return scores
 
     def least_promised(self, request_class: RequestClass) -> ClassScores:
@@ -298,7 +298,7 @@ class Scorer:
         scores = ClassScores(request_class, len(self._columns.names))
         request = scores.update_request(self._columns, self._masks)
         _lib.shp_least_promised(self._c_columns, request, scores.c_scores.score, self._for_gpus)
-        scores.weights[:] = self._number
+        scores.weights[:] = self._c_capacity.number
         return scores
 
     def passing(self, scores: ClassScores, node: int) -> list[int]:

@@ -137,9 +137,9 @@ class ClusterView:
         """
         return tuple(sorted(self._groups.get(key, ()), key=lambda group: (group[0], sorted(group[1]))))
 
-    def replicas(self, owner: str | None) -> tuple[str, ...]:
-        """Return the nodes with tenants of this owner that are not releasing."""
-        return tuple(sorted(self._replicas.get(owner, ()))) if owner is not None else ()
+    def replicas_on(self, owner: str) -> Mapping[str, int]:
+        """Return how many tenants of this owner that are not releasing each node has, by name. A live view."""
+        return self._replicas.get(owner, {})
 
     def overcommits(self, node: str | None = None) -> tuple[Overcommit, ...]:
         """Return the over-committed GPUs of one node, or (None) of all."""

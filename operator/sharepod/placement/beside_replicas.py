@@ -1,0 +1,142 @@
+"""Spread beside replicas: the nodes that have replicas of an owner already, cheapest first.
+
+Guarantees:
+- `best` returns what `choices.best` returns of the nodes with replicas, by `SPREAD`.
+- A decision works out anew only the nodes that have changed since the owner was last asked for, and asks the filters
+  only of nodes that can still be the best.
+- At most `_MAX_NODES` nodes are kept of all owners, those of one owner apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from .binpack.columns import Columns
+from .choices import assignment, cheapest
+from .filters.candidates import candidates
+from .policies import SPREAD, Cost, least_spread
+from .state.accounts import GpuAccount
+from .state.cluster import Cluster
+from .state.types import Assignment, PlacementRequest
+
+_MAX_NODES = 100_000
+"""Nodes kept, of all owners and numbers of GPUs: some 30 MB. Those of owners asked for long ago go first."""
+
+
+@dataclass(slots=True)
+class _Order:
+    """Nodes with replicas of one owner, for requests of one number of GPUs.
+
+    `least`: what Spread costs there at least. `heap`: the same in order, with entries that are outdated. `seen`: the
+    change up to which they are in. `there`: which nodes of the columns, as last started over, have replicas.
+    """
+
+    least: dict[str, Cost] = field(default_factory=dict)
+    heap: list[tuple[Cost, str]] = field(default_factory=list)
+    seen: int = -1
+    there: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    started_over: int = -1
+
+
+class BesideReplicas:
+    """The nodes with replicas of each owner that Spread was asked for. Is told of every change of a node."""
+
+    def __init__(self, cluster: Cluster, columns: Columns) -> None:
+        self._cluster = cluster
+        self._columns = columns
+        self._orders: dict[tuple[str, int], _Order] = {}
+        self._changed: dict[str, int] = {}
+        self._version = 0
+        cluster.subscribe(self._touch)
+
+    def nodes(self, request: PlacementRequest) -> npt.NDArray[np.bool_] | None:
+        """Return which nodes of the columns, which are settled, have replicas of the owner; None: none has."""
+        return order.there if (order := self._order(request)) is not None else None
+
+    def best(self, request: PlacementRequest) -> Assignment | None:
+        """Return the place of least cost on nodes with replicas."""
+        order = self._order(request)
+        if order is None:
+            return None
+        best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
+        tried: dict[str, Cost] = {}
+        while order.heap and (best is None or order.heap[0] <= best[:2]):
+            least, name = heappop(order.heap)
+            if order.least.get(name) != least or name in tried:
+                continue
+            tried[name] = least
+            for node, passing in candidates(self._cluster.known((name,)), request):
+                chosen = cheapest(node, passing, request, SPREAD)
+                cost = SPREAD.node(node, chosen, request)
+                if best is None or (cost, name) < best[:2]:
+                    best = cost, name, chosen
+        for name, least in tried.items():
+            heappush(order.heap, (least, name))
+        return None if best is None else assignment(best[1], best[2], request)
+
+    def _touch(self, name: str) -> None:
+        if not self._orders:
+            return
+        self._version += 1
+        self._changed.pop(name, None)
+        self._changed[name] = self._version
+
+    def _order(self, request: PlacementRequest) -> _Order | None:
+        """Return the nodes with replicas of the request's owner, up to date; None: there are none."""
+        owner = request.owner
+        if owner is None or not self._cluster.replicas_on(owner):
+            return None
+        key = owner, request.gpu.count
+        order = self._orders.pop(key, None) or _Order()
+        self._orders[key] = order  # the last is the one asked for last
+        replicas = self._cluster.replicas_on(owner)
+        if order.seen < 0:
+            self._read(order, request, list(replicas))
+        else:
+            changed = []
+            for name in reversed(self._changed):
+                if self._changed[name] <= order.seen:
+                    break
+                changed.append(name)
+            self._read(order, request, changed)
+        order.seen = self._version
+        if order.started_over != self._columns.started_over:
+            order.started_over = self._columns.started_over
+            order.there = np.zeros(len(self._columns.names), dtype=bool)
+            order.there[[node for name, node in self._columns.positions.items() if name in replicas]] = True
+        if len(order.heap) > 2 * len(order.least) + 16:
+            order.heap = [(least, name) for name, least in order.least.items()]
+            heapify(order.heap)
+        self._forget()
+        return order
+
+    def _read(self, order: _Order, request: PlacementRequest, names: Sequence[str]) -> None:
+        """Take in what these nodes are by now."""
+        replicas = self._cluster.replicas_on(request.owner or "")
+        positions = self._columns.positions if order.started_over == self._columns.started_over else {}
+        for name in names:
+            node = self._cluster.node(name) if name in replicas else None
+            if name in positions:
+                order.there[positions[name]] = name in replicas
+            if node is None:
+                order.least.pop(name, None)
+            elif order.least.get(name) != (least := least_spread(node, request)):
+                order.least[name] = least
+                heappush(order.heap, (least, name))
+
+    def _forget(self) -> None:
+        """Drop the orders of owners asked for long ago, and changes of nodes that are gone."""
+        kept = sum(len(order.least) for order in self._orders.values())
+        for key in list(self._orders)[:-1]:
+            if kept <= _MAX_NODES:
+                break
+            kept -= len(self._orders.pop(key).least)
+        if len(self._changed) > 2 * len(self._cluster.accounts) + 16:
+            last = next(reversed(self._orders))
+            self._orders = {last: self._orders[last]}
+            self._changed.clear()
