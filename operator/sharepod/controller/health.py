@@ -39,7 +39,7 @@ class RejectedError(Exception):
     """API server that has rejected this process's credentials, or shown another certificate, for too long."""
 
 
-class Health:
+class OperatorHealth:
     """Health of the operator.
 
     Args:

@@ -47,7 +47,7 @@ from .attach_mode import AttachMode
 from .conversion import conversions_of
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
-from .health import Health
+from .health import OperatorHealth
 from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .plugin_gpus import HolderReconciler
@@ -233,7 +233,7 @@ class Operator:
         self.state.on_node_changed = self.routes.node_changed
         self.state.on_holders_changed = self.routes.holders_changed
         self.state.on_room_changed = self.loop.room_changed
-        self.health = Health(
+        self.health = OperatorHealth(
             self.state,
             self.watches,
             (self.client, self.lease_client),

@@ -28,7 +28,7 @@ their end to be written. A forgotten one costs a GET at most, and a standby that
 
 
 class Latest(dict[str, V]):
-    """What was noted last, by uid: of more than `REMEMBERED` the oldest is forgotten."""
+    """Map by uid of what was noted last: of more than `REMEMBERED` entries the oldest is forgotten."""
 
     def __setitem__(self, uid: str, value: V) -> None:
         super().__setitem__(uid, value)
