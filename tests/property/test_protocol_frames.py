@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.protocol import ProtocolError, encode, parse_agent, parse_client
+from sharepod.protocol._wire import ffi, lib
 
 u16 = st.integers(0, (1 << 16) - 1)
 u32 = st.integers(0, (1 << 32) - 1)
@@ -51,13 +52,62 @@ from_clients = st.one_of(
 from_agent = st.one_of(
     st.builds(protocol.Welcome, u32, gpus, u32),
     st.builds(protocol.Limits, gpus, u32),
-    st.builds(protocol.Grant, u64, u64, mask, st.booleans(), st.booleans(), st.booleans()),
+    st.builds(protocol.Grant, u64, u64, mask, *[st.booleans()] * 5),
     st.builds(protocol.Revoke, u64),
     st.builds(protocol.Reserved, u32, gpu, st.integers(0, 1 << 62)),
     st.builds(protocol.Recall, gpu, size),
     st.builds(protocol.Memory, u32, gpu, st.integers(0, 1 << 62), st.integers(0, 1 << 62)),
     st.builds(protocol.Refused, st.sampled_from(protocol.RefusedReason), text),
 )
+
+flags_of = {
+    protocol.Hello: {"no_membarrier": lib.SHP_HELLO_NO_MEMBARRIER, "observes": lib.SHP_HELLO_OBSERVES},
+    protocol.Drained: {"wanting": lib.SHP_DRAINED_WANT, "idle": lib.SHP_DRAINED_IDLE},
+    protocol.Reserve: {
+        "handover": lib.SHP_RESERVE_HANDOVER,
+        "grown": lib.SHP_RESERVE_GROWN,
+        "ahead": lib.SHP_RESERVE_AHEAD,
+    },
+    protocol.Release: {"recalled": lib.SHP_RELEASE_RECALLED},
+    protocol.Grant: {
+        "metered": lib.SHP_GRANT_METERED,
+        "announce": lib.SHP_GRANT_ANNOUNCE,
+        "renews": lib.SHP_GRANT_RENEWS,
+        "short": lib.SHP_GRANT_SHORT,
+        "prompt": lib.SHP_GRANT_PROMPT,
+    },
+}
+"""Flags of the frames that have some, by field."""
+
+
+@given(st.one_of(from_clients, from_agent))
+def test_the_hooks_struct_has_the_frames_values_and_flags(frame: protocol.Frame) -> None:
+    packet, flags = encode(frame), flags_of.get(type(frame), {})
+    struct = "welcome" if isinstance(frame, protocol.Limits) else type(frame).__name__.lower()
+    raw = ffi.from_buffer(f"struct shp_{struct} *", packet)
+    assert raw.header.size == len(packet) == ffi.sizeof(raw[0])
+    for field in dataclasses.fields(frame):
+        value, place = getattr(frame, field.name), raw.header if field.name == "seq" else raw
+        if isinstance(value, int) and not isinstance(value, bool):
+            assert getattr(place, field.name) == value, field.name
+    if flags:
+        assert raw.flags == sum(bit for name, bit in flags.items() if getattr(frame, name))
+    for terms, gpu in zip(getattr(frame, "gpus", ()), getattr(raw, "gpus", ()), strict=False):
+        assert (gpu.request_milli, gpu.limit_milli) == (terms.request_milli, terms.limit_milli)
+        assert (gpu.memory, gpu.context_kib, bytes(gpu.uuid)) == (terms.memory, terms.context_kib, terms.uuid)
+        assert gpu.flags == lib.SHP_GPU_MEMORY_ENFORCED * terms.enforced
+
+
+@given(st.integers(-1 << 70, 1 << 70).filter(lambda value: not 0 <= value < 1 << 64))
+def test_a_value_that_does_not_fit_is_no_frame(value: int) -> None:
+    for frame in (protocol.Revoke(value), protocol.Grant(1, value, 1, True), protocol.Welcome(value, (), 0)):
+        with pytest.raises(OverflowError):
+            encode(frame)
+
+
+def test_terms_of_more_gpus_than_a_frame_has_room_for_are_no_frame() -> None:
+    with pytest.raises(OverflowError):
+        encode(protocol.Limits((protocol.GpuTerms(bytes(16), 0, 0, 0, False),) * (protocol.MAX_GPUS + 1), 0))
 
 
 @given(from_clients)

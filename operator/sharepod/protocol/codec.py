@@ -1,5 +1,8 @@
 """Codec of the frames: bytes to frames and back.
 
+The formats come from the binding, which the C compiler has compared with the header; packing and unpacking is the
+`struct` module's, with one call for a frame's header and one for what follows.
+
 Guarantees:
 - Any bytes give a frame that is valid by itself, or a `ProtocolError`.
 - Conditions that depend on the receiver's state are the receiver's to check: that a GPU index is one of the tenant's,
@@ -8,7 +11,9 @@ Guarantees:
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
+from struct import Struct
 from typing import Any
 
 from sharepod.protocol._wire import ffi as _ffi
@@ -18,7 +23,6 @@ from .frames import (
     MAGIC,
     MAX_GPUS,
     TEXT_BYTES,
-    UUID_BYTES,
     VERSION_MAX,
     VERSION_MIN,
     AgentFrame,
@@ -46,11 +50,45 @@ from .frames import (
 
 _SIZE_MAX = 1 << 62
 """Largest size in bytes that a frame may carry: sums of a few of them stay below 2**64, where C would wrap around."""
-_HEADER = _ffi.sizeof("struct shp_header")
 _ALL_GPUS = (1 << MAX_GPUS) - 1
+_BUILD_BYTES = 64
 
-_Raw = Any
-"""Pointer to one of the header's structs."""
+_Reader = Callable[..., Frame]
+"""Takes the header's `seq`, `version` and the values of the fields that follow."""
+_Writer = Callable[[Any], tuple[int | bytes, ...]]
+"""Returns the values of the fields that follow the header."""
+
+
+def _format_of(ctype: Any) -> str:
+    """Return the format of a struct: of an array, or a struct within it, the bytes."""
+    codes = {1: "B", 2: "H", 4: "I", 8: "Q"}
+    fields = [(field.offset, field.type) for _, field in ctype.fields]
+    sizes = [_ffi.sizeof(kind) for _, kind in fields]
+    ends = [offset + size for (offset, _), size in zip(fields, sizes, strict=True)]
+    assert [offset for offset, _ in fields] == [0, *ends[:-1]], f"{ctype.cname} has no gaps"
+    assert ends[-1] == _ffi.sizeof(ctype), f"{ctype.cname} has no gap at its end"
+    primitive = [kind.kind == "primitive" for _, kind in fields]
+    return "".join(codes[size] if plain else f"{size}s" for size, plain in zip(sizes, primitive, strict=True))
+
+
+_HEADER = Struct("=" + _format_of(_ffi.typeof("struct shp_header")))
+_GPU = Struct("=" + _format_of(_ffi.typeof("struct shp_gpu")))
+
+
+class _Body:
+    """Body of the frames of one type: what follows the header."""
+
+    __slots__ = ("fields", "kind", "read", "size", "write")
+
+    def __init__(self, kind: int, name: str, read: _Reader, write: _Writer) -> None:
+        ctype = _ffi.typeof(f"struct {name}")
+        _, after = _format_of(ctype).split("s", 1)  # the header is the first field
+        self.kind = kind
+        self.fields = Struct("=" + after)
+        self.size: int = _ffi.sizeof(ctype)
+        """Of the whole frame."""
+        self.read = read
+        self.write = write
 
 
 def parse_client(packet: bytes) -> ClientFrame:
@@ -72,35 +110,30 @@ def encode(frame: Frame, *, version: int = VERSION_MAX) -> bytes:
         frame: the frame.
         version: version of the protocol that was agreed on.
     """
-    kind, struct, write = _WRITERS[type(frame)]
-    raw = _ffi.new(f"struct {struct} *")
-    raw.header.magic = MAGIC
-    raw.header.version = frame.version_min if isinstance(frame, Hello) else version
-    raw.header.type = kind
-    raw.header.size = _ffi.sizeof(raw[0])
-    raw.header.seq = getattr(frame, "seq", 0)
-    write(raw, frame)
-    return bytes(_ffi.buffer(raw))
+    body = _BODIES[type(frame)]
+    if isinstance(frame, Hello):
+        version = frame.version_min
+    try:
+        header = _HEADER.pack(MAGIC, version, body.kind, body.size, getattr(frame, "seq", 0))
+        return header + body.fields.pack(*body.write(frame))
+    except struct.error as error:
+        raise OverflowError(f"{frame} does not fit its fields: {error}") from None
 
 
-def _parse(packet: bytes, readers: Mapping[int, tuple[str, Callable[[_Raw], Frame]]]) -> Any:
-    if len(packet) < _HEADER:
+def _parse(packet: bytes, bodies: Mapping[int, _Body]) -> Any:
+    if len(packet) < _HEADER.size:
         raise ProtocolError(f"a packet of {len(packet)} bytes is shorter than a header")
-    header = _ffi.from_buffer("struct shp_header *", packet)
-    if header.magic != MAGIC:
-        raise ProtocolError(f"magic {header.magic:#x} is not {MAGIC:#x}")
-    reader = readers.get(header.type)
-    if reader is None:
-        raise ProtocolError(f"frame type {header.type} is not one that this side may send")
-    struct, read = reader
-    size = _ffi.sizeof(f"struct {struct}")
-    if len(packet) != size or header.size != size:
-        raise ProtocolError(
-            f"frame type {header.type} has {size} bytes; the packet has {len(packet)} and says {header.size}"
-        )
-    if header.type != _lib.SHP_HELLO and not VERSION_MIN <= header.version <= VERSION_MAX:
-        raise ProtocolError(f"version {header.version} is not one of {VERSION_MIN} to {VERSION_MAX}")
-    return read(_ffi.from_buffer(f"struct {struct} *", packet))
+    magic, version, kind, size, seq = _HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise ProtocolError(f"magic {magic:#x} is not {MAGIC:#x}")
+    body = bodies.get(kind)
+    if body is None:
+        raise ProtocolError(f"frame type {kind} is not one that this side may send")
+    if len(packet) != body.size or size != body.size:
+        raise ProtocolError(f"frame type {kind} has {body.size} bytes; the packet has {len(packet)} and says {size}")
+    if kind != _HELLO and not VERSION_MIN <= version <= VERSION_MAX:
+        raise ProtocolError(f"version {version} is not one of {VERSION_MIN} to {VERSION_MAX}")
+    return body.read(seq, version, *body.fields.unpack_from(packet, _HEADER.size))
 
 
 # ---- checks
@@ -130,8 +163,7 @@ def _bytes(value: int, *, least: int = 0) -> int:
     return value
 
 
-def _text(field: Any, size: int) -> str:
-    raw = bytes(_ffi.buffer(field, size))
+def _text(raw: bytes) -> str:
     end = raw.find(b"\0")
     if end < 0:
         raise ProtocolError("a text is not terminated")
@@ -141,236 +173,226 @@ def _text(field: Any, size: int) -> str:
         raise ProtocolError("a text is not UTF-8") from None
 
 
-def _build(field: Any) -> str:
-    text = _text(field, 64)
+def _build(raw: bytes) -> str:
+    text = _text(raw)
     if not all(character in "0123456789abcdef" for character in text):
         raise ProtocolError("build is not hexadecimal")
     return text
 
 
-def _put_text(field: Any, size: int, text: str) -> None:
+def _raw_text(text: str, size: int) -> bytes:
+    """Return as much of a text as fits, as UTF-8; what packs it adds the zeros."""
     raw = text.encode("utf-8")[: size - 1]
-    raw = raw.decode("utf-8", "ignore").encode("utf-8")
-    _ffi.memmove(field, raw, len(raw))
+    return raw.decode("utf-8", "ignore").encode("utf-8")
 
 
 # ---- from clients
 
-
-def _read_hello(raw: _Raw) -> Hello:
-    if not 1 <= raw.version_min <= raw.version_max or raw.header.version != raw.version_min:
-        raise ProtocolError(
-            f"versions {raw.version_min} to {raw.version_max} in a frame of {raw.header.version} make no range"
-        )
-    flags = _flags(raw.flags, _lib.SHP_HELLO_NO_MEMBARRIER | _lib.SHP_HELLO_OBSERVES)
-    return Hello(
-        raw.version_min,
-        raw.version_max,
-        _build(raw.build),
-        bool(flags & _lib.SHP_HELLO_NO_MEMBARRIER),
-        bool(flags & _lib.SHP_HELLO_OBSERVES),
-    )
+# The binding looks constants up by name at each use.
+_HELLO: int = _lib.SHP_HELLO
+_NO_MEMBARRIER: int = _lib.SHP_HELLO_NO_MEMBARRIER
+_OBSERVES: int = _lib.SHP_HELLO_OBSERVES
+_DRAINED_WANT: int = _lib.SHP_DRAINED_WANT
+_DRAINED_IDLE: int = _lib.SHP_DRAINED_IDLE
+_HANDOVER: int = _lib.SHP_RESERVE_HANDOVER
+_GROWN: int = _lib.SHP_RESERVE_GROWN
+_AHEAD: int = _lib.SHP_RESERVE_AHEAD
+_RECALLED: int = _lib.SHP_RELEASE_RECALLED
 
 
-def _write_hello(raw: _Raw, frame: Hello) -> None:
-    raw.version_min, raw.version_max = frame.version_min, frame.version_max
-    raw.flags = _lib.SHP_HELLO_NO_MEMBARRIER if frame.no_membarrier else 0
-    raw.flags |= _lib.SHP_HELLO_OBSERVES if frame.observes else 0
-    _put_text(raw.build, 64, frame.build)
+def _read_hello(seq: int, version: int, least: int, most: int, flags: int, build: bytes) -> Hello:
+    if not 1 <= least <= most or version != least:
+        raise ProtocolError(f"versions {least} to {most} in a frame of {version} make no range")
+    _flags(flags, _NO_MEMBARRIER | _OBSERVES)
+    return Hello(least, most, _build(build), bool(flags & _NO_MEMBARRIER), bool(flags & _OBSERVES))
 
 
-def _read_want(raw: _Raw) -> Want:
-    return Want(_mask(raw.gpu_mask))
+def _write_hello(frame: Hello) -> tuple[int | bytes, ...]:
+    flags = (_NO_MEMBARRIER if frame.no_membarrier else 0) | (_OBSERVES if frame.observes else 0)
+    return frame.version_min, frame.version_max, flags, _raw_text(frame.build, _BUILD_BYTES)
 
 
-def _write_want(raw: _Raw, frame: Want) -> None:
-    raw.gpu_mask = frame.gpu_mask
+def _read_want(seq: int, version: int, gpu_mask: int, reserved: int) -> Want:
+    return Want(_mask(gpu_mask))
 
 
-def _read_drained(raw: _Raw) -> Drained:
-    flags = _flags(raw.flags, _lib.SHP_DRAINED_WANT | _lib.SHP_DRAINED_IDLE)
-    return Drained(raw.grant_id, raw.launches, bool(flags & _lib.SHP_DRAINED_WANT), bool(flags & _lib.SHP_DRAINED_IDLE))
+def _write_want(frame: Want) -> tuple[int, ...]:
+    return frame.gpu_mask, 0
 
 
-def _write_drained(raw: _Raw, frame: Drained) -> None:
-    raw.grant_id, raw.launches = frame.grant_id, frame.launches
-    raw.flags = (_lib.SHP_DRAINED_WANT if frame.wanting else 0) | (_lib.SHP_DRAINED_IDLE if frame.idle else 0)
+def _read_drained(seq: int, version: int, grant_id: int, launches: int, flags: int, reserved: int) -> Drained:
+    _flags(flags, _DRAINED_WANT | _DRAINED_IDLE)
+    return Drained(grant_id, launches, bool(flags & _DRAINED_WANT), bool(flags & _DRAINED_IDLE))
 
 
-def _read_draining(raw: _Raw) -> Draining:
-    return Draining(raw.grant_id, raw.expected_ns)
+def _write_drained(frame: Drained) -> tuple[int, ...]:
+    flags = (_DRAINED_WANT if frame.wanting else 0) | (_DRAINED_IDLE if frame.idle else 0)
+    return frame.grant_id, frame.launches, flags, 0
 
 
-def _write_draining(raw: _Raw, frame: Draining) -> None:
-    raw.grant_id, raw.expected_ns = frame.grant_id, frame.expected_ns
+def _read_draining(seq: int, version: int, grant_id: int, expected_ns: int) -> Draining:
+    return Draining(grant_id, expected_ns)
 
 
-def _read_reserve(raw: _Raw) -> Reserve:
-    flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER | _lib.SHP_RESERVE_GROWN | _lib.SHP_RESERVE_AHEAD)
-    handover, grown = bool(flags & _lib.SHP_RESERVE_HANDOVER), bool(flags & _lib.SHP_RESERVE_GROWN)
-    ahead = bool(flags & _lib.SHP_RESERVE_AHEAD)
+def _write_draining(frame: Draining) -> tuple[int, ...]:
+    return frame.grant_id, frame.expected_ns
+
+
+def _read_reserve(seq: int, version: int, gpu: int, flags: int, size: int) -> Reserve:
+    _flags(flags, _HANDOVER | _GROWN | _AHEAD)
+    handover, grown, ahead = bool(flags & _HANDOVER), bool(flags & _GROWN), bool(flags & _AHEAD)
     if handover + grown + ahead > 1:
         raise ProtocolError("a reserve that is two of handover, growth and ahead of need")
-    return Reserve(raw.header.seq, _gpu(raw.gpu), _bytes(raw.bytes, least=1), handover, grown, ahead)
+    return Reserve(seq, _gpu(gpu), _bytes(size, least=1), handover, grown, ahead)
 
 
-def _write_reserve(raw: _Raw, frame: Reserve) -> None:
-    raw.gpu, raw.bytes = frame.gpu, frame.bytes
-    raw.flags = (
-        (_lib.SHP_RESERVE_HANDOVER if frame.handover else 0)
-        | (_lib.SHP_RESERVE_GROWN if frame.grown else 0)
-        | (_lib.SHP_RESERVE_AHEAD if frame.ahead else 0)
-    )
+def _write_reserve(frame: Reserve) -> tuple[int, ...]:
+    flags = (_HANDOVER if frame.handover else 0) | (_GROWN if frame.grown else 0) | (_AHEAD if frame.ahead else 0)
+    return frame.gpu, flags, frame.bytes
 
 
-def _read_release(raw: _Raw) -> Release:
-    flags = _flags(raw.flags, _lib.SHP_RELEASE_RECALLED)
-    return Release(_gpu(raw.gpu), _bytes(raw.bytes, least=0 if flags else 1), bool(flags))
+def _read_release(seq: int, version: int, gpu: int, flags: int, size: int) -> Release:
+    _flags(flags, _RECALLED)
+    return Release(_gpu(gpu), _bytes(size, least=0 if flags else 1), bool(flags))
 
 
-def _write_release(raw: _Raw, frame: Release) -> None:
-    raw.gpu, raw.bytes = frame.gpu, frame.bytes
-    raw.flags = _lib.SHP_RELEASE_RECALLED if frame.recalled else 0
+def _write_release(frame: Release) -> tuple[int, ...]:
+    return frame.gpu, _RECALLED if frame.recalled else 0, frame.bytes
 
 
-def _read_meminfo(raw: _Raw) -> MemInfo:
-    return MemInfo(raw.header.seq, _gpu(raw.gpu), _bytes(raw.idle))
+def _read_meminfo(seq: int, version: int, gpu: int, reserved: int, idle: int) -> MemInfo:
+    return MemInfo(seq, _gpu(gpu), _bytes(idle))
 
 
-def _write_meminfo(raw: _Raw, frame: MemInfo) -> None:
-    raw.gpu, raw.idle = frame.gpu, frame.idle
+def _write_meminfo(frame: MemInfo) -> tuple[int, ...]:
+    return frame.gpu, 0, frame.idle
 
 
 # ---- from the agent
 
+_RESERVE_OK: int = _lib.SHP_RESERVE_OK
+_OVER_LIMIT: int = _lib.SHP_RESERVE_OVER_LIMIT
+_ENFORCED: int = _lib.SHP_GPU_MEMORY_ENFORCED
 
-def _read_terms(raw: _Raw) -> tuple[tuple[GpuTerms, ...], int]:
-    if not 1 <= raw.gpu_count <= MAX_GPUS:
-        raise ProtocolError(f"gpu_count {raw.gpu_count} is not 1 to {MAX_GPUS}")
+
+def _read_terms(gpu_count: int, gpus: bytes) -> tuple[GpuTerms, ...]:
+    if not 1 <= gpu_count <= MAX_GPUS:
+        raise ProtocolError(f"gpu_count {gpu_count} is not 1 to {MAX_GPUS}")
     terms = []
-    for gpu in raw.gpus[0 : raw.gpu_count]:
-        if not gpu.request_milli <= gpu.limit_milli <= 1000:
-            raise ProtocolError(
-                f"request {gpu.request_milli} and limit {gpu.limit_milli} are not request <= limit <= 1000"
-            )
-        enforced = bool(_flags(gpu.flags, _lib.SHP_GPU_MEMORY_ENFORCED))
-        uuid = bytes(_ffi.buffer(gpu.uuid, UUID_BYTES))
-        memory = _bytes(gpu.memory)
-        terms.append(GpuTerms(uuid, gpu.request_milli, gpu.limit_milli, memory, enforced, gpu.context_kib))
-    return tuple(terms), raw.grace_ms
+    for uuid, request_milli, limit_milli, memory, flags, context_kib in _GPU.iter_unpack(gpus[: gpu_count * _GPU.size]):
+        if not request_milli <= limit_milli <= 1000:
+            raise ProtocolError(f"request {request_milli} and limit {limit_milli} are not request <= limit <= 1000")
+        enforced = bool(_flags(flags, _ENFORCED))
+        terms.append(GpuTerms(uuid, request_milli, limit_milli, _bytes(memory), enforced, context_kib))
+    return tuple(terms)
 
 
-def _write_terms(raw: _Raw, frame: Welcome | Limits) -> None:
-    raw.gpu_count, raw.grace_ms = len(frame.gpus), frame.grace_ms
-    for index, terms in enumerate(frame.gpus):
-        gpu = raw.gpus[index]
-        _ffi.memmove(gpu.uuid, terms.uuid, UUID_BYTES)
-        gpu.request_milli, gpu.limit_milli, gpu.memory = terms.request_milli, terms.limit_milli, terms.memory
-        gpu.flags = _lib.SHP_GPU_MEMORY_ENFORCED if terms.enforced else 0
-        gpu.context_kib = terms.context_kib
+def _write_terms(frame: Welcome | Limits) -> tuple[int | bytes, ...]:
+    if len(frame.gpus) > MAX_GPUS:
+        raise OverflowError(f"terms of {len(frame.gpus)} GPUs: a frame has room for {MAX_GPUS}")
+    gpus = [
+        _GPU.pack(gpu.uuid, gpu.request_milli, gpu.limit_milli, gpu.memory, _ENFORCED * gpu.enforced, gpu.context_kib)
+        for gpu in frame.gpus
+    ]
+    return len(frame.gpus), frame.grace_ms, b"".join(gpus)
 
 
-def _read_welcome(raw: _Raw) -> Welcome:
-    gpus, grace_ms = _read_terms(raw)
-    return Welcome(raw.header.seq, gpus, grace_ms)
+def _read_welcome(seq: int, version: int, gpu_count: int, grace_ms: int, gpus: bytes) -> Welcome:
+    return Welcome(seq, _read_terms(gpu_count, gpus), grace_ms)
 
 
-def _read_limits(raw: _Raw) -> Limits:
-    return Limits(*_read_terms(raw))
+def _read_limits(seq: int, version: int, gpu_count: int, grace_ms: int, gpus: bytes) -> Limits:
+    return Limits(_read_terms(gpu_count, gpus), grace_ms)
 
 
-_GRANT_FLAGS = (
-    _lib.SHP_GRANT_METERED,
-    _lib.SHP_GRANT_ANNOUNCE,
-    _lib.SHP_GRANT_RENEWS,
-    _lib.SHP_GRANT_SHORT,
-    _lib.SHP_GRANT_PROMPT,
-)
-"""Flags of a grant, in the order of the fields of `Grant`."""
+_METERED: int = _lib.SHP_GRANT_METERED
+_ANNOUNCE: int = _lib.SHP_GRANT_ANNOUNCE
+_RENEWS: int = _lib.SHP_GRANT_RENEWS
+_SHORT: int = _lib.SHP_GRANT_SHORT
+_PROMPT: int = _lib.SHP_GRANT_PROMPT
+_GRANT_FLAGS = _METERED | _ANNOUNCE | _RENEWS | _SHORT | _PROMPT
 
 
-def _read_grant(raw: _Raw) -> Grant:
-    flags = _flags(raw.flags, sum(_GRANT_FLAGS))
-    return Grant(
-        raw.grant_id,
-        raw.quantum_ns,
-        _mask(raw.gpu_mask),
-        *(bool(flags & bit) for bit in _GRANT_FLAGS),
+def _read_grant(seq: int, version: int, grant_id: int, quantum_ns: int, gpu_mask: int, flags: int) -> Grant:
+    _flags(flags, _GRANT_FLAGS)
+    told = (bool(flags & bit) for bit in (_METERED, _ANNOUNCE, _RENEWS, _SHORT, _PROMPT))
+    return Grant(grant_id, quantum_ns, _mask(gpu_mask), *told)
+
+
+def _write_grant(frame: Grant) -> tuple[int, ...]:
+    flags = (
+        (_METERED if frame.metered else 0)
+        | (_ANNOUNCE if frame.announce else 0)
+        | (_RENEWS if frame.renews else 0)
+        | (_SHORT if frame.short else 0)
+        | (_PROMPT if frame.prompt else 0)
     )
+    return frame.grant_id, frame.quantum_ns, frame.gpu_mask, flags
 
 
-def _write_grant(raw: _Raw, frame: Grant) -> None:
-    raw.grant_id, raw.quantum_ns, raw.gpu_mask = frame.grant_id, frame.quantum_ns, frame.gpu_mask
-    told = (frame.metered, frame.announce, frame.renews, frame.short, frame.prompt)
-    raw.flags = sum(bit for bit, is_set in zip(_GRANT_FLAGS, told, strict=True) if is_set)
+def _read_revoke(seq: int, version: int, grant_id: int) -> Revoke:
+    return Revoke(grant_id)
 
 
-def _read_revoke(raw: _Raw) -> Revoke:
-    return Revoke(raw.grant_id)
+def _write_revoke(frame: Revoke) -> tuple[int, ...]:
+    return (frame.grant_id,)
 
 
-def _write_revoke(raw: _Raw, frame: Revoke) -> None:
-    raw.grant_id = frame.grant_id
+def _read_reserved(seq: int, version: int, gpu: int, status: int, size: int) -> Reserved:
+    credited = _bytes(size)
+    if (status == _RESERVE_OK) != (credited > 0) or status > _OVER_LIMIT:
+        raise ProtocolError(f"status {status} with {credited} bytes credited")
+    return Reserved(seq, _gpu(gpu), credited)
 
 
-def _read_reserved(raw: _Raw) -> Reserved:
-    credited = _bytes(raw.bytes)
-    if (raw.status == _lib.SHP_RESERVE_OK) != (credited > 0) or raw.status > _lib.SHP_RESERVE_OVER_LIMIT:
-        raise ProtocolError(f"status {raw.status} with {credited} bytes credited")
-    return Reserved(raw.header.seq, _gpu(raw.gpu), credited)
+def _write_reserved(frame: Reserved) -> tuple[int, ...]:
+    return frame.gpu, _RESERVE_OK if frame.bytes else _OVER_LIMIT, frame.bytes
 
 
-def _write_reserved(raw: _Raw, frame: Reserved) -> None:
-    raw.gpu, raw.bytes = frame.gpu, frame.bytes
-    raw.status = _lib.SHP_RESERVE_OK if frame.bytes else _lib.SHP_RESERVE_OVER_LIMIT
+def _read_recall(seq: int, version: int, gpu: int, reserved: int, size: int) -> Recall:
+    return Recall(_gpu(gpu), _bytes(size, least=1))
 
 
-def _read_recall(raw: _Raw) -> Recall:
-    return Recall(_gpu(raw.gpu), _bytes(raw.bytes, least=1))
+def _write_recall(frame: Recall) -> tuple[int, ...]:
+    return frame.gpu, 0, frame.bytes
 
 
-def _write_recall(raw: _Raw, frame: Recall) -> None:
-    raw.gpu, raw.bytes = frame.gpu, frame.bytes
+def _read_memory(seq: int, version: int, gpu: int, reserved: int, limit: int, used: int) -> Memory:
+    return Memory(seq, _gpu(gpu), _bytes(limit), _bytes(used))
 
 
-def _read_memory(raw: _Raw) -> Memory:
-    return Memory(raw.header.seq, _gpu(raw.gpu), _bytes(raw.limit), _bytes(raw.used))
+def _write_memory(frame: Memory) -> tuple[int, ...]:
+    return frame.gpu, 0, frame.limit, frame.used
 
 
-def _write_memory(raw: _Raw, frame: Memory) -> None:
-    raw.gpu, raw.limit, raw.used = frame.gpu, frame.limit, frame.used
-
-
-def _read_refused(raw: _Raw) -> Refused:
+def _read_refused(seq: int, version: int, reason: int, reserved: int, text: bytes) -> Refused:
     try:
-        return Refused(RefusedReason(raw.reason), _text(raw.text, TEXT_BYTES))
+        return Refused(RefusedReason(reason), _text(text))
     except ValueError:
-        raise ProtocolError(f"refused for reason {raw.reason}, which is none") from None
+        raise ProtocolError(f"refused for reason {reason}, which is none") from None
 
 
-def _write_refused(raw: _Raw, frame: Refused) -> None:
-    raw.reason = frame.reason
-    _put_text(raw.text, TEXT_BYTES, frame.text)
+def _write_refused(frame: Refused) -> tuple[int | bytes, ...]:
+    return frame.reason, 0, _raw_text(frame.text, TEXT_BYTES)
 
 
-_TABLE: tuple[tuple[type[Frame], int, str, Callable[[_Raw], Frame], Callable[[_Raw, Any], None]], ...] = (
-    (Hello, _lib.SHP_HELLO, "shp_hello", _read_hello, _write_hello),
-    (Want, _lib.SHP_WANT, "shp_want", _read_want, _write_want),
-    (Draining, _lib.SHP_DRAINING, "shp_draining", _read_draining, _write_draining),
-    (Drained, _lib.SHP_DRAINED, "shp_drained", _read_drained, _write_drained),
-    (Reserve, _lib.SHP_RESERVE, "shp_reserve", _read_reserve, _write_reserve),
-    (Release, _lib.SHP_RELEASE, "shp_release", _read_release, _write_release),
-    (MemInfo, _lib.SHP_MEMINFO, "shp_meminfo", _read_meminfo, _write_meminfo),
-    (Welcome, _lib.SHP_WELCOME, "shp_welcome", _read_welcome, _write_terms),
-    (Grant, _lib.SHP_GRANT, "shp_grant", _read_grant, _write_grant),
-    (Revoke, _lib.SHP_REVOKE, "shp_revoke", _read_revoke, _write_revoke),
-    (Reserved, _lib.SHP_RESERVED, "shp_reserved", _read_reserved, _write_reserved),
-    (Recall, _lib.SHP_RECALL, "shp_recall", _read_recall, _write_recall),
-    (Memory, _lib.SHP_MEMORY, "shp_memory", _read_memory, _write_memory),
-    (Limits, _lib.SHP_LIMITS, "shp_welcome", _read_limits, _write_terms),
-    (Refused, _lib.SHP_REFUSED, "shp_refused", _read_refused, _write_refused),
-)
+_BODIES: dict[type[Frame], _Body] = {
+    Hello: _Body(_lib.SHP_HELLO, "shp_hello", _read_hello, _write_hello),
+    Want: _Body(_lib.SHP_WANT, "shp_want", _read_want, _write_want),
+    Draining: _Body(_lib.SHP_DRAINING, "shp_draining", _read_draining, _write_draining),
+    Drained: _Body(_lib.SHP_DRAINED, "shp_drained", _read_drained, _write_drained),
+    Reserve: _Body(_lib.SHP_RESERVE, "shp_reserve", _read_reserve, _write_reserve),
+    Release: _Body(_lib.SHP_RELEASE, "shp_release", _read_release, _write_release),
+    MemInfo: _Body(_lib.SHP_MEMINFO, "shp_meminfo", _read_meminfo, _write_meminfo),
+    Welcome: _Body(_lib.SHP_WELCOME, "shp_welcome", _read_welcome, _write_terms),
+    Grant: _Body(_lib.SHP_GRANT, "shp_grant", _read_grant, _write_grant),
+    Revoke: _Body(_lib.SHP_REVOKE, "shp_revoke", _read_revoke, _write_revoke),
+    Reserved: _Body(_lib.SHP_RESERVED, "shp_reserved", _read_reserved, _write_reserved),
+    Recall: _Body(_lib.SHP_RECALL, "shp_recall", _read_recall, _write_recall),
+    Memory: _Body(_lib.SHP_MEMORY, "shp_memory", _read_memory, _write_memory),
+    Limits: _Body(_lib.SHP_LIMITS, "shp_welcome", _read_limits, _write_terms),
+    Refused: _Body(_lib.SHP_REFUSED, "shp_refused", _read_refused, _write_refused),
+}
 _FIRST_AGENT_TYPE: int = _lib.SHP_WELCOME
-_FROM_CLIENT = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind < _FIRST_AGENT_TYPE}
-_FROM_AGENT = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind >= _FIRST_AGENT_TYPE}
-_WRITERS = {frame: (kind, struct, write) for frame, kind, struct, _, write in _TABLE}
+_FROM_CLIENT = {body.kind: body for body in _BODIES.values() if body.kind < _FIRST_AGENT_TYPE}
+_FROM_AGENT = {body.kind: body for body in _BODIES.values() if body.kind >= _FIRST_AGENT_TYPE}

@@ -349,6 +349,10 @@ class Tokens:
         if self._pump():
             self.hand_offs.add(self._clock() - now)
 
+    def _on_timer(self) -> None:
+        self._timer = None  # one that was early is set again, for the same moment
+        self._pump()
+
     def _pump(self) -> bool:
         """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
         granted."""
@@ -387,13 +391,14 @@ class Tokens:
                 log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
                 left.append(action.tenant)
         # 2. Set the timer to the scheduler's next deadline.
-        due = self._due = self._scheduler.next_deadline()
-        if self._timer is not None:
+        due, before = self._scheduler.next_deadline(), self._due
+        self._due = due
+        if self._timer is not None and due != before:
             self._timer.cancel()
             self._timer = None
-        if due is not None:
+        if due is not None and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
+            self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._on_timer)
         if self._look is None and due is not None:
             self._look_in(now, PATIENCE_MOST_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.

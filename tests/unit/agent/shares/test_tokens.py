@@ -184,6 +184,23 @@ async def test_a_raised_limit_grants_to_a_tenant_that_waits_at_once(tokens: Toke
     assert len(one.grants()) == 1
 
 
+async def test_a_timer_that_comes_early_comes_again(clock: Clock) -> None:
+    tokens = Tokens(Parameters(quantum_max_ns=10 * MS, grace_ns=5 * MS), clock)
+    add(tokens, "a", "b")
+    one, other = Process(1), Process(2)
+    tokens.want("a", one)
+    tokens.want("b", other)
+    await asyncio.sleep(0.03)
+    assert other.grants() == [], "by the tokens' clock no time has passed"
+
+    def granted() -> bool:
+        clock.now += MS
+        return bool(other.grants())
+
+    await until(granted)
+    tokens.close()
+
+
 @pytest.mark.promise("time-stall")
 async def test_an_agent_that_was_held_up_charges_nobody_for_it(tokens: Tokens, clock: Clock) -> None:
     add(tokens, "a", "b")
