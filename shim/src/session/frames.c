@@ -63,6 +63,7 @@ static bool welcome(void *of, const void *packet, const int *descriptors) {
     if (done) {
         session->state = SESSION_READY;
         atomic_store(&session->ready, 1);
+        atomic_store(&session->greets, false);
     }
     unlock(&session->lock);
     unlock(&gpus->lock);

@@ -221,6 +221,7 @@ static void drop(struct session *session) {
     unlock(&session->gpus->lock);
     lock(&session->lock);
     atomic_store(&session->ready, 0);
+    atomic_store(&session->greets, false);
     descriptor_close(&agent_socket);
     for (int i = 0; i < SESSION_QUESTIONS; i++) {
         uint32_t waiting = QUESTION_WAITING;
@@ -298,6 +299,7 @@ static void connect_agent(struct session *session, uint64_t now) {
         return;
     }
     session->state = SESSION_GREETING;
+    atomic_store(&session->greets, true);
     session->greeting_until = now + GREETING_TIME;
     session->patient_until = now + GREETING_PATIENCE;
     greet(session);

@@ -86,6 +86,7 @@ struct session {
     uint32_t hello_flags;     /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
+    _Atomic bool greets;      /* HELLO was sent, and WELCOME has not come yet */
     uint32_t seq;             /* of the last question; with the lock */
     enum session_state state; /* the hook thread's, as all below but the questions */
     enum session_admission admission;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from doubles.gpus import create_state
 from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, MakeTenant, terms
@@ -24,6 +26,19 @@ def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None
     probe.ok("context_destroy", "own")
     probe.ok("context_use")
     assert check.same() == 0
+
+
+def test_a_context_waits_for_what_an_agent_tells_late(make_tenant: MakeTenant) -> None:
+    """Where the processors are wanted by others, the agent's first answer takes longer than a moment."""
+    tenant = make_tenant(terms(memory=64 * MIB, context_kib=100 << 10))
+    agent, probe = tenant.agent(), tenant.probe()
+    agent.mute = True
+    assert probe.call("init").code == 0
+    created = probe.post("own_context", "one")
+    time.sleep(0.6)
+    agent.mute = False
+    assert created.result(10).code == OUT_OF_MEMORY
+    assert agent.used(0) == 0
 
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])

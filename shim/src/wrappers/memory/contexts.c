@@ -17,23 +17,24 @@
 #include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
-/* ms that the first context waits for the agent to tell its overhead, where none is known yet. */
-enum { CONNECT_TIME_MS = 200 };
+/* ms that the first context waits for the agent to tell its overhead, where none is known yet: for a connection, and
+ * for WELCOME once there is one, which takes that long where the processors are wanted by others. */
+enum { CONNECT_TIME_MS = 200, WELCOME_TIME_MS = 2000 };
 
 /* Charge a context that is about to be made, if it is the first on its GPU. False: the limit does not allow it. */
 static bool begin(int place) {
     if (place < 0)
         return true;
-    uint64_t until = 0;
+    uint64_t since = sys_now();
+    struct session *session = memory_state()->session;
     struct gpu *gpu = &memory_state()->gpus->gpus[place];
     memory_lock();
     bool first = memory_state()->contexts[place]++ == 0;
     uint64_t bytes = gpu->context;
     memory_unlock();
-    while (first && bytes == 0 && !atomic_load(&memory_state()->session->ready) && (until == 0 || sys_now() < until)) {
-        until = until ? until : sys_now() + CONNECT_TIME_MS * SYS_MS;
-        sys_wait(&memory_state()->session->ready, 0, 10 * SYS_MS);
-    }
+    while (first && bytes == 0 && !atomic_load(&session->ready) &&
+           sys_now() - since < (atomic_load(&session->greets) ? WELCOME_TIME_MS : CONNECT_TIME_MS) * SYS_MS)
+        sys_wait(&session->ready, 0, 10 * SYS_MS);
     memory_lock();
     bytes = first ? gpu->context : 0;
     memory_unlock();
