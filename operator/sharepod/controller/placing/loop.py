@@ -161,7 +161,7 @@ class PlacementLoop:
         )
 
     def want_place(self, tenant: str) -> None:
-        """Queue a SharePod for a place."""
+        """Queue a SharePod for a place. One that waits already and asks for something else by now is tried again."""
         if self._line.join(tenant):
             self._alarm.ring()
 

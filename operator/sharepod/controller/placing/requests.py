@@ -76,14 +76,18 @@ class PlacementRequests:
 
     def worked_out(self, waiting: WaitingTenant) -> WorkedOut | None:
         """Return the request of one in the queue as `of` does, with what it asks. That of a SharePod that is kept away
-        from no node is worked out again only where something that it is made of has changed."""
+        from no node is worked out again only where something that it is made of has changed. One that asks for
+        something else by now is tried whatever has changed of the cluster."""
         parts = self._parts(waiting.tenant)
         known = waiting.worked_out
         if parts and known is not None and known.parts and all(map(operator.is_, parts, known.parts)):
             return known
         request = self.of(waiting.tenant)
-        waiting.worked_out = WorkedOut(parts, request, asks(request)) if request is not None else None
-        return waiting.worked_out
+        now = WorkedOut(parts, request, asks(request)) if request is not None else None
+        if known is not None and now is not None and now.asks != known.asks:
+            waiting.refused_at_version = None  # it was something else that was refused
+        waiting.worked_out = now
+        return now
 
     def _parts(self, tenant: str) -> tuple[object, ...]:
         """Return what the request of a SharePod is made of; nothing where that is no matter of a few objects."""

@@ -39,12 +39,16 @@ class WaitingLine:
         """Those that have come since the turns were worked out."""
 
     def join(self, tenant: str) -> bool:
-        """Take a tenant in; return False if it waits already."""
-        if tenant in self.places:
+        """Take a tenant in; return False if it waits already, and asks for what it was refused."""
+        waiting = self.places.get(tenant)
+        if waiting is None:
+            self.places[tenant] = waiting = WaitingTenant(tenant, self._clock())
+            self._came.append(waiting)
+            return True
+        if waiting.refused_at_version is None:
             return False
-        self.places[tenant] = waiting = WaitingTenant(tenant, self._clock())
-        self._came.append(waiting)
-        return True
+        self.request_of(waiting)
+        return waiting.refused_at_version is None
 
     def leave(self, tenant: str) -> None:
         """Take a tenant out."""

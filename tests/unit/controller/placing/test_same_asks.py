@@ -75,3 +75,17 @@ async def test_one_whose_pod_asks_for_more_by_now_is_worked_out_again() -> None:
         assert after is not None
         assert (before.request.gpu.request_milli, after.request.gpu.request_milli) == (900, 450)
         assert after.asks != before.asks
+
+
+@pytest.mark.promise("placement-no-lost-wake-up")
+async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeared() -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        for number in range(3):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi")
+        await world.later(6)
+        spec = {"gpu": {"request": 0.4, "memory": "1Gi"}}
+        world.state.put_sharepod(sharepod_object(uid="waits-1", name="waits-1", version=2, spec=spec))
+        world.loop.want_place("waits-1")  # the reconciler does, at each change of a tenant that waits
+        await world.settle()
+        assert set(world.placed) == {"full", "waits-1"}
