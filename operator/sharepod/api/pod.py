@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .copied_annotations import DEFAULT_ANNOTATIONS, is_copied
 from .dialects import asks_for_node, effective, is_dialect
 from .gpunode import Mode
 from .objects import (
@@ -72,6 +73,8 @@ class PodSettings:
 
     runtime_class: str = "nvidia"
     tolerations: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
+    annotations: tuple[str, ...] = DEFAULT_ANNOTATIONS
+    """Patterns of the annotations of a SharePod that its Pod gets."""
 
 
 def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def build_pod(
         _attach_by_volume(spec, settings, hook=request.mode is not Mode.EXCLUSIVE)
     if line and spec.get("containers"):
         spec["containers"][0] = _with_line(spec["containers"][0], request)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod, settings), "spec": spec}
 
 
 def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool) -> None:
@@ -309,10 +312,11 @@ def _with_claim(container: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
     metadata = sharepod["metadata"]
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if _copied(name)}
-    annotations = {name: value for name, value in (metadata.get("annotations") or {}).items() if _copied(name)}
+    given = metadata.get("annotations") or {}
+    annotations = {name: value for name, value in given.items() if is_copied(name, settings.annotations)}
     return {
         "name": metadata["name"],
         "namespace": metadata["namespace"],

@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from sharepod.api.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS
 from sharepod.api.pod import PodSettings
 from sharepod.api.share_claims import Attach
 from sharepod.web.metrics_access import MetricsAccess
@@ -74,6 +75,12 @@ class OperatorSettings(BaseSettings):
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
     """Added to every Pod that is created, and taken into account when a node is chosen."""
+
+    annotations: tuple[Annotated[str, Field(pattern=ANNOTATION_PATTERN)], ...] = DEFAULT_ANNOTATIONS
+    """Annotations that a SharePod's Pod gets from the SharePod: names, `prefix/*`, `*.prefix/*`, or `*` for all that no
+    policy refuses. Those of common monitoring, meshes, queues, autoscalers and networks by default; container runtimes
+    and their plugins read none of these. One that is not in the list stays on the SharePod, which an Event says.
+    """
 
     bind_timeout: Seconds = 60
     """A Pod that kube-scheduler refuses for this long is taken back and placed again."""
@@ -295,7 +302,9 @@ class OperatorSettings(BaseSettings):
     def pods(self) -> PodSettings:
         """Return what every Pod of a SharePod is given."""
         tolerations = tuple(toleration.manifest() for toleration in self.tolerations)
-        return PodSettings(runtime_class=self.runtime_class or "", tolerations=tolerations)
+        return PodSettings(
+            runtime_class=self.runtime_class or "", tolerations=tolerations, annotations=self.annotations
+        )
 
     @classmethod
     def settings_customise_sources(

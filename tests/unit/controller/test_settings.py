@@ -89,3 +89,12 @@ def test_every_setting_is_documented() -> None:
         if name not in ("log_level", "log_format"):  # they say it themselves
             after = body[body.index(f"    {name}: ") :].split("\n\n")[0]
             assert '"""' in after, name
+
+
+@pytest.mark.promise("security-annotations")
+def test_pods_get_the_annotations_that_the_settings_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(monkeypatch, tmp_path, 'annotations: ["example.com/*", "*"]')
+    assert load().pods().annotations == ("example.com/*", "*")
+    write(monkeypatch, tmp_path, 'annotations: ["*/*"]')
+    with pytest.raises(SettingsError, match="annotations"):
+        load()

@@ -20,6 +20,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 
+from sharepod.api.copied_annotations import missed
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
@@ -61,6 +62,10 @@ _LONGEST_RETRY_S = 60.0
 _HANGS = (
     "the API server has not answered in time, but answers others: most likely it waits for an admission webhook "
     "for pods of this namespace"
+)
+_NOT_COPIED = (
+    "the pod does not have annotations of the SharePod that the operator's setting annotations does not name (ask a "
+    "cluster admin): {}"
 )
 
 
@@ -134,6 +139,8 @@ class PodControl:
             return None
         memo.blocked, memo.unanswered = None, False
         metrics.PODS_CREATED.inc()
+        if names := missed(whole, self._settings.annotations):
+            self._events.normal(KIND, sharepod, "AnnotationsNotCopied", "Bind", _NOT_COPIED.format(", ".join(names)))
         self._state.put_pod(made, news=False)
         return None
 

@@ -234,6 +234,20 @@ async def test_a_decision_for_a_sharepod_that_is_gone_is_forgotten(world: World)
     held.times = 0
 
 
+@pytest.mark.promise("security-annotations", "operator-annotations-told")
+async def test_annotations_that_the_pod_does_not_get_are_told(world: World) -> None:
+    world.node()
+    world.sharepod()
+    given = {"example.com/b": "1", "example.com/a": "2", "prometheus.io/scrape": "true"}
+    world.change("sharepods", "one", lambda item: item["metadata"].update(annotations=given))
+    await world.look()
+    pod = world.read("pods")
+    assert pod is not None
+    assert pod["metadata"]["annotations"].keys() == {"prometheus.io/scrape", "sharepod.dev/gpus"}
+    await world.until(lambda: len(world.told("AnnotationsNotCopied")) == 1)
+    assert world.told("AnnotationsNotCopied")[0].endswith(": example.com/a, example.com/b")
+
+
 async def test_an_invalid_sharepod_says_what_is_wrong_and_takes_nothing(world: World) -> None:
     world.node()
     world.sharepod(gpu={"limit": 0.2})
