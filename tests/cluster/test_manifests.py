@@ -214,7 +214,9 @@ def test_an_account_may_do_its_work_and_no_more(
 def test_the_settings_of_manifests_are_settings() -> None:
     operator = OperatorSettings(**yaml.safe_load((MANIFESTS / "operator" / "settings.yaml").read_text()))
     assert operator.runtime_class == PodSettings().runtime_class
-    assert tuple(toleration.manifest() for toleration in operator.tolerations) == PodSettings().tolerations
+    own_nodes = {"key": "sharepod.dev/only", "operator": "Exists"}
+    tolerations = tuple(toleration.manifest() for toleration in operator.tolerations)
+    assert tolerations == (*PodSettings().tolerations, own_nodes)
     agent = AgentSettings(**yaml.safe_load((MANIFESTS / "agent" / "settings.yaml").read_text()))
     assert str(agent.state_dir) == "/var/lib/sharepod"
 
