@@ -22,6 +22,7 @@ from harness.installation import Installation
 from harness.services import Service
 
 TIMES = {
+    "SHAREPOD_ANNOTATIONS": '["test.sharepod.dev/*", "example.com/*"]',
     "SHAREPOD_BIND_TIMEOUT": "3",
     "SHAREPOD_HOLDER_IDLE": "1",
     "SHAREPOD_HOLDER_PENDING": "4",

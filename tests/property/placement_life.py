@@ -151,7 +151,9 @@ class Life(RuleBasedStateMachine):
             self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "what was decided meanwhile stays"
             self.told[row.tenant] = row
-            self.decided(self.only_row(row.tenant), told=row)
+            # What was decided between this row and the present one may be on its way: all of it counts until it is not.
+            present = self.only_row(row.tenant)
+            self.decided(present, told=row if present == row else None)
             self.learn([row])
         self.unanswered.clear()
 
