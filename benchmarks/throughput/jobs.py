@@ -137,10 +137,11 @@ def of_trace(folder: Path, names: Sequence[str], node_count: int) -> list[Worklo
 
 
 def drawn(node_count: int, seed: int) -> Workload:
-    """Make a mixed workload for when there is no trace."""
-    nodes, pods = generated(node_count)
-    chance = random.Random(seed)
-    return Workload("generated", tuple(nodes), tuple((pod, _service_s(None, chance)) for pod in pods if pod.gpus))
+    """Make a mixed workload for when there is no trace: requests of a large cluster on some of its nodes."""
+    all_nodes, pods = generated()
+    nodes, chance = sample(all_nodes, node_count), random.Random(seed)
+    lines = [(pod, _service_s(None, chance)) for pod in pods if pod.gpus and any(_takes(node, pod) for node in nodes)]
+    return Workload("generated", nodes, tuple(lines))
 
 
 def small_shares(node_count: int, seed: int) -> Workload:
