@@ -187,3 +187,9 @@ def test_a_client_can_neither_write_nor_resize_the_hints_page() -> None:
             os.close(theirs)
     finally:
         page.close()
+
+
+def test_a_uuid_that_is_too_short_is_not_sent() -> None:
+    terms = protocol.GpuTerms(b"u" * 15, 400, 1000, 1 << 30, True, 0)
+    with pytest.raises(ValueError, match="16 bytes"):
+        encode(protocol.Limits((terms,), 5))

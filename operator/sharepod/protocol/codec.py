@@ -73,6 +73,7 @@ def _format_of(ctype: Any) -> str:
 
 _HEADER = Struct("=" + _format_of(_ffi.typeof("struct shp_header")))
 _GPU = Struct("=" + _format_of(_ffi.typeof("struct shp_gpu")))
+_UUID_BYTES: int = _lib.SHP_UUID_BYTES
 
 
 class _Body:
@@ -86,7 +87,7 @@ class _Body:
         self.kind = kind
         self.fields = Struct("=" + after)
         self.size: int = _ffi.sizeof(ctype)
-        """Of the whole frame."""
+        """Bytes of the whole frame."""
         self.read = read
         self.write = write
 
@@ -290,6 +291,8 @@ def _read_terms(gpu_count: int, gpus: bytes) -> tuple[GpuTerms, ...]:
 def _write_terms(frame: Welcome | Limits) -> tuple[int | bytes, ...]:
     if len(frame.gpus) > MAX_GPUS:
         raise OverflowError(f"terms of {len(frame.gpus)} GPUs: a frame has room for {MAX_GPUS}")
+    if any(len(gpu.uuid) < _UUID_BYTES for gpu in frame.gpus):
+        raise ValueError(f"a UUID has {_UUID_BYTES} bytes")
     gpus = [
         _GPU.pack(gpu.uuid, gpu.request_milli, gpu.limit_milli, gpu.memory, _ENFORCED * gpu.enforced, gpu.context_kib)
         for gpu in frame.gpus
