@@ -16,11 +16,9 @@ from typing import Any
 from apply_latency import percentile
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
-from harness.machines import RealNode
 from harness.node import BASE_IMAGE
-from node.claim_node import container, inventory, restricted_namespace
-from node.claim_system import NAMESPACE, ClaimSystem
+from node.claim_node import container
+from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 from results import Row
 
 PERIOD_S = 0.02
@@ -33,30 +31,26 @@ _SHAREPODS = f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods"
 def running(times: int) -> list[Row]:
     """Return the figures of so many Pods of each kind."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="shp-") as directory, Cluster(node_lifecycle=True) as cluster:
-        listed = Path(directory) / "inventory.yaml"
-        listed.write_text(inventory(2))
-        with RealNode(cluster, listed) as machine:
-            installation = Installation(cluster)
-            installation.install_claims()
-            installation.add_to_pool(machine.node)
-            restricted_namespace(cluster, NAMESPACE)
-            system = ClaimSystem(cluster, machine, installation, {"SHAREPOD_ATTACH": "csi"})
-            machine.await_claim_driver(system.agent)
-            system.apply(system.template("share", 400))
-            for case, path, body in (
-                ("bare pod", _PODS, _pod()),
-                ("claim of a template", _PODS, _pod(template="share")),
-                ("SharePod", _SHAREPODS, _sharepod(system)),
-                ("SharePod by claim", _SHAREPODS, _sharepod(system)),
-            ):
-                if case == "SharePod by claim":
-                    system.settings = {"SHAREPOD_ATTACH": "claims"}
-                    system.restart_operator()
-                took = [_once(system, path, body) for _ in range(times + 1)][1:]  # the first one warms up
-                print(f"{case}: {' '.join(f'{each:.2f}' for each in took)} s", file=sys.stderr, flush=True)
-                for part in (50, 99):
-                    rows.append(Row(case, f"created_to_running_p{part}", "ms", percentile(took, part)))
+    with (
+        tempfile.TemporaryDirectory(prefix="shp-") as directory,
+        Cluster(node_lifecycle=True) as cluster,
+        system_with_claims(cluster, Path(directory), {"SHAREPOD_ATTACH": "csi"}) as system,
+    ):
+        system.machine.await_claim_driver(system.agent)
+        system.apply(system.template("share", 400))
+        for case, path, body in (
+            ("bare pod", _PODS, _pod()),
+            ("claim of a template", _PODS, _pod(template="share")),
+            ("SharePod", _SHAREPODS, _sharepod(system)),
+            ("SharePod by claim", _SHAREPODS, _sharepod(system)),
+        ):
+            if case == "SharePod by claim":
+                system.settings = {"SHAREPOD_ATTACH": "claims"}
+                system.restart_operator()
+            took = [_once(system, path, body) for _ in range(times + 1)][1:]  # the first one warms up
+            print(f"{case}: {' '.join(f'{each:.2f}' for each in took)} s", file=sys.stderr, flush=True)
+            for part in (50, 99):
+                rows.append(Row(case, f"created_to_running_p{part}", "ms", percentile(took, part)))
     return rows
 
 

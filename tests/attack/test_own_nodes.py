@@ -28,7 +28,7 @@ def pod(name: str = "a", *, namespace: str = "default", limits: dict[str, str] |
 
 
 warned: dict[str, tuple[bool, str]] = {}
-"""What passed, and what was said, while the policy only warned."""
+"""Requests by name while the policy only warned: whether each passed, and what was said."""
 
 
 def tried(server: Cluster, user: Path, body: Object) -> tuple[bool, str]:

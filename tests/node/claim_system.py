@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from cluster.plain_world import install_plain
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import Installation
 from harness.machines import IMAGE, RealNode
 from harness.services import Service
-from node.claim_node import CLASS, GROUP, RESTRICTED, container
+from node.claim_node import CLASS, GROUP, RESTRICTED, container, inventory, restricted_namespace
 
 NAMESPACE = "team-c"
 
@@ -145,3 +148,27 @@ class ClaimSystem:
         self.cluster.kubectl("delete", kinds, "--all", "-n", NAMESPACE, timeout=90)
         wait_until(lambda: not self.pods(), what="no Pods", timeout=60)
         wait_until(lambda: not self.rows(), what="an empty ledger", timeout=60)
+
+
+@contextmanager
+def system_with_claims(
+    cluster: Cluster,
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    *,
+    gpus: int = 2,
+    plain: bool = False,
+) -> Iterator[ClaimSystem]:
+    """Run a node of so many GPUs and SharePod on it, with claims. `directory`: for the node's inventory; `settings`: of
+    the operator; `plain`: with the resource line, too."""
+    listed = directory / "inventory.yaml"
+    listed.write_text(inventory(gpus))
+    with RealNode(cluster, listed) as machine:
+        installation = Installation(cluster)
+        if plain:
+            install_plain(cluster)
+        else:
+            installation.install_claims()
+        installation.add_to_pool(machine.node)
+        restricted_namespace(cluster, NAMESPACE)
+        yield ClaimSystem(cluster, machine, installation, settings)

@@ -12,23 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
-from harness.machines import RealNode
 from harness.shares import measured
-from node.claim_node import inventory, restricted_namespace
-from node.claim_system import NAMESPACE, ClaimSystem
+from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    file = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    file.write_text(inventory(2))
-    with RealNode(cluster, file) as machine:
-        installation = Installation(cluster)
-        installation.install_claims()
-        installation.add_to_pool(machine.node)
-        restricted_namespace(cluster, NAMESPACE)
-        yield ClaimSystem(cluster, machine, installation)
+    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus")) as system:
+        yield system
 
 
 @pytest.fixture

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.plain_world import MILLI, install_plain
+from cluster.plain_world import MILLI
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import MANIFESTS, Installation
-from harness.machines import RealNode
+from harness.installation import MANIFESTS
 from harness.node import BASE_IMAGE
 from harness.shares import POINTS, measured
-from node.claim_node import RESTRICTED, container, inventory, restricted_namespace
-from node.claim_system import NAMESPACE, ClaimSystem
+from node.claim_node import RESTRICTED, container
+from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 GPUS = 8
@@ -30,14 +29,8 @@ KERNEL_US = "10000"
 
 @pytest.fixture(scope="module")
 def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    file = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    file.write_text(inventory(GPUS))
-    with RealNode(cluster, file) as machine:
-        installation = Installation(cluster)
-        install_plain(cluster)
-        installation.add_to_pool(machine.node)
-        restricted_namespace(cluster, NAMESPACE)
-        yield ClaimSystem(cluster, machine, installation)
+    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=GPUS, plain=True) as running:
+        yield running
 
 
 def example(number: str, *, seconds: float | None = None) -> list[Object]:

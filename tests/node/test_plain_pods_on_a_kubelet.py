@@ -9,26 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.plain_world import MEMORY, MILLI, install_plain
+from cluster.plain_world import MEMORY, MILLI
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
-from harness.machines import RealNode
 from harness.shares import measured
-from node.claim_node import container, inventory, restricted_namespace
-from node.claim_system import NAMESPACE, ClaimSystem
+from node.claim_node import container
+from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
 
 @pytest.fixture(scope="module")
 def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    file = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    file.write_text(inventory(1))
-    with RealNode(cluster, file) as machine:
-        installation = Installation(cluster)
-        install_plain(cluster)
-        installation.add_to_pool(machine.node)
-        restricted_namespace(cluster, NAMESPACE)
-        yield ClaimSystem(cluster, machine, installation)
+    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=1, plain=True) as running:
+        yield running
 
 
 def deployment(name: str, replicas: int, milli: str) -> Object:

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 import pytest
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
-from harness.machines import RealNode
 from harness.node import BASE_IMAGE
 from harness.shares import measured
-from node.claim_node import RESTRICTED, container, inventory, restricted_namespace
-from node.claim_system import NAMESPACE, ClaimSystem
+from node.claim_node import RESTRICTED, container
+from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
 _LOOKS = "cat /etc/ld.so.preload; ls -d /run/sharepod/* | wc -l; ls /dev/nvidia* 2>/dev/null | wc -l"
 """Shell command that prints what a container has of SharePod."""
@@ -24,14 +22,7 @@ _LOOKS = "cat /etc/ld.so.preload; ls -d /run/sharepod/* | wc -l; ls /dev/nvidia*
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    file = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    file.write_text(inventory(2))
-    with RealNode(cluster, file) as machine:
-        installation = Installation(cluster)
-        installation.install_claims()
-        installation.add_to_pool(machine.node)
-        restricted_namespace(cluster, NAMESPACE)
-        system = ClaimSystem(cluster, machine, installation, {"SHAREPOD_ATTACH": "auto"})
+    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), {"SHAREPOD_ATTACH": "auto"}) as system:
         cluster.wait_for(system.gpunode, _goes_by_claims, what="claims for new SharePods", timeout=60)
         yield system
 

@@ -16,7 +16,7 @@ from sharepod.placement.state.types import PlacementRequest
 from unit.placement.world import ClusterWithEngine
 
 RANKS_BY_IDLE = 64
-"""As in filters.h."""
+"""Number of filters.h by the same name."""
 
 
 def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: int, gpus: list[int]) -> float:

@@ -17,13 +17,13 @@ from .dialects import is_dialect
 from .objects import GROUP
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""What kubectl remembers of the SharePod: it would take the Pod for one that it has applied."""
+"""Annotation in which kubectl remembers what it has applied: it would take the Pod for that."""
 
 _OF_TOOLS = ("argocd.argoproj.io/*", "meta.helm.sh/*", "helm.sh/*", "*.fluxcd.io/*", "config.kubernetes.io/*")
 """Annotations by which tools know what they have applied: nobody misses them on a Pod."""
 
 ANNOTATION_PATTERN = r"^(\*|(\*\.)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(/(\*|[A-Za-z0-9][-A-Za-z0-9_.]*))?)$"
-"""What a pattern of annotations may be: `*`, or a name whose prefix may begin with `*.` and whose rest may be `*`."""
+"""Pattern of annotations, as a regular expression: `*`, or a name whose prefix may begin with `*.` and rest be `*`."""
 
 DEFAULT_ANNOTATIONS = (
     # metrics, logs, traces
