@@ -202,7 +202,10 @@ class MonthOfTeams:
     def _keep(self, now: float) -> None:
         """Look for the head of the line among those that could be it: of one team and shape, by age."""
         before = self._cluster.head_reservation
-        self._head.look({one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)})
+        eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
+        for tenant, one in eligible.items():
+            one.key = queue_key(self._request(*self._wanted[TenantId(tenant)]))
+        self._head.look(eligible)
         after = self._cluster.head_reservation
         if after is not None and (before is None or before.tenant != after.tenant):
             self.kept(self._queued[after.tenant], after.priority, now)

@@ -4,7 +4,7 @@
 
 A namespace creates SharePods at a steady rate, and ends each a while after it was bound. That is measured alone, while
 a crowd of another namespace arrives, and while that crowd waits. Of the crowd one fits on each node, by anti-affinity,
-and leaves most of every GPU to others.
+and leaves most of every GPU to others. All of a crowd ask the same, or each asks for another amount of memory.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ _WARM = 50
 
 
 class Crowd:
-    """SharePods of one namespace of which one fits on each node."""
+    """SharePods of one namespace of which one fits on each node. `different`: no two of them ask the same."""
 
-    def __init__(self, api: Connection, namespace: str) -> None:
+    def __init__(self, api: Connection, namespace: str, *, different: bool) -> None:
         self._api = api
+        self._different = different
         self._path = SHAREPODS.format(namespace)
 
     async def arrive(self, count: int) -> None:
         """Create so many."""
 
         gpu = {"request": 0.3, "count": 8, "antiAffinity": "crowd"}
-        spec = {"gpu": gpu, "containers": [{"name": "main", "image": "test"}]}
-        body = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "spec": spec}
+        containers = [{"name": "main", "image": "test"}]
+        body = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
         began, creating = time.monotonic(), []
         for number in range(count):
             await asyncio.sleep(max(0.0, began + number / _CROWD_RATE - time.monotonic()))
-            made = {**body, "metadata": {"name": f"crowd-{number}"}}
+            asked = {**gpu, "memory": f"{1024 + number}Mi"} if self._different else gpu
+            spec = {"gpu": asked, "containers": containers}
+            made = {**body, "metadata": {"name": f"crowd-{number}"}, "spec": spec}
             creating.append(asyncio.create_task(self._api.create(self._path, made)))
         await asyncio.gather(*creating)
 
@@ -71,7 +74,7 @@ async def _end_each(load: LoadClient, before: set[str]) -> None:
         await load.delete(due)
 
 
-async def measure(plane: MemoryPlane, options: argparse.Namespace) -> list[Row]:
+async def measure(plane: MemoryPlane, options: argparse.Namespace, *, different: bool) -> list[Row]:
     rows: list[Row] = []
 
     async def row(case: str, work: float) -> None:
@@ -90,14 +93,16 @@ async def measure(plane: MemoryPlane, options: argparse.Namespace) -> list[Row]:
         for _ in range(_WARM):
             await load.create()
             await load.all_bound()
-        await row("nobody waits", options.seconds)
+        if not different:
+            await row("nobody waits", options.seconds)
         api = await Connection.open(plane.kubeconfig, "crowd")
-        crowd = Crowd(api, plane.namespace("crowd"))
+        crowd = Crowd(api, plane.namespace("crowd"), different=different)
+        how = ", each asking otherwise" if different else ""
         arriving = asyncio.create_task(crowd.arrive(options.waiting + options.nodes))
-        await row(f"{options.waiting} of another namespace arrive", options.seconds)
+        await row(f"{options.waiting} of another namespace arrive{how}", options.seconds)
         await arriving
         await asyncio.sleep(options.settle)
-        await row(f"{options.waiting} of another namespace wait", options.seconds)
+        await row(f"{options.waiting} of another namespace wait{how}", options.seconds)
         await api.close()
     return rows
 
@@ -108,9 +113,13 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--settle", type=float, default=20.0, help="seconds between the arrival and the last case")
+    parser.add_argument("--crowd", choices=("same", "different", "both"), default="both", help="what a crowd asks for")
     options = parser.parse_args()
-    with MemoryPlane(options.nodes) as plane:
-        write("queue-flood", asyncio.run(measure(plane, options)))
+    rows: list[Row] = []
+    for different in (False, True) if options.crowd == "both" else (options.crowd == "different",):
+        with MemoryPlane(options.nodes) as plane:
+            rows += asyncio.run(measure(plane, options, different=different))
+    write("queue-flood", rows)
     return 0
 
 

@@ -48,10 +48,10 @@ def queue_key(request: PlacementRequest) -> QueueKey:
     return (-request.priority, request.standing, request.created, request.namespace, request.name)
 
 
-def head_key(request: PlacementRequest, *, overdue: bool) -> QueueKey:
+def head_key(key: QueueKey, *, overdue: bool) -> QueueKey:
     """Return the sort key by which GPUs are kept: that of the queue, but that age alone counts for those that are
     overdue, and they come before the others of their priority."""
-    return queue_key(replace(request, standing=_OVERDUE) if overdue else request)
+    return (key[0], _OVERDUE, *key[2:]) if overdue else key
 
 
 class Engine:

@@ -49,6 +49,7 @@ class World:
         lasts: float = HEAD_RESERVATION_FOR,
         idle_ratio: float = 1.0,
         max_excluded_gpus: int | None = None,
+        rests: float = 0.0,
     ) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -74,6 +75,7 @@ class World:
             fair_wait=FAIR_WAIT,
             standing=standing or (lambda namespace: self.standings.get(namespace, WITHOUT_BUDGET)),
         )
+        self.loop.rests = rests
         self.state.on_room_changed = self.loop.room_changed
 
     def node(self, name: str, gpus: int = 1) -> None:

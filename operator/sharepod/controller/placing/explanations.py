@@ -1,19 +1,22 @@
 """Explanations: why tenants that wait have no place, and what would help.
 
 Guarantees:
-- Explaining delays nobody: it comes after the decisions of a pass, in slices, and stops when others come to be placed.
+- Explaining delays nobody: it comes after the decisions of a pass, in slices that take a quarter of a processor at
+  most, and stops after one of them when others come to be placed.
+- Namespaces take turns, each with those first that have waited longest for an explanation.
 - One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all who ask the same. An answer that has not changed
   is not told again.
-- Looking for tenants that would have to move or go takes at most a tenth of the time; where that is used up, a refusal
-  goes without.
+- Looking for tenants that would have to move or go takes at most a fiftieth of the time; where that is used up, a
+  refusal goes without.
 - Only tenants of its own namespace are named.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sharepod.api.units import TenantId
@@ -32,8 +35,9 @@ _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
-_IDLE_PER_LOOK = 9
-"""Time that passes after each look for tenants that would have to move or go, in times of how long it took."""
+_IDLE_PER_LOOK = 49
+"""Time that passes after each look for tenants that would have to move or go, in times of how long it took: nothing
+else happens for these tens of milliseconds."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class Explanations:
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, at which to explain again.
         kick: Set when the queue is to be gone through.
+        arrived: Set while others have come to be placed.
+        rests: Returns for how long to rest after a slice, in times of how long it lasted.
     """
 
     def __init__(
@@ -75,6 +81,8 @@ class Explanations:
         clock: Callable[[], float],
         later: Callable[[float], None],
         kick: asyncio.Event,
+        arrived: asyncio.Event,
+        rests: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._memos = memos
@@ -86,6 +94,8 @@ class Explanations:
         self._clock = clock
         self._later = later
         self._kick = kick
+        self._arrived = arrived
+        self._rests = rests
         self._next_leavers = 0.0
         self._answers: dict[str, _Answer] = {}
         """Answers by what was asked."""
@@ -99,18 +109,16 @@ class Explanations:
         ends = began + _EXPLAIN_S
         oldest = self._clock() - _EXPLAIN_PERIOD_S
         self._answers = {asked: answer for asked, answer in self._answers.items() if answer.at > oldest}
-        for tenant, waiting in list(unexplained.items()):
+        for waiting in self._due(unexplained, places):
             if slices.is_over(began):
                 enough = time.monotonic() > ends
-                await slices.let_others_go_on()
-                if self._kick.is_set() and enough:
+                await slices.rest(began, self._kick, self._rests())
+                if self._arrived.is_set() or (self._kick.is_set() and enough):
                     return
                 began = time.monotonic()
-            if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and places.get(tenant) is waiting:
-                self._later(waiting.explained_at + _EXPLAIN_PERIOD_S)
+            if unexplained.pop(waiting.tenant, None) is None:
                 continue
-            unexplained.pop(tenant, None)
-            request = self._request_of(waiting) if places.get(tenant) is waiting else None
+            request = self._request_of(waiting) if places.get(waiting.tenant) is waiting else None
             if request is None or not self._may_act():
                 continue
             answer = self._answer(waiting, request)
@@ -120,6 +128,25 @@ class Explanations:
                 continue
             waiting.explained_at = self._clock()
             self._take(waiting, request, answer)
+
+    def _due(
+        self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]
+    ) -> Iterator[WaitingTenant]:
+        """Return those to explain now, by turns of their namespaces; come back for the others. Those that wait no
+        longer are left out."""
+        oldest = self._clock() - _EXPLAIN_PERIOD_S
+        gone = [tenant for tenant, waiting in unexplained.items() if places.get(tenant) is not waiting]
+        for tenant in gone:
+            del unexplained[tenant]
+        due = [waiting for waiting in unexplained.values() if waiting.explained_at <= oldest]
+        if len(due) < len(unexplained):
+            first = min(waiting.explained_at for waiting in unexplained.values() if waiting.explained_at > oldest)
+            self._later(first + _EXPLAIN_PERIOD_S)
+        by_namespace: dict[str, list[WaitingTenant]] = {}
+        for waiting in sorted(due, key=lambda each: each.explained_at):
+            by_namespace.setdefault(waiting.key[3] if waiting.key is not None else "", []).append(waiting)
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*by_namespace.values()))
+        return filter(None, turns)
 
     def forget(self) -> None:
         """Work every answer out again: what they say of nodes is no longer so."""

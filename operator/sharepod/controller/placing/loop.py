@@ -4,6 +4,8 @@ Guarantees:
 - Decisions are taken one at a time, by effective priority, standing of the namespace, turns of namespaces and age
   (`namespace_turns.py`), each on a state that holds all earlier ones, written or not.
 - One that comes while others are tried is tried among them: it waits for one of each other namespace at most.
+- Those that ask the same are tried as one. Trying again what was refused takes a quarter of a processor at most,
+  however much that is: nobody that comes waits for more than a slice of it.
 - Nothing is decided before everything was listed, nor while this process does not lead.
 - A decision is handed to the ledger writer at once and never waited for.
 - A refused SharePod is tried again when a node has gained room that it could use, and only then.
@@ -24,7 +26,7 @@ from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.engine import Engine, queue_key
+from sharepod.placement.engine import Engine
 from sharepod.placement.holders import find_holder
 from sharepod.placement.state.types import (
     Assignment,
@@ -112,6 +114,8 @@ class PlacementLoop:
         self._line = WaitingLine(self.requests, self.leave, clock)
         self._alarm = Alarm(clock)
         self._cycles = 0
+        self.rests = slices.RESTS
+        """Rest after a slice of what nobody new waits for, in times of how long it lasted."""
         self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
         self._head = HeadOfLine(
             state.cluster,
@@ -139,6 +143,8 @@ class PlacementLoop:
             clock=clock,
             later=self._alarm.ring_at,
             kick=self._alarm.rung,
+            arrived=self._line.arrived,
+            rests=lambda: self.rests,
         )
         self.preemptions = Preemptions(
             state,
@@ -250,11 +256,11 @@ class PlacementLoop:
         began, version = time.monotonic(), cluster.room_version
         cycle = slices.Cycle(self._cycles, began, {})
         # 1. Resize: shares that change in place, but for those of request 0, which come after those that wait.
-        self._resizes.decide(of_request_0=False)
+        await self._resizes.decide(of_request_0=False, arrivals=lambda: self._line.arrivals)
         cycle.end_of("resize")
         # 2. Line up those to try: highest priority first, then those that have used least of their entitlement, then by
         #    turns of their namespaces, each with its oldest first.
-        turns = await self._line.line_up(cluster.room_version)
+        turns = await self._line.line_up(cluster)
         queued = len(turns)
         cycle.end_of("sort")
         # 3. Place: one decision each, for those that new room could serve.
@@ -262,7 +268,10 @@ class PlacementLoop:
         began = time.monotonic()
         while (tried := turns.take()) is not None:
             if slices.is_over(began):
-                await slices.let_others_go_on()
+                if tried.refused_at_version is None or turns.has_untried:
+                    await slices.let_others_go_on()
+                else:
+                    await slices.rest(began, self._line.arrived, self.rests)
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False
@@ -272,15 +281,19 @@ class PlacementLoop:
             if not self._may_act():
                 return True
             request = self._asked_now(tried)
-            if request is not None and self._could_be_served(tried, request, refused):
-                self._place(tried, request, refused)
-        self._resizes.decide(of_request_0=True)
+            if request is not None and not self._is_placed(tried, request, refused):
+                self._refused(tried)
+                for other in self._line.alike(tried, cluster, turns):
+                    self._refused(other)
+        await slices.turns_of_others(began)
+        await self._resizes.decide(of_request_0=True, arrivals=lambda: self._line.arrivals)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
         self._head.look(self._line.places)
+        await slices.let_others_go_on()
         cycle.end_of("head")
         await self.preemptions.look(self._line.places)
         cycle.end_of("preempt")
@@ -298,7 +311,7 @@ class PlacementLoop:
         """Return its request as it is now; None if it is not to be tried yet, or waits no longer."""
         if not self._line.has(waiting) or (request := self._line.request_of(waiting)) is None:
             return None
-        waiting.key = queue_key(request)
+        waiting.key = waiting.worked_out.key if waiting.worked_out is not None else None
         until = self._memos.of(waiting.tenant).not_before
         if self._clock() < until:
             self._alarm.ring_at(until)
@@ -316,7 +329,6 @@ class PlacementLoop:
             return True
         asked = asked_of(cluster, waiting, request)
         if asked in refused:
-            self._refused(waiting)
             return False
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
@@ -332,15 +344,18 @@ class PlacementLoop:
             return True
         if asked is not None:
             refused.add(asked)
-        self._refused(waiting)
         return False
+
+    def _is_placed(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
+        """Try one; return False if it is refused."""
+        return self._could_be_served(waiting, request, refused) and self._place(waiting, request, refused)
 
     def _refused(self, waiting: WaitingTenant) -> None:
         waiting.refused_at_version = self._state.cluster.room_version
         self._unexplained[waiting.tenant] = waiting
 
-    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> None:
-        """Decide for one SharePod. `refused`: what was asked in vain in this pass."""
+    def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
+        """Decide for one SharePod; return False if it is refused. `refused`: what was asked in vain in this pass."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
@@ -362,9 +377,8 @@ class PlacementLoop:
             metrics.DECISIONS.labels("refused").inc()
             if asked is not None:
                 refused.add(asked)
-            self._refused(waiting)
             waiting.retry_at = min((until for _, until in memo.avoid.values()), default=float("inf"))
-            return
+            return False
         version = cluster.room_version
         try:
             self.engine.reserve(request, answer)
@@ -376,7 +390,7 @@ class PlacementLoop:
                 error=str(error),
             )
             waiting.refused_at_version = cluster.room_version
-            return
+            return True  # its own fault, and not that there is no room
         metrics.DECISIONS.labels("placed").inc()
         for one in (request, *request.beside) if request.claim is not None and request.pod_uid is None else ():
             self._state.seen_claims.booked(one.tenant)
@@ -391,3 +405,4 @@ class PlacementLoop:
         if is_head or preempted or grouped or cluster.excluding_fewer_at > version:
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)
+        return True

@@ -19,6 +19,7 @@ from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
+from sharepod.placement.engine import queue_key
 from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 
 from .claim_requests import claim_request
@@ -83,7 +84,7 @@ class PlacementRequests:
         if parts and known is not None and known.parts and all(map(operator.is_, parts, known.parts)):
             return known
         request = self.of(waiting.tenant)
-        now = WorkedOut(parts, request, asks(request)) if request is not None else None
+        now = WorkedOut(parts, request, asks(request), queue_key(request)) if request is not None else None
         if known is not None and now is not None and now.asks != known.asks:
             waiting.refused_at_version = None  # it was something else that was refused
         waiting.worked_out = now

@@ -7,6 +7,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementError, Refusal
 
+from . import slices
 from .waiting import WaitingTenant
 
 log = structlog.get_logger(__name__)
@@ -76,12 +78,21 @@ class Resizes:
         """Take all out."""
         self._asking.clear()
 
-    def decide(self, *, of_request_0: bool) -> None:
+    async def decide(self, *, of_request_0: bool, arrivals: Callable[[], int]) -> None:
         """Decide for those for which something has changed, of those that have no time of their own, or of the
-        others."""
-        cluster = self._state.cluster
-        for waiting in list(self._asking.values()):
-            if waiting.refused_at_version == cluster.room_version:
+        others: those first that were not looked at for the longest time.
+
+        Other tasks have turns meanwhile. The rest is left to the next time when others come to be placed. `arrivals`:
+        how many have.
+        """
+        cluster, began, came = self._state.cluster, time.monotonic(), arrivals()
+        version = cluster.room_version
+        due = [waiting for waiting in self._asking.values() if waiting.refused_at_version != version]
+        for waiting in sorted(due, key=lambda each: each.refused_at_version or 0):
+            began = await slices.turns_of_others(began)
+            if arrivals() > came:
+                return
+            if self._asking.get(waiting.tenant) is not waiting:
                 continue
             if _has_request_0(cluster, waiting.tenant) == of_request_0:
                 self._decide(waiting)

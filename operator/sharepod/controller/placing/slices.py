@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sharepod.placement.binpack.packing import Packing
@@ -14,6 +15,10 @@ SLICE_S = 0.002
 _TURNS = 10
 """Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after
 10 ms of deciding it took a quarter of a second while thousands were tried."""
+
+RESTS = 3.0
+"""Rest after a slice of what nobody new waits for, in times of how long the slice lasted: trying again those that were
+refused, and explaining, take a quarter of a processor, however many wait."""
 
 
 def is_over(began: float) -> bool:
@@ -25,6 +30,25 @@ async def let_others_go_on() -> None:
     """Give other tasks their turns."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+
+
+async def turns_of_others(began: float) -> float:
+    """Give other tasks their turns if a slice that began then has lasted long enough; return when the present one
+    began."""
+    if is_over(began):
+        await let_others_go_on()
+        return time.monotonic()
+    return began
+
+
+async def rest(began: float, woken: asyncio.Event, times: float) -> None:
+    """Leave the processor to others after a slice that began then, for so many times as long as it lasted, or until
+    `woken`."""
+    lasted = time.monotonic() - began
+    await let_others_go_on()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(times * lasted):
+            await woken.wait()
 
 
 @dataclass(slots=True)

@@ -3,21 +3,27 @@
 Guarantees:
 - Those that come while others are tried are known: they can be lined up among them.
 - Who asks for nothing any more leaves the line when looked at.
-- Where many come at once, other tasks get turns while their places in the order are worked out.
+- Where many come at once, or wait, other tasks get turns while their places in the order are worked out.
+- Those that ask the same are lined up as one, unless GPUs are kept for one of them or holders make places.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from sharepod.placement.engine import QueueKey, queue_key
+from sharepod.placement.engine import QueueKey
+from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest
 
 from . import slices
 from .namespace_turns import NamespaceTurns
 from .requests import PlacementRequests
-from .waiting import WaitingTenant
+from .waiting import WaitingTenant, who_asks_matters
+
+_AT_ONCE = 256
+"""Those that wait that are lined up between two looks at the time: some 100 us of work."""
 
 
 class WaitingLine:
@@ -37,6 +43,10 @@ class WaitingLine:
         """All of them, by tenant."""
         self._came: list[WaitingTenant] = []
         """Those that have come since the turns were worked out."""
+        self.arrived = asyncio.Event()
+        """Set while there are any of these."""
+        self.arrivals = 0
+        """Number of all that have ever come."""
 
     def join(self, tenant: str) -> bool:
         """Take a tenant in; return False if it waits already, and asks for what it was refused."""
@@ -44,6 +54,8 @@ class WaitingLine:
         if waiting is None:
             self.places[tenant] = waiting = WaitingTenant(tenant, self._clock())
             self._came.append(waiting)
+            self.arrivals += 1
+            self.arrived.set()
             return True
         if waiting.refused_at_version is None:
             return False
@@ -57,7 +69,7 @@ class WaitingLine:
     def clear(self) -> None:
         """Take all out."""
         self.places.clear()
-        self._came.clear()
+        self._take_those_that_came()
 
     def has(self, waiting: WaitingTenant) -> bool:
         """Return whether this one waits still."""
@@ -71,22 +83,45 @@ class WaitingLine:
             return None
         return worked_out.request
 
-    async def line_up(self, version: int) -> NamespaceTurns:
-        """Return the turns of those to try at this version of the room; those refused at it already are left out."""
-        self._came.clear()
+    async def line_up(self, cluster: Cluster) -> NamespaceTurns:
+        """Return the turns of those to try; those refused at this version of the room already are left out."""
+        self._take_those_that_came()
         began, turns, now = time.monotonic(), NamespaceTurns(), self._clock()
-        due = [
-            waiting
-            for waiting in self.places.values()
-            if waiting.refused_at_version != version or now >= waiting.retry_at
-        ]
-        for waiting in due:
-            if waiting.key is None and slices.is_over(began):
-                await slices.let_others_go_on()
-                began = time.monotonic()
-            self._know_key(waiting)
-        turns.add_all(self._keyed(due + self._take_those_that_came()))
+        version, kept_for = cluster.room_version, {kept.tenant for kept in cluster.kept()}
+        nobody_holds = not cluster.plugin_nodes()
+        alone: list[WaitingTenant] = []
+        alike: dict[tuple[str, int | None], list[WaitingTenant]] = {}
+        for number, waiting in enumerate(list(self.places.values())):
+            if not number % _AT_ONCE or waiting.key is None:
+                began = await slices.turns_of_others(began)
+            if waiting.refused_at_version == version and now < waiting.retry_at:
+                continue
+            if nobody_holds and waiting.tenant not in kept_for and waiting.is_like_others:
+                assert waiting.worked_out is not None
+                alike.setdefault((waiting.worked_out.asks, waiting.refused_at_version), []).append(waiting)
+            else:
+                self._know_key(waiting)
+                alone.append(waiting)
+        alone += [lot.pop() for lot in alike.values() if len(lot) == 1]
+        for first in range(0, len(alone), _AT_ONCE):
+            turns.add_all(self._keyed(alone[first : first + _AT_ONCE]))
+            began = await slices.turns_of_others(began)
+        for lot in filter(None, alike.values()):
+            turns.add_alike(self._keyed(lot))
+            began = await slices.turns_of_others(began)
+        self.line_up_those_that_came(turns)
         return turns
+
+    def alike(self, refused: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> Iterator[WaitingTenant]:
+        """Yield those that are refused with one, since they ask the same; they are lined up no longer."""
+        known = refused.worked_out
+        if known is None or who_asks_matters(cluster, known.request):
+            return
+        kept_for = {kept.tenant for kept in cluster.kept()}
+        for other in turns.take_alike():
+            same = other.worked_out is not None and other.worked_out.asks == known.asks
+            if same and self.has(other) and other.tenant not in kept_for:
+                yield other
 
     def line_up_those_that_came(self, turns: NamespaceTurns) -> None:
         """Add those that have come meanwhile to the turns."""
@@ -94,6 +129,7 @@ class WaitingLine:
 
     def _take_those_that_came(self) -> list[WaitingTenant]:
         came, self._came = self._came, []
+        self.arrived.clear()
         return came
 
     def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:
@@ -104,6 +140,6 @@ class WaitingLine:
 
     def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
         """Return its key; None if it asks for nothing any more."""
-        if waiting.key is None and (request := self.request_of(waiting)) is not None:
-            waiting.key = queue_key(request)
+        if waiting.key is None and self.request_of(waiting) is not None and waiting.worked_out is not None:
+            waiting.key = waiting.worked_out.key
         return waiting.key

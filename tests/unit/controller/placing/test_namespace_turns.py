@@ -49,8 +49,36 @@ def test_one_that_comes_later_waits_for_one_of_each_other_namespace() -> None:
     turns = NamespaceTurns()
     turns.add_all(turns_of([*(f"a{number}" for number in range(9)), "b1", "b2", "b3"]))
     assert [turns.take().tenant for _ in range(5)] == ["a0", "b1", "a1", "b2", "a2"]  # type: ignore[union-attr]
-    turns.add_all(turns_of(["c1", "a9"]))
+    turns.add_all(turns_of(["c1", *"x" * 20, "a9"])[::21])
     assert order(turns) == ["c1", "b3", *(f"a{number}" for number in range(3, 9)), "a9"]
+
+
+def test_of_those_who_ask_the_same_one_after_the_other_is_taken_or_all_at_once() -> None:
+    turns = NamespaceTurns()
+    keyed = turns_of(["a1", "a2", "b1", "a3", "a4", "a5"])
+    turns.add_alike([keyed[4], keyed[0], keyed[3]])
+    turns.add_all([keyed[1], keyed[2], keyed[5]])
+    assert len(turns) == 6
+    assert [turns.take().tenant for _ in range(3)] == ["a1", "b1", "a2"]  # type: ignore[union-attr]
+    assert turns.take_alike() == [], "nobody asks the same as a2"
+    assert turns.take().tenant == "a3"  # type: ignore[union-attr]
+    assert [each.tenant for each in turns.take_alike()] == ["a4"]
+    assert (order(turns), len(turns)) == (["a5"], 0)
+
+
+@given(KEYS, st.integers(1, 5))
+def test_those_who_ask_the_same_are_taken_in_the_order_in_which_they_would_be_alone(
+    keys: list[tuple[int, int, str, str]], kinds: int
+) -> None:
+    lots: dict[tuple[object, ...], list[tuple[QueueKey, WaitingTenant]]] = {}
+    alone, alike = NamespaceTurns(), NamespaceTurns()
+    for number, (priority, standing, created, namespace) in enumerate(keys):
+        key = (priority, standing, created, namespace, str(number))
+        lots.setdefault((key[:2], namespace, number % kinds), []).append((key, WaitingTenant(f"{number}", 0.0)))
+    for lot in lots.values():
+        alone.add_all(lot)
+        alike.add_alike(lot)
+    assert order(alike) == order(alone)
 
 
 @given(KEYS)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
 from sharepod.api.units import TenantId
+from sharepod.controller.placing import slices
+from sharepod.controller.placing.waiting import WaitingTenant, WorkedOut
 from sharepod.placement.state.cluster_view import HeadReservation
+from sharepod.placement.state.types import PlacementRequest, Refusal
+from unit.controller.loop_world import World
 from unit.controller.objects import sharepod_object
 from unit.controller.preempting_world import playing
 
@@ -77,6 +83,42 @@ async def test_one_whose_pod_asks_for_more_by_now_is_worked_out_again() -> None:
         assert after.asks != before.asks
 
 
+@pytest.mark.promise("security-flood")
+async def test_a_pass_costs_one_step_for_all_who_ask_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        for number in range(_MANY):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi")
+        await world.want("small", 0.1, memory="1Gi")
+        await world.later(1)
+        looked: list[str] = []
+        worked_out = world.loop.requests.worked_out
+
+        def counted(waiting: WaitingTenant) -> WorkedOut | None:
+            looked.append(waiting.tenant)
+            return worked_out(waiting)
+
+        monkeypatch.setattr(world.loop.requests, "worked_out", counted)
+        await world.ends("small")
+        assert looked.count("waits-0") >= 1, "the oldest was tried"
+        assert set(looked) <= {"waits-0", "small"}
+
+
+@pytest.mark.promise("placement-no-lost-wake-up")
+async def test_where_there_is_room_for_two_who_ask_the_same_two_are_placed() -> None:
+    async with playing() as world:
+        for number in range(3):
+            await world.runs(f"full-{number}", 0.33, memory="1Gi")
+        for number in range(_MANY):
+            await world.want(f"waits-{number}", 0.33, memory="1Gi")
+        world.state.drop_pod("pod-of-full-0")
+        for number in range(2):
+            world.state.cluster.release(world.placed.pop(f"full-{number}"), TenantId(f"full-{number}"))
+        world.state.on_room_changed()
+        await world.settle()
+        assert set(world.placed) == {"full-2", "waits-0", "waits-1"}, "the oldest"
+
+
 @pytest.mark.promise("placement-no-lost-wake-up")
 async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeared() -> None:
     async with playing() as world:
@@ -89,3 +131,62 @@ async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeare
         world.loop.want_place("waits-1")  # the reconciler does, at each change of a tenant that waits
         await world.settle()
         assert set(world.placed) == {"full", "waits-1"}
+
+
+@pytest.fixture
+async def resting() -> AsyncIterator[World]:
+    """A world whose loop rests for very long after each try."""
+    world = World(rests=1e9)
+    deciding = asyncio.create_task(world.loop.run())
+    yield world
+    deciding.cancel()
+    await asyncio.gather(deciding, return_exceptions=True)
+
+
+@pytest.mark.promise("security-flood")
+async def test_one_that_comes_waits_for_no_rest_between_tries_of_those_who_each_ask_otherwise(
+    resting: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = resting
+    world.node("a")
+    await world.want("taken", 0.5)
+    await world.want("small", 0.1)
+    for number in range(_MANY):
+        await world.want(f"waits-{number}", 0.6 + number / 1000)
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    tried: list[str] = []
+    serves = world.loop.engine.serves
+
+    def counted(request: PlacementRequest, nodes: Iterable[str]) -> bool:
+        tried.append(request.name)
+        return serves(request, nodes)
+
+    monkeypatch.setattr(world.loop.engine, "serves", counted)
+    await world.leaves("small")
+    assert len(tried) <= 2, "it rests after the first"
+    await world.want("newcomer", 0.2, namespace="another")
+    assert world.placed["newcomer"] == "a"
+    assert len(tried) <= 4
+
+
+@pytest.mark.promise("security-flood")
+async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with playing() as world:
+        await world.runs("full", 1.0, memory="1Gi")
+        told: list[str] = []
+        tell = world.loop._explanations.tell
+
+        def counted(waiting: WaitingTenant, refusal: Refusal) -> None:
+            told.append(waiting.tenant)
+            tell(waiting, refusal)
+
+        world.leading = False
+        for number in range(_MANY):
+            await world.want(f"crowd-{number}", 0.2 + number / 1000, memory="1Gi", namespace="crowd")
+        await world.want("other", 0.9, memory="1Gi", namespace="other")
+        monkeypatch.setattr(world.loop._explanations, "tell", counted)
+        world.leading = True
+        world.state.on_room_changed()
+        await world.later(6)
+        assert told.index("other") <= 1
+        assert len(set(told)) == _MANY + 1
