@@ -4,6 +4,8 @@ Guarantees:
 - Explaining delays nobody: it comes after the decisions of a pass, in slices that take a quarter of a processor at
   most, and stops after one of them when others come to be placed.
 - Namespaces take turns, each with those first that have waited longest for an explanation.
+- Reasons that were told before are told anew a hundred a second in all: where thousands wait, each change of a figure
+  would be a write of each status.
 - One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all who ask the same. An answer that has not changed
   is not told again.
 - Looking for tenants that would have to move or go takes at most a fiftieth of the time; where that is used up, a
@@ -26,6 +28,7 @@ from sharepod.placement.engine import Engine
 from sharepod.placement.preemption.moves import Movable
 from sharepod.placement.state.types import Assignment, Outlook, PlacementRequest, Refusal
 from sharepod.placement.whatif import leavers, move_advice
+from sharepod.rate_limit import RateLimiter
 
 from . import slices
 from .requests import borrower_advice
@@ -35,6 +38,12 @@ _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
+_TOLD_ANEW_PER_S = 100.0
+"""Tenants a second whose reason is worked out anew. A write of a status costs the operator a millisecond."""
+_TOLD_ANEW_AT_ONCE = 50
+"""The same, at once."""
+_TOLD_ANEW_PAUSE_S = 0.5
+"""Seconds until the next are looked at once this many were."""
 _IDLE_PER_LOOK = 49
 """Time that passes after each look for tenants that would have to move or go, in times of how long it took: nothing
 else happens for these tens of milliseconds."""
@@ -97,6 +106,7 @@ class Explanations:
         self._arrived = arrived
         self._rests = rests
         self._next_leavers = 0.0
+        self._told_anew = RateLimiter(clock(), per_s=_TOLD_ANEW_PER_S, burst=_TOLD_ANEW_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
         """Answers by what was asked."""
 
@@ -116,6 +126,9 @@ class Explanations:
                 if self._arrived.is_set() or (self._kick.is_set() and enough):
                     return
                 began = time.monotonic()
+            if waiting.explained_at > float("-inf") and not self._told_anew.take(self._clock()):
+                self._later(self._clock() + _TOLD_ANEW_PAUSE_S)
+                continue
             if unexplained.pop(waiting.tenant, None) is None:
                 continue
             request = self._request_of(waiting) if places.get(waiting.tenant) is waiting else None

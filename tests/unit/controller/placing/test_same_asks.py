@@ -190,3 +190,22 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
         await world.later(6)
         assert told.index("other") <= 1
         assert len(set(told)) == _MANY + 1
+
+
+async def test_reasons_that_were_told_are_told_anew_a_hundred_a_second_and_others_namespaces_first() -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        for number in range(300):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi", namespace="crowd")
+        await world.want("alone", 0.9, memory="1Gi", namespace="other")
+        await world.later(10)
+        reason = world.why("alone")
+        world.node("b")
+        world.state.cluster.remove_node("b")
+        await world.runs("more", 0.2, memory="1Gi")
+        await world.later(0.2)
+        told = [world.why(f"waits-{number}") != reason for number in range(300)]
+        assert world.why("alone") != reason, "its namespace has a turn of its own"
+        assert 0 < sum(told) < 100
+        await world.later(4)
+        assert all(world.why(f"waits-{number}") != reason for number in range(300))
