@@ -11,6 +11,7 @@ import pytest
 from sharepod.placement.engine import queue_key
 from sharepod.placement.state.types import NodeState, PlacementRequest
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
+from unit.controller.objects import sharepod_object
 from unit.virtual_time import VirtualTimeLoop
 
 _SHAPES: tuple[dict[str, Any], ...] = (
@@ -29,8 +30,33 @@ class Play:
         self.chance = random.Random(seed)
         self.world = World()
         self.away: dict[str, NodeState] = {}
+        self._version = 1
         for number in range(3):
             self.world.node(f"n{number}", 2)
+
+    def ask_otherwise(self) -> set[str]:
+        """Change what some that wait ask for, some of them twice; return those of which the loop was not told."""
+        chance, world, untold = self.chance, self.world, set[str]()
+        waits = sorted(world.loop.waiting())
+        for tenant in chance.choices(waits, k=4) if waits and chance.random() < 0.3 else ():
+            self._version += 1
+            sharepod = world.state.sharepods.get(tenant)
+            assert sharepod is not None
+            spec = {"gpu": dict(chance.choice(_SHAPES)), "restartPolicy": "Never"}
+            metadata = {"creationTimestamp": sharepod.created, "namespace": sharepod.namespace}
+            changed = sharepod_object(uid=tenant, name=tenant, version=self._version, spec=spec, metadata=metadata)
+            world.state.put_sharepod(changed)
+            untold.add(tenant)
+            if chance.random() < 0.5:
+                world.loop.want_place(tenant)
+                untold.discard(tenant)
+        return untold
+
+    async def tell(self, untold: set[str]) -> None:
+        """Tell the loop of those that ask for something else by now."""
+        for tenant in untold & set(self.world.loop.waiting()):
+            self.world.loop.want_place(tenant)
+        await self.world.settle()
 
     async def step(self, number: int) -> None:
         chance, world = self.chance, self.world
@@ -76,15 +102,17 @@ async def _play(seed: int) -> None:
     try:
         placed = 0
         for number in range(120):
+            untold = play.ask_otherwise()
             waited = play.requests()
             await play.step(number)
+            await play.tell(untold)
             waits = play.requests()
             for request in waits.values():
                 assert play.world.loop.engine.find(request) is None, f"step {number}: {request.name} could be placed"
             for tenant in waited.keys() & play.world.placed.keys():
                 placed += 1
                 for other in waits.values():
-                    if tenant in waited and _alike(other, waited[tenant]):
+                    if other.tenant not in untold and _alike(other, waited[tenant]):
                         assert queue_key(waited[tenant]) < queue_key(other), f"step {number}"
         assert placed, "somebody waited and was placed"
     finally:

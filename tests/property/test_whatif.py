@@ -46,7 +46,7 @@ def test_advice_followed_means_placed_and_fewer_would_not_do(part: int) -> None:
         cluster = world.cluster
         if Engine(cluster).find(request) is not None:
             continue
-        found = leavers(cluster, request)
+        found = [None, *leavers(cluster, request)][-1]
         names = {row.tenant: row.namespace for some in world.rows.values() for row in some}
         if found is None:
             of_group = request.gpu.labels.affinity
@@ -76,7 +76,7 @@ def test_advice_to_move_one_followed_means_placed() -> None:
         movable = everybody(world)
         if Engine(cluster).find(request) is not None:
             continue
-        found = move_advice(cluster, request, movable, Engine(cluster).find)
+        found = [None, *move_advice(cluster, request, movable, Engine(cluster).find)][-1]
         if found is None:
             continue
         helped += 1

@@ -7,6 +7,8 @@ Guarantees:
   all, by number.
 - Tenants of other namespaces are counted, never named.
 - Work is bounded: among more than `_MOST_TENANTS` none are looked for.
+- Both look step by step and yield None after each, so that a caller can do other work; the answer comes last. What is
+  named would do at that moment, also where the cluster has changed between two steps.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from sharepod.api.units import GpuUuid, TenantId
 
-from .preemption.moves import Find, Movable, plan_move
-from .preemption.planner import plan_preemption
-from .preemption.victims import VictimFacts, Victims, victims_of
+from .preemption.moves import Find, Movable, move_plans
+from .preemption.planner import plans, still_holds
+from .preemption.victims import PreemptionPlan, VictimFacts, victims_of
 from .state.cluster import Cluster
 from .state.types import PlacementRequest, Reservation
 
@@ -67,47 +69,49 @@ class MoveAdvice:
 
 def move_advice(
     cluster: Cluster, request: PlacementRequest, movable: Mapping[TenantId, Movable], find: Find
-) -> MoveAdvice | None:
-    """Return which of these tenants would have to move; None if no single move would help. `find`: see `Find`."""
+) -> Iterator[MoveAdvice | None]:
+    """Look which of these tenants would have to move; None comes last if no single move would help. `find`: see
+    `Find`."""
     if len(movable) > _MOST_TENANTS:
-        return None
-    plan = plan_move(cluster, request, movable, find)
-    if plan is None:
-        return None
-    return MoveAdvice(plan.tenant, movable[plan.tenant].request.name, plan.to.node, plan.to.gpus)
+        return
+    for plan in move_plans(cluster, request, movable, find):
+        if plan is None:
+            yield None
+        else:
+            yield MoveAdvice(plan.tenant, movable[plan.tenant].request.name, plan.to.node, plan.to.gpus)
 
 
-def leavers(cluster: Cluster, request: PlacementRequest) -> Leavers | None:
-    """Return which tenants would have to go, whatever their priority; None if nobody's going would help."""
+def leavers(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | None]:
+    """Look which tenants would have to go, whatever their priority; None comes last if nobody's going would help."""
     asked = replace(request, priority=1)
     if request.beside:
-        return None
-    for own_only in (True, False):
-        victims = _everybody(cluster, request.namespace if own_only else None)
+        return
+    for namespace in (request.namespace, None):
+        # 1. All tenants, or those of the namespace, as victims of equal cost.
+        facts: dict[TenantId, VictimFacts] = {}
+        for node in tuple(cluster.nodes()):
+            rows = [row.wanted for row in node.rows.values() if namespace in (None, row.wanted.namespace)]
+            facts.update((row.tenant, _fact(row)) for row in rows)
+            yield None
+        victims = victims_of(facts)
         if len(victims.units) > _MOST_TENANTS:
-            return None
-        plan = plan_preemption(cluster, asked, victims) if victims.units else None
-        if plan is not None and plan.evict:
-            rows = [row for tenant in plan.evict for _, row in cluster.reservations_of(tenant)]
+            return
+        # 2. The fewest of them.
+        plan: PreemptionPlan | None = None
+        for plan in plans(cluster, asked, victims) if victims.units else ():  # noqa: B007 the last is the best
+            yield None
+        if plan is None or not still_holds(cluster, asked, plan, victims):
+            continue
+        rows = [row for tenant in plan.evict for _, row in cluster.reservations_of(tenant)]
+        if rows:
             own = tuple(sorted({_name(row) for row in rows if row.namespace == request.namespace}))
             others = {row.pod_uid or row.tenant for row in rows if row.namespace != request.namespace}
-            return Leavers(own, len(others), plan.evict)
-        if plan is not None:
-            return None  # those that end already are enough
-    return None
-
-
-def _everybody(cluster: Cluster, namespace: str | None) -> Victims:
-    """Return all tenants, or those of a namespace, as victims of equal cost."""
-    return victims_of({row.tenant: _fact(row) for row in _rows(cluster) if namespace in (None, row.namespace)})
+            yield Leavers(own, len(others), plan.evict)
+        return  # without any, those that end already are enough
 
 
 def _fact(row: Reservation) -> VictimFacts:
     return VictimFacts(unit=row.pod_uid or row.tenant, priority=0, leaving=row.releasing)
-
-
-def _rows(cluster: Cluster) -> Iterator[Reservation]:
-    return (row.wanted for node in cluster.nodes() for row in node.rows.values())
 
 
 def _name(row: Reservation) -> str:

@@ -101,6 +101,21 @@ class World:
         restart: str = "Never",
         **gpu: Any,
     ) -> None:
+        """Have a tenant ask for a place, and the loop decide."""
+        self.wants(tenant, request, priority=priority, namespace=namespace, restart=restart, **gpu)
+        await self.settle()
+
+    def wants(
+        self,
+        tenant: str,
+        request: float,
+        *,
+        priority: int = 0,
+        namespace: str = "n",
+        restart: str = "Never",
+        **gpu: Any,
+    ) -> None:
+        """Have a tenant ask for a place."""
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}, "restartPolicy": restart}
         made = f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"
         metadata = {"creationTimestamp": made, "namespace": namespace}
@@ -109,7 +124,6 @@ class World:
         own["metadata"]["namespace"] = namespace
         self.state.put_pod(own)
         self.loop.want_place(tenant)
-        await self.settle()
 
     async def leaves(self, tenant: str) -> None:
         """End a tenant that was placed: its reservation is given back."""

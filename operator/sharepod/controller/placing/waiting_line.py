@@ -57,10 +57,10 @@ class WaitingLine:
             self.arrivals += 1
             self.arrived.set()
             return True
-        if waiting.refused_at_version is None:
-            return False
-        self.request_of(waiting)
-        return waiting.refused_at_version is None
+        was_refused = waiting.refused_at_version is not None
+        if waiting.worked_out is not None:
+            self.request_of(waiting)  # those that ask the same by now are lined up as one
+        return was_refused and waiting.refused_at_version is None
 
     def leave(self, tenant: str) -> None:
         """Take a tenant out."""
@@ -112,16 +112,20 @@ class WaitingLine:
         self.line_up_those_that_came(turns)
         return turns
 
-    def alike(self, refused: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> Iterator[WaitingTenant]:
-        """Yield those that are refused with one, since they ask the same; they are lined up no longer."""
+    def alike(self, refused: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> list[WaitingTenant]:
+        """Return those that are refused with one, since they ask the same; they are lined up no longer. The others that
+        were lined up with it are: it, or they, may ask for something else by now."""
         known = refused.worked_out
         if known is None or who_asks_matters(cluster, known.request):
-            return
+            return []
         kept_for = {kept.tenant for kept in cluster.kept()}
+        refused_too: list[WaitingTenant] = []
+        others: list[WaitingTenant] = []
         for other in turns.take_alike():
             same = other.worked_out is not None and other.worked_out.asks == known.asks
-            if same and self.has(other) and other.tenant not in kept_for:
-                yield other
+            (refused_too if same and other.tenant not in kept_for else others).append(other)
+        turns.add_all(self._keyed(others))
+        return list(filter(self.has, refused_too))
 
     def line_up_those_that_came(self, turns: NamespaceTurns) -> None:
         """Add those that have come meanwhile to the turns."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import pytest
 from sharepod.api.units import TenantId
-from sharepod.controller.placing import slices
+from sharepod.controller.placing import explanations, slices
 from sharepod.controller.placing.waiting import WaitingTenant, WorkedOut
+from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import PlacementRequest, Refusal
+from sharepod.placement.whatif import Leavers, leavers
 from unit.controller.loop_world import World
 from unit.controller.objects import sharepod_object
 from unit.controller.preempting_world import playing
@@ -133,6 +135,39 @@ async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeare
         assert set(world.placed) == {"full", "waits-1"}
 
 
+def _asks_for(world: World, tenant: str, request: float, version: int) -> None:
+    """Have a SharePod ask for another request than before."""
+    spec = {"gpu": {"request": request, "memory": "1Gi"}}
+    world.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, version=version, spec=spec))
+
+
+@pytest.mark.promise("placement-no-lost-wake-up")
+async def test_one_that_asks_for_less_twice_before_it_is_tried_again_is_tried_for_the_least() -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        for number in range(3):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi")
+        await world.later(2)  # an explanation, which would see it, is not due yet
+        for tenant, request, version in (("waits-1", 0.8, 2), ("waits-2", 0.8, 2), ("waits-2", 0.4, 3)):
+            _asks_for(world, tenant, request, version)
+            world.loop.want_place(tenant)
+        await world.settle()
+        assert set(world.placed) == {"full", "waits-2"}
+
+
+@pytest.mark.promise("placement-no-lost-wake-up")
+async def test_those_lined_up_with_one_that_asks_for_more_by_now_are_tried_all_the_same() -> None:
+    async with playing() as world:
+        await world.runs("full", 0.9, memory="1Gi")
+        await world.runs("small", 0.1, memory="1Gi")
+        for number in range(3):
+            await world.want(f"waits-{number}", 0.9, memory="1Gi")
+        await world.later(6)
+        _asks_for(world, "waits-0", 1.0, 2)  # and its reconciler has not looked yet
+        await world.ends("full")
+        assert set(world.placed) == {"small", "waits-1"}
+
+
 @pytest.fixture
 async def resting() -> AsyncIterator[World]:
     """A world whose loop rests for very long after each try."""
@@ -192,7 +227,7 @@ async def test_reasons_are_worked_out_by_turns_of_namespaces(monkeypatch: pytest
         assert len(set(told)) == _MANY + 1
 
 
-async def test_reasons_that_were_told_are_told_anew_a_hundred_a_second_and_others_namespaces_first() -> None:
+async def test_reasons_that_were_told_are_told_anew_fifty_a_second_and_others_namespaces_first() -> None:
     async with playing() as world:
         await world.runs("full", 0.6, memory="1Gi")
         for number in range(300):
@@ -206,6 +241,30 @@ async def test_reasons_that_were_told_are_told_anew_a_hundred_a_second_and_other
         await world.later(0.2)
         told = [world.why(f"waits-{number}") != reason for number in range(300)]
         assert world.why("alone") != reason, "its namespace has a turn of its own"
-        assert 0 < sum(told) < 100
-        await world.later(4)
+        assert 0 < sum(told) < 30
+        await world.later(6)
         assert all(world.why(f"waits-{number}") != reason for number in range(300))
+
+
+@pytest.mark.promise("security-flood")
+async def test_looking_for_tenants_that_would_have_to_go_stops_for_one_that_comes_and_goes_on_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with playing() as world:
+        await world.runs("full", 0.6, memory="1Gi")
+        monkeypatch.setattr(slices, "SLICE_S", -1.0)
+        is_placed: list[bool] = []
+        look = leavers
+
+        def long(cluster: Cluster, request: PlacementRequest) -> Iterator[Leavers | None]:
+            for number in range(20):
+                if number == 5:
+                    world.wants("newcomer", 0.2, namespace="another")
+                is_placed.append("newcomer" in world.placed)
+                yield None
+            yield from look(cluster, request)
+
+        monkeypatch.setattr(explanations, "leavers", long)
+        await world.want("waits", 0.9, memory="1Gi")
+        assert is_placed == [False] * 6 + [True] * 14
+        assert "It would fit if full" in world.why("waits")
