@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cluster.admission import as_user
+from cluster.admission import PODS, as_user, pod_of
 from cluster.claims_world import CLAIMS, claim_path, claim_spec
 from cluster.plain_world import (
     MEMORY,
@@ -43,6 +44,18 @@ def sized(milli: str | None, mib: str | None = None, **annotations: str) -> Obje
     pod = annotated(**annotations)
     pod["spec"]["containers"] = [container(milli=milli, mib=mib)]
     return pod
+
+
+def beside(key: str, value: Any) -> Object:
+    """A container with a line and this among its resources."""
+    body = container()
+    body["resources"] = {**body["resources"], key: value}
+    return body
+
+
+def plugins(resource: str) -> Object:
+    """A container without a line that takes GPUs by another resource."""
+    return {"name": "first", "image": "test", "resources": {"limits": {resource: "1"}}}
 
 
 TAKEN = {
@@ -146,6 +159,39 @@ FORGED: dict[str, tuple[Object, str]] = {
         MILLI,
     ),
     "a fraction": (sized("0.4"), MILLI),
+    "a part of the line's claim": (
+        line_pod(beside("claims", [{"name": "sharepod", "request": "another"}])),
+        "spec.containers[main].resources.claims[sharepod].request",
+    ),
+    "a plugin's GPU beside the line": (
+        line_pod(beside("limits", {MILLI: "400", "nvidia.com/gpu": "1"})),
+        "spec.containers[main].resources.limits[nvidia.com/gpu]",
+    ),
+    "a MIG slice in another container": (
+        line_pod(container(), initContainers=[plugins("nvidia.com/mig-1g.10gb")]),
+        "spec.initContainers[first].resources.limits[nvidia.com/mig-1g.10gb]",
+    ),
+    "another class by a resource": (
+        line_pod(container(), plugins("deviceclass.resource.kubernetes.io/gpu.nvidia.com")),
+        "spec.containers[first].resources.limits[deviceclass.resource.kubernetes.io/gpu.nvidia.com]",
+    ),
+    "a mount over the hook": (
+        line_pod(
+            container(volumeMounts=[{"name": "mine", "mountPath": "/etc/ld.so.preload"}]),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+        "spec.containers[main].volumeMounts: /etc/ld.so.preload",
+    ),
+    "a mount over the socket": (
+        line_pod(
+            container(),
+            initContainers=[
+                {"name": "first", "image": "test", "volumeMounts": [{"name": "mine", "mountPath": "/run/sharepod/x"}]}
+            ],
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+        "spec.initContainers[first].volumeMounts: /run/sharepod/x",
+    ),
 }
 
 
@@ -252,6 +298,21 @@ def test_of_a_pod_that_exists_only_the_request_may_change(api: Api) -> None:
     assert "cannot be changed" in annotate(**{"gpu-affinity": "a"})
     assert annotate(**{"gpu-request": None}) == ""
     api.delete(path, grace=0)
+
+
+@pytest.mark.promise("operator-line-in-place")
+@pytest.mark.parametrize("milli", ["200", "800"])
+def test_the_line_cannot_be_resized_in_place(api: Api, server: Cluster, milli: str) -> None:
+    of_sharepod = pod_of(server, f"resized-{milli}")
+    of_sharepod["spec"]["containers"][0]["resources"] = container()["resources"]
+    for body in (line_pod(name=f"line-{milli}"), of_sharepod):
+        made = api.create(PODS, body)
+        path, containers = f"{PODS}/{made['metadata']['name']}", made["spec"]["containers"]
+        for kind in ("limits", "requests"):
+            containers[0]["resources"][kind][MILLI] = milli
+        with pytest.raises(ApiError, match="only cpu and memory resources are mutable"):
+            api.patch(f"{path}/resize", {"spec": {"containers": containers}})
+        api.delete(path, grace=0)
 
 
 @pytest.mark.promise("operator-line-placement")

@@ -54,11 +54,12 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
 def test_a_plain_pod_that_asks_by_annotation_alone_is_refused(server: Cluster, alice: Path) -> None:
     body = volume_pod("asks")
     body["spec"].pop("volumes")
-    body["metadata"]["annotations"] = {"sharepod.dev/gpu-request": "0.4"}
-    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
-    assert code != 0
-    assert "metadata.annotations[sharepod.dev/gpu-request]: gives a pod no GPU by itself" in said
-    assert "write resources.limits[sharepod.dev/gpu-milli]" in said
+    for key in ("gpu-request", "gpu_request", "sched_affinity", "GPUID"):
+        body["metadata"]["annotations"] = {f"sharepod.dev/{key}": "0.4"}
+        code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+        assert code != 0
+        assert f"metadata.annotations[sharepod.dev/{key}]: gives a pod no GPU by itself" in said
+        assert "write resources.limits[sharepod.dev/gpu-milli]" in said
     body["metadata"]["annotations"] = {"sharepod.dev/note": "no request", "example.com/gpu-request": "0.4"}
     code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
     assert code == 0, said

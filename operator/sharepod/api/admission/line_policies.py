@@ -28,6 +28,7 @@ from sharepod.api.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION,
 from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
 from .cel import Validation, refuse, text, texts
+from .line_containers import past_the_line
 from .request import annotation_variables, few, known, once, readable
 
 CLAIMS_NAME = "sharepod-line-claims"
@@ -187,6 +188,7 @@ def _refusals() -> dict[str, Any]:
             *_refined(),
             *_operators(),
             *_translated(),
+            *past_the_line(),
         ],
     }
 

@@ -1,0 +1,49 @@
+"""Refusals of containers that go past the line of their Pod: GPUs by another way, a part of its claim, a mount over the
+hook. Pure.
+
+They are for the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
+"""
+
+from __future__ import annotations
+
+from sharepod.api.objects import LINE_CLAIM
+from sharepod.api.pod import GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.resource_line import MILLI
+
+from .cel import Validation, refuse, text
+
+_MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
+"""True where there is nothing to look at: containers change only as images do, and admission judged them."""
+
+
+def past_the_line() -> list[Validation]:
+    """Refuse GPUs by another way, a part of the line's claim, and a mount over the hook, in any container."""
+    plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
+    limits = "c.?resources.?limits.orValue({})"
+    part = f"r.name == {text(LINE_CLAIM)} && r.?request.orValue('') != ''"
+    covered = f"m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
+    return [
+        _none(
+            f"{limits}.exists(r, {plugin})",
+            f".resources.limits[' + {limits}.filter(r, {plugin})[0] + ']: takes GPUs past SharePod; remove it, or "
+            f"write {MILLI} as n times 1000 for whole GPUs'",
+        ),
+        _none(
+            f"c.?resources.?claims.orValue([]).exists(r, {part})",
+            f".resources.claims[{LINE_CLAIM}].request: the claim of a line is had as a whole; remove it'",
+        ),
+        _none(
+            f"c.?volumeMounts.orValue([]).exists(m, {covered})",
+            f".volumeMounts: ' + c.volumeMounts.filter(m, {covered})[0].mountPath + ' is where SharePod mounts its "
+            "hook; mount this volume elsewhere'",
+        ),
+    ]
+
+
+def _none(wrong: str, message: str) -> Validation:
+    """Refuse a Pod with a container `c` of which `wrong` is true. `message`: what follows its name."""
+    listed = "(object.spec.containers.exists(o, o.name == c.name) ? 'containers[' : 'initContainers[')"
+    return refuse(
+        f"{_MADE} || !variables.containers.exists(c, {wrong})",
+        f"variables.containers.filter(c, {wrong}).map(c, 'spec.' + {listed} + c.name + ']{message})[0]",
+    )
