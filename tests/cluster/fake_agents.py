@@ -225,12 +225,15 @@ class FakeAgents:
 
     def _attach_claims(self, node: str) -> None:
         """Say that GPUs of the node can be attached by claims, beside what the operator says there."""
-        said = {"type": "CDIDevices", "status": "True", "reason": "Attachable"}
+        said = [
+            {"type": "CDIDevices", "status": "True", "reason": "Attachable"},
+            {"type": "ClaimsAttach", "status": "True", "reason": "Attached"},
+        ]
         body = {
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "GPUNode",
             "metadata": {"name": node},
-            "status": {"conditions": [said]},
+            "status": {"conditions": said},
         }
         with suppress(ApiError):
             self._api.apply(f"{GPUNODES}/{node}/status", body, manager="agent")

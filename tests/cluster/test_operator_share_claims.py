@@ -215,7 +215,8 @@ def test_one_node_that_cannot_brings_new_pods_back_to_csi_and_every_node_says_so
     (able, unable) = world.nodes("mixed", 2)
     by_claims(world, able)
     said = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "no CDI device"}
-    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [said]}})
+    shown = {"type": "ClaimsAttach", "status": "True", "reason": "Attached"}
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [said, shown]}})
     message = attaching(world, able, "NodeCannot")
     assert message == f"node {unable} cannot attach GPUs by claims: no CDI device"
     attaching(world, unable, "NodeCannot")
@@ -226,5 +227,8 @@ def test_one_node_that_cannot_brings_new_pods_back_to_csi_and_every_node_says_so
     assert nodes == {able, unable}
     assert by_volume(world, namespace, "one")
     assert by_volume(world, namespace, "two")
-    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**said, "status": "True"}]}})
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**said, "status": "True"}, shown]}})
     attaching(world, able, "Claims")
+    fails = {**shown, "status": "False", "reason": "NotAttached", "message": "no CDI"}
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**said, "status": "True"}, fails]}})
+    assert attaching(world, able, "NodeCannot") == f"node {unable} cannot attach GPUs by claims: no CDI"

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from cluster.plain_world import install_plain
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
+from harness.images import image_with_program
+from harness.installation import MANIFESTS, Installation
 from harness.machines import IMAGE, RealNode
 from harness.services import Service
 from node.claim_node import CLASS, GROUP, RESTRICTED, container, inventory, restricted_namespace
@@ -142,6 +144,28 @@ class ClaimSystem:
             for uuid in row["gpus"]:
                 given[uuid] = given.get(uuid, 0) + row["requestMilli"]
         self.most = {uuid: max(self.most.get(uuid, 0), given.get(uuid, 0)) for uuid in self.most.keys() | given.keys()}
+
+    def install_self_test(self, directory: Path) -> None:
+        """Apply `manifests/claims/self-test`, with an image that has its program alone. `directory`: for the image."""
+        image = "sharepod.test/sleep:1"
+        self.machine.real.load_image(image_with_program(image, Path("/usr/bin/sleep"), directory=directory))
+        rendered = self.cluster.kubectl("kustomize", str(MANIFESTS / "claims/self-test")).stdout
+        documents = list(yaml.safe_load_all(rendered))
+        (daemonset,) = (each for each in documents if each["kind"] == "DaemonSet")
+        daemonset["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        self.cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(documents), timeout=60)
+
+    def await_condition(self, kind: str, reason: str, *, timeout: float = 60.0) -> Object:
+        """Wait until the node's condition has this reason; return it."""
+
+        def said(gpunode: Object | None) -> Object:
+            conditions = (gpunode or {}).get("status", {}).get("conditions", [])
+            return next((each for each in conditions if each["type"] == kind), {})
+
+        def holds(gpunode: Object | None) -> bool:
+            return said(gpunode).get("reason") == reason
+
+        return said(self.cluster.wait_for(self.gpunode, holds, what=f"{kind} {reason}", timeout=timeout))
 
     def clear(self) -> None:
         kinds = "deployments,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"

@@ -22,14 +22,13 @@ _LOOKS = "cat /etc/ld.so.preload; ls -d /run/sharepod/* | wc -l; ls /dev/nvidia*
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), {"SHAREPOD_ATTACH": "auto"}) as system:
-        cluster.wait_for(system.gpunode, _goes_by_claims, what="claims for new SharePods", timeout=60)
+    directory = tmp_path_factory.mktemp("gpus")
+    with system_with_claims(cluster, directory, {"SHAREPOD_ATTACH": "auto"}) as system:
+        system.await_condition("CDIDevices", "Attachable")
+        system.await_condition("SharePodsByClaims", "NodeCannot")
+        system.install_self_test(directory)
+        system.await_condition("SharePodsByClaims", "Claims", timeout=90)
         yield system
-
-
-def _goes_by_claims(gpunode: Object | None) -> bool:
-    conditions = (gpunode or {}).get("status", {}).get("conditions", [])
-    return ("SharePodsByClaims", "True") in [(each["type"], each["status"]) for each in conditions]
 
 
 @pytest.fixture
@@ -124,3 +123,45 @@ def test_a_share_is_not_given_away_under_a_pod_that_was_deleted_by_force(system:
     assert [row["podName"] for row in system.rows()] == ["first"]
     _await(system, "next", timeout=90)
     assert [row["podName"] for row in system.rows()] == ["next"]
+
+
+@pytest.mark.promise("node-claims-attach", "operator-attach-tested", "operator-self-test-claims")
+def test_a_node_whose_runtime_passes_over_cdi_is_found_out_by_its_self_test(system: ClaimSystem) -> None:
+    """The container of this Pod does not name the claim, and gets what a runtime without CDI gives: nothing of it."""
+    cluster, pods = system.cluster, "/api/v1/namespaces/sharepod-system/pods"
+    system.await_condition("ClaimsAttach", "Attached")
+    assert not system.rows(), "it has no share"
+    (sound,) = (
+        pod
+        for pod in cluster.api.get(pods)["items"]
+        if pod["metadata"]["labels"].get("app.kubernetes.io/name") == "sharepod-self-test-claim"
+    )
+    kept = ("serviceAccountName", "securityContext", "resourceClaims", "volumes", "tolerations")
+    (one,) = sound["spec"]["containers"]
+    blind = {name: part for name, part in one.items() if name in ("name", "image", "command", "securityContext")}
+    mounts = [each for each in one["volumeMounts"] if each["name"] == "self-test"]
+    spec = {name: part for name, part in sound["spec"].items() if name in kept}
+    spec |= {"containers": [blind | {"volumeMounts": mounts}], "terminationGracePeriodSeconds": 0}
+    cluster.api.create(
+        pods,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "sharepod-self-test-claim-blind"},
+            "spec": spec | {"automountServiceAccountToken": False},
+        },
+    )
+    assert "enable_cdi" in system.await_condition("ClaimsAttach", "NotAttached")["message"]
+    system.await_condition("SharePodsByClaims", "NodeCannot")
+    system.apply(system.claim("mine", 300), system.pod("mine", claim="mine"), _shares(system, "other", 0.3))
+    assert _await(system, "other")["spec"]["runtimeClassName"] == "nvidia"
+
+    def told() -> bool:
+        events = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
+        return any("does not attach what claims bring" in str(event.get("message")) for event in events)
+
+    wait_until(told, what="an Event that says why the claim waits", timeout=40)
+    cluster.api.delete(f"{pods}/sharepod-self-test-claim-blind", grace=0)
+    system.await_condition("ClaimsAttach", "Attached")
+    system.await_running("mine")
+    system.await_condition("SharePodsByClaims", "Claims")

@@ -31,6 +31,11 @@ CONDITION_HOOK_LOADS = "HookLoads"
 """Condition of a GPUNode: False while a container as a tenant's does not load the hook there."""
 CONDITION_ENV_INJECTION = "EnvInjection"
 """Condition of a GPUNode: True while its node's default runtime gives GPUs to containers that ask by a variable."""
+CONDITION_CLAIMS_ATTACH = "ClaimsAttach"
+"""Condition of a GPUNode: True while a container with a claim has been seen to get what the claim brings there, False
+while one has been seen not to."""
+CLAIMS_ATTACH_STARTING = "Starting"
+"""Reason of that condition until the node's self-test by a claim has had time to run."""
 ENV_INJECTION_ACCEPTED = "Accepted"
 """Reason of that condition where the administrator has accepted it: the node takes tenants."""
 

@@ -68,6 +68,12 @@ DEVICE_CLASS = GROUP
 """DeviceClass of claims for shares of GPUs."""
 CLAIM_DRIVER = f"gpu.{GROUP}"
 """Driver of the devices that such claims get; a device's pool is its node's name."""
+SELF_TEST_CLASS = f"self-test.{GROUP}"
+"""DeviceClass of the claims by which nodes test themselves."""
+SELF_TEST_CLAIM = "sharepod-self-test-claim"
+"""Name of the DaemonSet whose Pods have such a claim, of their template, and beginning of the claims' names."""
+SELF_TEST_POOL = "self-test"
+"""Pool of the device that such a claim is allocated; no node's."""
 LINE_CLAIM = GROUP.partition(".")[0]
 """Name of the template that each Pod with a resource line gets its claim from, and the Pod's own name for the claim."""
 PLAIN_PODS_POLICY = "sharepod-plain-pods"

@@ -52,6 +52,7 @@ from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .plugin_gpus import HolderReconciler
 from .routes import Routes
+from .self_test_claims import SelfTestClaims
 from .settings import OperatorSettings
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ class Operator:
         self.statements = Statements(self.client, lambda: list(self.state.gpunodes), lambda: self._active)
         self.node_reconciler.take_in = self.statements.take_in
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
+        self.self_test_claims = SelfTestClaims(self.state.seen_claims, self.client, settings, clock, now_ms.seconds)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
         self.attach_mode = AttachMode(
             settings.attach,
@@ -223,10 +225,12 @@ class Operator:
             nodes=self.node_reconciler,
             holders=self.holder_reconciler,
             line_templates=self.line_templates,
+            self_test_claims=self.self_test_claims,
             acts=lambda: self._active,
         )
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
         self.state.seen_claims.on_claim_lacking = self.routes.claim_lacking
+        self.state.seen_claims.on_self_test = self.routes.self_test_changed
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self.routes.row_removed(node)
         self.state.on_tenant_changed = self.routes.tenant_changed
@@ -275,6 +279,7 @@ class Operator:
         self.claim_reconciler.queue.clear()
         self.preemptor.queue.clear()
         self.line_templates.queue.clear()
+        self.self_test_claims.queue.clear()
         self.node_reconciler.queue.clear()
         self.holder_reconciler.clear()
         self.placeholders.clear()
@@ -337,6 +342,7 @@ class Operator:
             "claims": self.claim_reconciler.run(),
             "preemption": self.preemptor.run(),
             "line templates": self.line_templates.run(),
+            "self-test claims": self.self_test_claims.run(),
             "line policy": self.line_policy.run(),
             "attach mode": self.attach_mode.run(),
             "nodes": self.node_reconciler.run(),

@@ -13,6 +13,7 @@ from .apiserver.workqueue import WorkQueue
 from .nodes import NodeReconciler
 from .placing.loop import PlacementLoop
 from .plugin_gpus import HolderReconciler
+from .self_test_claims import SelfTestClaims
 from .state.cluster_state import ClusterState
 from .tenants.claim_reconciler import ClaimReconciler
 from .tenants.line_templates import LineTemplates
@@ -32,6 +33,7 @@ class Routes:
         nodes: NodeReconciler,
         holders: HolderReconciler,
         line_templates: LineTemplates,
+        self_test_claims: SelfTestClaims,
         acts: Callable[[], bool],
     ) -> None:
         self._state = state
@@ -41,6 +43,7 @@ class Routes:
         self._nodes = nodes
         self._holders = holders
         self._line_templates = line_templates
+        self._self_test_claims = self_test_claims
         self._acts = acts
 
     def tenant_changed(self, tenant: str) -> None:
@@ -83,6 +86,11 @@ class Routes:
         if self._acts():
             self._line_templates.want(namespace)
 
+    def self_test_changed(self, claim: str) -> None:
+        """Look at a claim of a node's self-test."""
+        if self._acts():
+            self._self_test_claims.queue.add(claim)
+
     def look_at_all(self) -> None:
         """Look at everything once, after what has changed."""
         for tenant in self._state.tenants():
@@ -92,4 +100,5 @@ class Routes:
             self._holders.queue.add_resync(name)
         for namespace in self._state.seen_claims.lacking():
             self._line_templates.want(namespace)
+        self._self_test_claims.look_at_all()
         self._loop.room_changed()

@@ -273,7 +273,8 @@ class World:
         if gpunode:
             storage.create(self.kind("gpunodes"), "", {"metadata": {"name": name}, "spec": {"pool": "dedicated"}})
             attachable = {"type": "CDIDevices", "status": "True", "reason": "Attachable"}
-            status = {"gpus": [self.gpu(name, index) for index in range(gpus)], "conditions": [attachable]}
+            attaches = {"type": "ClaimsAttach", "status": "True", "reason": "Attached"}
+            status = {"gpus": [self.gpu(name, index) for index in range(gpus)], "conditions": [attachable, attaches]}
             self.change("gpunodes", name, lambda item: item.update(status=status), status=True)
         if alive:
             self.renew(name)

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from sharepod.agent.settings import AgentSettings
+from sharepod.api.claims import is_ours
+from sharepod.api.objects import SELF_TEST_CLAIM, SELF_TEST_CLASS
 from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.self_test_claim import request_of_self_test
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 CHOICE: dict[str, type] = {"type": str}
@@ -204,3 +207,30 @@ def test_the_self_tests_constraints_on_openshift_allow_the_directory_and_nothing
     assert constraints["seLinuxContext"] == {"type": "MustRunAs"}, "a label of a container, as a tenant's has"
     assert role["rules"][0]["resourceNames"] == [constraints["metadata"]["name"]]
     assert [subject["name"] for subject in binding["subjects"]] == [self_test()["serviceAccountName"]]
+
+
+@pytest.mark.promise("node-claims-attach")
+def test_the_self_test_by_a_claim_is_a_container_as_the_other_and_has_nothing_but_its_claim_and_a_mark() -> None:
+    kinds = {
+        each["kind"]: each for each in yaml.safe_load_all((MANIFESTS / "claims/self-test/self-test.yaml").read_text())
+    }
+    plain, spec = self_test(), kinds["DaemonSet"]["spec"]["template"]["spec"]
+    (tested,), (other,) = spec["containers"], plain["containers"]
+    parts = ("resourceClaims", "containers")
+    assert {name: part for name, part in spec.items() if name not in parts} == {
+        name: part for name, part in plain.items() if name not in parts
+    }
+    assert {name: tested[name] for name in ("image", "command", "securityContext")} == {
+        name: other[name] for name in ("image", "command", "securityContext")
+    }
+    assert "env" not in tested
+    (mount,) = tested["volumeMounts"]
+    assert mount["mountPath"] == "/run/sharepod-self-test"
+    (used,), (claim,) = tested["resources"]["claims"], spec["resourceClaims"]
+    template, device_class = kinds["ResourceClaimTemplate"], kinds["DeviceClass"]["metadata"]["name"]
+    assert used["name"] == claim["name"]
+    assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
+    assert kinds["DaemonSet"]["metadata"]["name"] == SELF_TEST_CLAIM
+    assert device_class == SELF_TEST_CLASS
+    assert request_of_self_test(template["spec"]) == "self-test"
+    assert is_ours(template["spec"]) is False, "no tenant's claim"

@@ -19,6 +19,7 @@ import structlog
 from sharepod.agent.agent import agent_version
 from sharepod.agent.apart.distant_agent import AnyAgent
 from sharepod.agent.kubelet.attachments import Attachments
+from sharepod.agent.kubelet.claim_self_test import ClaimSelfTest
 from sharepod.agent.kubelet.csi.driver import Driver
 from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.dra.cdi_watch import CdiWatch
@@ -26,6 +27,7 @@ from sharepod.agent.kubelet.dra.claim_driver import ClaimDriver
 from sharepod.agent.kubelet.dra.generation import CdiGenerator
 from sharepod.agent.kubelet.dra.gpu_devices import GpuDevices
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
+from sharepod.agent.kubelet.dra.prepared_self_tests import PreparedSelfTests
 from sharepod.agent.kubelet.hook_integrity import HookIntegrity
 from sharepod.agent.kubelet.nvidia_dra import nvidia_dra_socket
 from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, PluginPods
@@ -38,6 +40,7 @@ from sharepod.api.consumption import TAKEN_IN_ANNOTATION
 from sharepod.api.gpunode import (
     CONDITION_AGENT_READY,
     CONDITION_CDI_DEVICES,
+    CONDITION_CLAIMS_ATTACH,
     CONDITION_ENV_INJECTION,
     CONDITION_HOOK_LOADS,
     CONDITION_OWN_NODE,
@@ -77,6 +80,14 @@ async def run(agent: AnyAgent) -> None:
     volumes.recover()
     claims = PreparedClaims(cdi_dir=settings.cdi_dirs[-1], tenants_dir=tenants_dir, state_dir=settings.state_dir)
     claims.recover()
+    cdi = cdi_watch(agent)
+    self_test_claims = PreparedSelfTests(
+        cdi_dir=settings.cdi_dirs[-1],
+        state_dir=settings.state_dir,
+        namespace=settings.namespace,
+        gpu_devices=cdi.all_devices,
+    )
+    self_test_claims.recover()
     pod_residue, hook_integrity = process_watches(agent, Attachments(volumes, claims), tenants_dir)
 
     async def apply(rows: Sequence[Tenant]) -> None:
@@ -108,7 +119,6 @@ async def run(agent: AnyAgent) -> None:
             directory=agent.tenants.directory,
             trouble=agent.tenants.unservable,
         )
-        cdi = cdi_watch(agent)
         await cdi.look()
         claim_driver = ClaimDriver(
             node=node,
@@ -117,6 +127,7 @@ async def run(agent: AnyAgent) -> None:
             directory=agent.tenants.directory,
             trouble=agent.tenants.unservable,
             gpu_devices=cdi.devices,
+            self_test=self_test_claims,
         )
         kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
         dra = KubeletRegistration(settings.kubelet_root, claim_driver.services(), DRA_PLUGIN, changed=agent.changed.set)
@@ -125,6 +136,9 @@ async def run(agent: AnyAgent) -> None:
             settings.state_dir,
             accept_injection=settings.env_injection is EnvInjection.ACCEPT,
             changed=agent.changed.set,
+        )
+        claim_self_test = ClaimSelfTest(
+            settings.state_dir, prepared_for_s=self_test_claims.prepared_for_s, changed=agent.changed.set
         )
         own_node = OwnNodeCheck(api, namespace=settings.namespace, changed=agent.changed.set)
         report = StatusReport(
@@ -135,6 +149,7 @@ async def run(agent: AnyAgent) -> None:
             readiness=lambda: {
                 CONDITION_AGENT_READY: readiness(agent, ledger, kubelet),
                 CONDITION_CDI_DEVICES: cdi_readiness(cdi, dra),
+                CONDITION_CLAIMS_ATTACH: Readiness(*claim_self_test.claims_attach),
                 CONDITION_OWN_NODE: own_node.verdict,
                 CONDITION_HOOK_LOADS: Readiness(*self_test.hook_loads),
                 CONDITION_ENV_INJECTION: Readiness(*self_test.env_injection),
@@ -155,6 +170,7 @@ async def run(agent: AnyAgent) -> None:
                     "lease": lease.run(),
                     "own-node": own_node.run(),
                     "self-test": self_test.run(),
+                    "self-test-claims": claim_self_test.run(),
                     "kubelet": kubelet.run(),
                     "kubelet-dra": dra.run(),
                     "cdi": cdi.run(),

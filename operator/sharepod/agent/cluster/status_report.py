@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 
 from sharepod.agent.agent import AgentFacts
+from sharepod.agent.kubelet.claim_self_test import ClaimsAttachReason
 from sharepod.agent.kubelet.self_test import EnvInjectionReason, HookLoadsReason
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
 from sharepod.api.objects import ConditionReason
@@ -80,7 +81,7 @@ class OwnNodeReason(ConditionReason):
 class Readiness:
     """Readiness of the agent to run a pod that is placed here now, in one respect."""
 
-    reason: ReadyReason | CdiReason | OwnNodeReason | HookLoadsReason | EnvInjectionReason
+    reason: ReadyReason | CdiReason | OwnNodeReason | HookLoadsReason | EnvInjectionReason | ClaimsAttachReason
     message: str = ""
     """Sentence for people."""
 

@@ -23,7 +23,7 @@ import structlog
 
 from sharepod.agent.state.directory import SELF_TEST
 from sharepod.api.gpunode import ENV_INJECTION_ACCEPTED
-from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH, ConditionReason
+from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH, ConditionReason
 
 from . import mounts
 from .tenant_mounts import TenantMounts, read_mountinfo
@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 PROC = Path("/proc")
 _PROGRAM = b"sleep\n"
 """Name that the kernel has for the program of the self-test: only the mounts of such processes are read."""
+_MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
+"""Place at which the Pod of the self-test by claim has the directory of the self-test, whatever its claim brings."""
 _LOOK_S = 10.0
 """Seconds between two looks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
@@ -154,24 +156,37 @@ class SelfTest:
 
     def _processes(self) -> Iterator[tuple[int, str]]:
         """Yield pid and mountinfo of each process of the self-test."""
-        for name in os.listdir(self._proc):  # noqa: PTH208 - thousands of names, no need of Path objects
-            if not name.isdecimal() or _content(f"{self._proc}/{name}/comm") != _PROGRAM:
-                continue
-            mountinfo = read_mountinfo(int(name), self._proc)
-            if SELF_TEST in self._mounts.named(mountinfo):
-                yield int(name), mountinfo
+        for pid, mountinfo in programs(self._proc):
+            if SELF_TEST in self._mounts.named(mountinfo) and not is_by_claim(self._mounts, mountinfo):
+                yield pid, mountinfo
 
     def _examine(self, pid: int, mountinfo: str) -> SelfTestVerdict:
-        maps = _content(f"{self._proc}/{pid}/maps")
         points = [str(mount.point) for mount in mounts.parse_mountinfo(mountinfo.splitlines())]
         try:
             devices = os.listdir(f"{self._proc}/{pid}/root/dev")  # noqa: PTH208 - as elsewhere for /proc
         except OSError:  # it has ended
             devices = []
         return SelfTestVerdict(
-            hook_loads=f"/{HOOK_FILE}".encode() in maps,
+            hook_loads=has_hook(pid, self._proc),
             injected=any(map(_DRIVER.search, points)) or any(name.startswith("nvidia") for name in devices),
         )
+
+
+def programs(proc: Path) -> Iterator[tuple[int, str]]:
+    """Yield pid and mountinfo of each process with the name of the self-test's program."""
+    for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
+        if name.isdecimal() and _content(f"{proc}/{name}/comm") == _PROGRAM:
+            yield int(name), read_mountinfo(int(name), proc)
+
+
+def is_by_claim(tenant_mounts: TenantMounts, mountinfo: str) -> bool:
+    """Return whether a process is one that should have what its claim brings. `tenant_mounts`: of the state dir."""
+    return SELF_TEST in tenant_mounts.named(mountinfo, _MARK)
+
+
+def has_hook(pid: int, proc: Path) -> bool:
+    """Return whether a process has loaded the hook."""
+    return f"/{HOOK_FILE}".encode() in _content(f"{proc}/{pid}/maps")
 
 
 def _content(path: str) -> bytes:

@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from sharepod.api.objects import PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH
@@ -49,14 +50,14 @@ class TenantMounts:
             return False
         return PurePosixPath(mount.root.removesuffix("//deleted")) == self._root / tenant_id / PRELOAD_FILE
 
-    def named(self, mountinfo: str) -> frozenset[str]:
-        """Return the ids of the tenants whose directories a mountinfo lists."""
+    def named(self, mountinfo: str, points: Collection[Path] = _POINTS) -> frozenset[str]:
+        """Return the ids of the tenants whose directories a mountinfo lists at these places."""
         if self._root is None or self._root.name not in mountinfo:
             return frozenset()
         found = set()
         for mount in mounts.parse_mountinfo(mountinfo.splitlines()):
             root = PurePosixPath(mount.root.removesuffix("//deleted"))
-            if mount.point in _POINTS and mount.device == self._device and self._root in root.parents:
+            if mount.point in points and mount.device == self._device and self._root in root.parents:
                 found.add(root.relative_to(self._root).parts[0])
         return frozenset(found)
 

@@ -6,7 +6,8 @@ which one node cannot.
 
 Guarantees:
 - `auto` never leads to a Pod that a node of the pool could not run for the way in which its GPUs are attached.
-- A node that is only starting, or whose agent is away, changes nothing.
+- A node that is only starting, or whose agent is away, changes nothing. One that has not been seen to attach what a
+  claim brings counts as one that cannot.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharepod.api.gpunode import CONDITION_CDI_DEVICES
+from sharepod.api.gpunode import CLAIMS_ATTACH_STARTING, CONDITION_CDI_DEVICES, CONDITION_CLAIMS_ATTACH
 from sharepod.api.share_claims import Attach
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 CONDITION_BY_CLAIMS = "SharePodsByClaims"
 """Condition of a GPUNode: True while new Pods of SharePods have their GPUs attached by claims."""
 
-_OLDER_AGENT = "its agent does not attach GPUs by claims; upgrade it"
+_OLDER_AGENT = "its agent does not attach GPUs by claims, or does not test it; upgrade it"
 
 
 class AttachReason(StrEnum):
@@ -87,9 +88,12 @@ def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
     """Return whether a node attaches GPUs by claims, and why not; None while it starts or shares no GPU."""
     if node.error is not None or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""
-    said = next((item for item in node.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
-    if said is None:
+    said = {item.type: item for item in node.status.conditions}
+    devices, shown = said.get(CONDITION_CDI_DEVICES), said.get(CONDITION_CLAIMS_ATTACH)
+    if devices is None or shown is None:
         return False, _OLDER_AGENT
-    if said.status == "Unknown":
+    if devices.status == "False":
+        return False, devices.message or devices.reason
+    if devices.status == "Unknown" or shown.reason == CLAIMS_ATTACH_STARTING:
         return None, ""
-    return said.status == "True", said.message or said.reason
+    return shown.status == "True", shown.message or shown.reason

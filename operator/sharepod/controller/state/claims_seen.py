@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from sharepod.api.claims import ClaimRequest
+from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
     ClaimFacts,
@@ -53,6 +54,8 @@ class ClaimsSeen:
         """Called with the namespace of a Pod that waits for the claim of its line to be made."""
         self.on_share_claim: Callable[[str], None] = lambda _pod: None
         """Called with the uid of a SharePod's Pod whose claim has changed."""
+        self.on_self_test: Callable[[str], None] = lambda _claim: None
+        """Called with the uid of a claim that has changed and has the name of one of a node's self-test."""
 
     # Claims
 
@@ -149,6 +152,8 @@ class ClaimsSeen:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:
             self.on_share_claim(item.made_for)
+        elif has_name_of_self_test(item.name):
+            self.on_self_test(item.uid)
 
     def _tell_siblings(self, item: ClaimFacts) -> None:
         for pod in self.users(item):

@@ -8,6 +8,7 @@ from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import (
     CONDITION_AGENT_READY,
     CONDITION_CDI_DEVICES,
+    CONDITION_CLAIMS_ATTACH,
     CONDITION_ENV_INJECTION,
     CONDITION_HOOK_LOADS,
     ENV_INJECTION_ACCEPTED,
@@ -110,10 +111,15 @@ def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
 
 def _no_claims(gpunode: GpuNodeFacts) -> str | None:
     """Return why GPUs cannot be attached by claims on a node, or None."""
-    said = next((item for item in gpunode.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
-    if said is None:
+    said = {item.type: item for item in gpunode.status.conditions}
+    devices, shown = said.get(CONDITION_CDI_DEVICES), said.get(CONDITION_CLAIMS_ATTACH)
+    if devices is None:
         return "has an agent that does not attach GPUs by claims; upgrade it"
-    return None if said.status == "True" else f"cannot attach GPUs by claims: {said.message or said.reason}"
+    if devices.status != "True":
+        return f"cannot attach GPUs by claims: {devices.message or devices.reason}"
+    if shown is not None and shown.status == "False":
+        return f"does not attach what claims bring: see condition {CONDITION_CLAIMS_ATTACH} of its GPUNode"
+    return None
 
 
 def _gpu_state(gpu: Gpu, *, held: bool) -> GpuState:

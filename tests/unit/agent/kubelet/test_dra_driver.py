@@ -12,9 +12,11 @@ from typing import Any
 import grpc
 import pytest
 from sharepod.agent.kubelet.dra import prepared_claims as claims_module
+from sharepod.agent.kubelet.dra import prepared_self_tests as self_test_module
 from sharepod.agent.kubelet.dra.claim_driver import ClaimDriver
 from sharepod.agent.kubelet.dra.entitlement import ClaimIdentity
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
+from sharepod.agent.kubelet.dra.prepared_self_tests import PreparedSelfTests
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration
 from sharepod.agent.kubelet.wire import dra_pb2 as dra
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
@@ -33,10 +35,12 @@ class ClaimBench:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cdi = root / "cdi"
+        self.now = 100.0
         self.ledger = LedgerOfTest()
         self.troubles: dict[str, str] = {}
         self.gpu_devices = {GPU: f"nvidia.com/gpu={GPU}"}
         self.claims = self.start()
+        self.self_test = self.start_self_test()
         self.driver = ClaimDriver(
             node=NODE,
             claims=self.claims,
@@ -44,6 +48,7 @@ class ClaimBench:
             directory=lambda tenant_id: None if tenant_id in self.troubles else root / "tenants" / tenant_id,
             trouble=lambda tenant_id: self.troubles[tenant_id],
             gpu_devices=lambda uuids: {uuid: self.gpu_devices[uuid] for uuid in uuids if uuid in self.gpu_devices},
+            self_test=self.self_test,
             patience_s=0.2,
         )
         self.kubelet = KubeletRegistration(root / "kubelet", self.driver.services(), DRA_PLUGIN)
@@ -54,6 +59,18 @@ class ClaimBench:
         claims = PreparedClaims(cdi_dir=self.cdi, tenants_dir=self.root / "tenants", state_dir=self.root)
         claims.recover()
         return claims
+
+    def start_self_test(self) -> PreparedSelfTests:
+        """Return the claims of the self-test as an agent that starts now knows them."""
+        found = PreparedSelfTests(
+            cdi_dir=self.cdi,
+            state_dir=self.root,
+            namespace="sharepod-system",
+            gpu_devices=lambda: sorted(self.gpu_devices.values()),
+            clock=lambda: self.now,
+        )
+        found.recover()
+        return found
 
     async def call(self, socket: Path, method: str, request: Any, response: Any) -> Any:
         channel = grpc.aio.insecure_channel(f"unix:{socket}")
@@ -300,3 +317,56 @@ async def test_a_call_that_was_given_up_ends_before_the_next_one(bench: ClaimBen
         await bench.claims.unprepare(UID)
         await bench.claims.close()
         assert bench.file().exists() is bool(bench.claims.prepared(UID))
+
+
+@pytest.mark.promise("node-claims-attach")
+async def test_a_claim_of_the_self_test_needs_no_row_and_gets_the_hook_and_every_gpu(bench: ClaimBench) -> None:
+    own = claim(UID, "sharepod-self-test-claim-x7k2p-gpus-abcde", "sharepod-system")
+    assert bench.self_test.prepared_for_s() is None
+    answer = await bench.prepare(own)
+    (device,) = answer[UID].devices
+    assert list(device.cdi_device_ids) == [f"sharepod.dev/self-test={UID}", f"nvidia.com/gpu={GPU}"]
+    file = bench.cdi / f"sharepod.self-test-{UID}.json"
+    (found,) = json.loads(file.read_text())["devices"]
+    assert [(each["hostPath"], each["containerPath"]) for each in found["containerEdits"]["mounts"]] == [
+        (str(bench.root / "self-test"), "/run/sharepod"),
+        (str(bench.root / "self-test/ld.so.preload"), "/etc/ld.so.preload"),
+    ]
+    assert bench.claims.tenants() == frozenset()
+    bench.now += 7
+    assert await bench.prepare(own) == answer
+    assert bench.self_test.prepared_for_s() == 7
+    assert bench.start().tenants() == frozenset(), "the next agent takes it for no tenant"
+    assert bench.start_self_test().prepared_for_s() == 0
+    assert not (await bench.unprepare(own))[UID].error
+    assert (file.exists(), bench.self_test.prepared_for_s()) == (False, None)
+    assert bench.start_self_test().prepared_for_s() is None
+
+
+@pytest.mark.promise("node-claims-attach")
+@pytest.mark.parametrize(
+    ("namespace", "name"),
+    [
+        ("team", "sharepod-self-test-claim-x7k2p-gpus-abcde"),
+        ("sharepod-system", "mine"),
+        ("sharepod-system", "sharepod-self-test-claim"),
+        ("sharepod-system2", "sharepod-self-test-claim-x"),
+    ],
+)
+async def test_no_other_claim_is_one_of_the_self_test(bench: ClaimBench, namespace: str, name: str) -> None:
+    answer = await bench.prepare(claim(UID, name, namespace))
+    assert "no share of a GPU is reserved" in answer[UID].error
+    assert not list(bench.cdi.glob("*self-test*"))
+
+
+async def test_a_self_tests_claim_of_another_boot_is_removed_and_a_hostile_uid_touches_no_file(
+    bench: ClaimBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = claim(UID, "sharepod-self-test-claim-x-gpus-y", "sharepod-system")
+    await bench.prepare(own)
+    hostile = claim("../../self-test", own.name, own.namespace)
+    assert "with the UID" in (await bench.prepare(hostile))["../../self-test"].error
+    assert not (await bench.unprepare(hostile))["../../self-test"].error
+    monkeypatch.setattr(self_test_module, "boot_id", lambda: "the next boot")
+    assert bench.start_self_test().prepared_for_s() is None
+    assert not list(bench.cdi.iterdir())

@@ -12,9 +12,14 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_fac
 GPU = {"uuid": "GPU-1", "index": 0, "model": "T", "memory": 1 << 34, "health": "Healthy", "shareable": True}
 
 
-def node(name: str, status: str | None = "True", *, message: str = "", **more: Any) -> GpuNodeFacts:
-    """A GPUNode whose agent says whether it attaches by claims; None: nothing."""
+def node(
+    name: str, status: str | None = "True", *, shown: str | None = "Attached", message: str = "", **more: Any
+) -> GpuNodeFacts:
+    """A GPUNode whose agent says whether it attaches by claims, and what its self-test has shown; None: nothing."""
     said = [] if status is None else [{"type": "CDIDevices", "status": status, "reason": "R", "message": message}]
+    if shown is not None:
+        of = {"Attached": "True", "NotAttached": "False"}.get(shown, "Unknown")
+        said.append({"type": "ClaimsAttach", "status": of, "reason": shown, "message": message})
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
     status_of = {"gpus": [GPU], "conditions": said, **more}
     return gpunode_facts({"metadata": metadata, "spec": {"pool": "dedicated"}, "status": status_of})
@@ -62,3 +67,23 @@ def test_a_setting_that_says_one_way_is_followed_whatever_the_nodes_say(setting:
         found = attaching(situation(setting, **known), [node("a", "False")])
         assert found.by_claims is (setting is Attach.CLAIMS)
         assert setting in found.message
+
+
+@pytest.mark.promise("operator-attach-tested")
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ("Attached", AttachReason.CLAIMS),
+        ("Starting", AttachReason.CLAIMS),
+        ("NotAttached", AttachReason.NODE_CANNOT),
+        ("NoSelfTest", AttachReason.NODE_CANNOT),
+        (None, AttachReason.NODE_CANNOT),
+    ],
+)
+def test_auto_uses_claims_where_a_container_was_seen_to_get_what_they_bring(
+    shown: str | None, reason: AttachReason
+) -> None:
+    found = attaching(situation(), [node("node-1"), node("node-2", shown=shown, message="no CDI")])
+    assert found.reason is reason
+    assert found.by_claims or "node node-2 cannot attach GPUs by claims: " in found.message
+    assert attaching(situation(), [node("node-2", shown="Starting")]).reason is AttachReason.NODE_CANNOT

@@ -397,6 +397,29 @@ def test_a_node_that_fails_its_self_test_takes_no_tenants(
     assert unavailable is None if says is None else says in (unavailable or "")
 
 
+@pytest.mark.promise("node-claims-attach")
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [("False", "does not attach what claims bring: see condition ClaimsAttach"), ("True", None), ("Unknown", None)],
+)
+def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else(status: str, says: str | None) -> None:
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object())
+    account = state.cluster.node("node-a")
+    assert account is not None
+    raw = gpunode_object(version=2)
+    raw["status"]["conditions"] = [
+        {"type": "CDIDevices", "status": "True", "reason": "Attachable"},
+        {"type": "ClaimsAttach", "status": status, "reason": "X", "message": "at length"},
+    ]
+    state.put_gpunode(raw)
+    assert account.state is not None
+    assert account.state.unavailable is None
+    refused = account.state.no_claims
+    assert refused is None if says is None else says in (refused or "")
+
+
 def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
     state = new_state()
     state.put_node(node_object())

@@ -53,6 +53,10 @@ class CdiWatch:
         """Return the CDI device of each of these GPUs that has one, by UUID."""
         return {uuid: self._devices[uuid] for uuid in uuids if uuid in self._devices}
 
+    def all_devices(self) -> Sequence[str]:
+        """Return the CDI devices of all GPUs of the node that have one."""
+        return sorted(self._devices.values())
+
     @property
     def problem(self) -> str | None:
         """Reason why GPUs of the node cannot be attached by a claim, and what to install; None if all can."""

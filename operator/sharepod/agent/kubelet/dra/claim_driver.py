@@ -1,7 +1,8 @@
 """DRA driver of the node: prepares a claim once its row is in force, and gives it back.
 
 Guarantees:
-- A claim is prepared only while the ledger has a share reserved on this node for this very claim.
+- A claim is prepared only while the ledger has a share reserved on this node for this very claim; one of the node's
+  self-test has none.
 - A row or a CDI device that is missing is waited for inside of the call: the kubelet tries a failed one again only
   after a minute and more.
 - Each claim of a call has an answer of its own, and what one claim lacks costs no other one.
@@ -20,10 +21,11 @@ import structlog
 from sharepod.agent.kubelet.wire import dra_pb2 as dra
 from sharepod.agent.kubelet.wire.rpc import service
 from sharepod.api.gpunode import Tenant
-from sharepod.api.objects import device_name
+from sharepod.api.objects import SELF_TEST_POOL, device_name
 
 from .entitlement import ClaimIdentity, ClaimRefusedError, entitled_tenant
 from .prepared_claims import PreparedClaims
+from .prepared_self_tests import PreparedSelfTests
 from .tenant_devices import device_id
 
 log = structlog.get_logger(__name__)
@@ -64,6 +66,7 @@ class ClaimDriver:
         directory: Callable[[str], Path | None],
         trouble: Callable[[str], str | None],
         gpu_devices: GpuDevicesOf,
+        self_test: PreparedSelfTests,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Args:
@@ -73,6 +76,7 @@ class ClaimDriver:
         directory: takes a tenant id; returns the directory that the tenant's containers get, None if there is none.
         trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
         gpu_devices: returns the CDI devices of GPUs.
+        self_test: the claims of the node's self-test.
         patience_s: seconds to wait for what is missing.
         """
         self._node = node
@@ -81,6 +85,7 @@ class ClaimDriver:
         self._directory = directory
         self._trouble = trouble
         self._gpu_devices = gpu_devices
+        self._self_test = self_test
         self._patience_s = patience_s
 
     def services(self) -> tuple[Any, ...]:
@@ -102,7 +107,11 @@ class ClaimDriver:
             result = answer.claims[claim.uid]
             who = _identity(claim)
             try:
-                result.devices.extend(await self._prepare(who, deadline))
+                if self._self_test.has(who):
+                    found = await self._self_test.prepare(who)
+                    result.devices.add(pool_name=SELF_TEST_POOL, device_name=SELF_TEST_POOL, cdi_device_ids=found)
+                else:
+                    result.devices.extend(await self._prepare(who, deadline))
             except (ClaimRefusedError, OSError) as error:
                 result.error = str(error)
                 log.warning("claim not prepared", claim=str(who), claim_uid=who.uid, reason=str(error))
@@ -119,7 +128,9 @@ class ClaimDriver:
         for claim in request.claims:
             result = answer.claims[claim.uid]
             try:
-                if await self._claims.unprepare(claim.uid):
+                if self._self_test.has(_identity(claim)):
+                    await self._self_test.unprepare(_identity(claim))
+                elif await self._claims.unprepare(claim.uid):
                     log.info("claim given back", claim=str(_identity(claim)), claim_uid=claim.uid)
             except OSError as error:
                 result.error = f"cannot give the claim back: {error}"

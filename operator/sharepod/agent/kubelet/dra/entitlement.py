@@ -32,9 +32,14 @@ class ClaimIdentity(KubeletIdentity):
     """ResourceClaim, as the kubelet names it."""
 
 
+def is_safe_uid(uid: str) -> bool:
+    """Return whether a claim's UID can be part of the name of a file."""
+    return _UID.match(uid) is not None
+
+
 def entitled_tenant(rows: Iterable[Tenant], claim: ClaimIdentity, node: str) -> Tenant:
     """Return the ledger row of this claim. Raise `ClaimRefusedError` if it has none, or none any more."""
-    if not _UID.match(claim.uid):
+    if not is_safe_uid(claim.uid):
         raise ClaimRefusedError(f"the kubelet names claim {claim} with the UID {claim.uid[:64]!r}", lasting=True)
     row = next((row for row in rows if row.claim is not None and row.claim.uid == claim.uid), None)
     if row is None or row.claim is None:

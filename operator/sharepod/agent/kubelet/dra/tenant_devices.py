@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,47 @@ from sharepod.api.objects import GROUP, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOL
 
 log = structlog.get_logger(__name__)
 
-KIND = f"{GROUP}/tenant"
-"""Kind of the devices. A runtime finds them under `KIND=UID`."""
 _VERSION = "0.6.0"
 """Version of CDI: the first with annotations, which every runtime that does DRA reads."""
-_PREFIX = "sharepod-"
 _READ_ONLY = ("rbind", "ro", "nosuid", "nodev")
 _TENANT, _BOOT = f"{GROUP}/tenant", f"{GROUP}/boot"
 _BYTES_MAX = 1 << 16
 """Largest specification of ours that is read: fifty times what is written."""
 
 
-def device_id(claim_uid: str) -> str:
+@dataclass(frozen=True)
+class DeviceKind:
+    """Kind of devices of this agent."""
+
+    name: str
+    """Name of the kind, below `sharepod.dev/`."""
+    prefix: str
+    """Beginning of the names of its files."""
+
+
+TENANT = DeviceKind("tenant", "sharepod-")
+"""The devices of tenants' claims."""
+SELF_TEST_KIND = DeviceKind("self-test", "sharepod.self-test-")
+"""The devices of the self-test's claims."""
+
+
+def device_id(claim_uid: str, kind: DeviceKind = TENANT) -> str:
     """Return the name by which a container runtime is told the device of a claim."""
-    return f"{KIND}={claim_uid}"
+    return f"{GROUP}/{kind.name}={claim_uid}"
 
 
 class TenantDevices:
     """Specifications of this agent in one CDI directory. Its methods do I/O: call them from a thread."""
 
-    def __init__(self, folder: Path, boot: str) -> None:
+    def __init__(self, folder: Path, boot: str, kind: DeviceKind = TENANT) -> None:
         """Args:
         folder: the CDI directory.
         boot: identity of the node's present boot.
+        kind: the kind of the devices.
         """
         self._folder = folder
         self._boot = boot
+        self._kind = kind
 
     def write(self, claim_uid: str, tenant_id: str, directory: Path) -> None:
         """Write the specification of a claim. Raise `OSError`.
@@ -74,12 +90,12 @@ class TenantDevices:
         """Return the tenant of each specification of ours, by the claim's UID; None for one of another boot, or one
         that cannot be read."""
         found: dict[str, str | None] = {}
-        for path in self._folder.glob(f"{_PREFIX}*.json"):
-            found[path.stem.removeprefix(_PREFIX)] = self._tenant_of(path)
+        for path in self._folder.glob(f"{self._kind.prefix}*.json"):
+            found[path.stem.removeprefix(self._kind.prefix)] = self._tenant_of(path)
         return found
 
     def _path(self, claim_uid: str) -> Path:
-        return self._folder / f"{_PREFIX}{claim_uid}.json"
+        return self._folder / f"{self._kind.prefix}{claim_uid}.json"
 
     def _specification(self, claim_uid: str, tenant_id: str, directory: Path) -> Mapping[str, Any]:
         mounts = [
@@ -90,7 +106,7 @@ class TenantDevices:
         edits = {"env": [f"NVIDIA_VISIBLE_DEVICES={NO_GPUS}"], "mounts": mounts}
         return {
             "cdiVersion": _VERSION,
-            "kind": KIND,
+            "kind": f"{GROUP}/{self._kind.name}",
             "annotations": {_TENANT: tenant_id, _BOOT: self._boot},
             "devices": [{"name": claim_uid, "containerEdits": edits}],
         }

@@ -1,0 +1,156 @@
+"""Self-test of claims on this node: whether a container with a claim gets what a tenant's claim brings.
+
+A Pod of the DaemonSet sharepod-self-test-claim runs a program beside this agent, without privileges and under the
+node's default runtime. It has a claim; the driver prepares it, the kubelet names its devices, and the container runtime
+is to apply them. The agent looks at the program's process from outside.
+
+Guarantees:
+- A process counts by its mount of the directory of the self-test at a place of its own, which no tenant's pod can have.
+- A claim that is prepared and whose container does not start is a verdict, too, after `_START_WITHIN_S`.
+- A verdict outlives its process by `_KEPT_S`. Where no claim is prepared there is no verdict, and nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from sharepod.agent.kubelet.self_test import PROC, has_hook, is_by_claim, programs
+from sharepod.agent.kubelet.tenant_mounts import TenantMounts
+from sharepod.agent.state.directory import SELF_TEST
+from sharepod.api.gpunode import CLAIMS_ATTACH_STARTING
+from sharepod.api.objects import SELF_TEST_CLAIM, ConditionReason
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S = 10.0
+"""Seconds between two looks, each of a few milliseconds."""
+_FIRST_LOOKS_S = 1.0
+"""The same while the node's latest verdict is not that claims attach: what was fixed shows at once."""
+_KEPT_S = 300.0
+"""Seconds that a verdict stands without its process: longer than an upgrade of the self-test's Pod takes."""
+_START_WITHIN_S = 120.0
+"""Seconds that a container with a prepared claim may take to start: its image is the agent's, which is there."""
+
+_PODS = f"kubectl -n sharepod-system get pods -o wide -l app.kubernetes.io/name={SELF_TEST_CLAIM}"
+_NOT_ATTACHED = (
+    "a container with a claim got nothing by it: the node's container runtime passes over CDI devices. No Pod with a "
+    "claim is placed on this node. containerd 1.7: enable_cdi = true in its CRI plugin (2.0 and newer, and CRI-O: as "
+    "they come), and the agent's last cdi_dirs among the runtime's cdi_spec_dirs"
+)
+_NOT_LOADED = (
+    "a container with a claim has the hook and does not load it, so shares would not be enforced: see condition "
+    "HookLoads. No Pod with a claim is placed on this node"
+)
+_NOT_STARTED = (
+    "the claim of the self-test is prepared, and its container does not start: the container runtime cannot apply the "
+    "CDI devices of the claim or of a GPU, such as those of an earlier driver (nvidia-ctk cdi generate writes them "
+    f"again). No Pod with a claim is placed on this node. The Pod's events say more: {_PODS}"
+)
+_NO_SELF_TEST = f"no self-test by a claim runs on this node, so this is not known: {_PODS}"
+
+
+class ClaimsAttachReason(ConditionReason):
+    """Reason of the condition `ClaimsAttach`."""
+
+    ATTACHED = "Attached", "True"
+    STARTING = CLAIMS_ATTACH_STARTING, "Unknown"
+    NOT_ATTACHED = "NotAttached", "False"
+    NOT_LOADED = "NotLoaded", "False"
+    NOT_STARTED = "NotStarted", "False"
+    NO_SELF_TEST = "NoSelfTest", "Unknown"
+
+
+_MESSAGES = {
+    ClaimsAttachReason.ATTACHED: "",
+    ClaimsAttachReason.STARTING: "no self-test by a claim has run under this agent yet",
+    ClaimsAttachReason.NOT_ATTACHED: _NOT_ATTACHED,
+    ClaimsAttachReason.NOT_LOADED: _NOT_LOADED,
+    ClaimsAttachReason.NOT_STARTED: _NOT_STARTED,
+    ClaimsAttachReason.NO_SELF_TEST: _NO_SELF_TEST,
+}
+
+
+class ClaimSelfTest:
+    """Self-test of claims on one node. `run` keeps `verdict` up to date.
+
+    Args:
+        state_dir: the agent's state directory, which has the directory of the self-test.
+        prepared_for_s: returns the seconds since a claim of the self-test was prepared; None without one.
+        changed: called when the verdict has changed.
+        proc: the folder of the processes.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        prepared_for_s: Callable[[], float | None],
+        changed: Callable[[], None],
+        proc: Path = PROC,
+    ) -> None:
+        self._mounts = TenantMounts.of(state_dir)
+        self._prepared_for_s = prepared_for_s
+        self._changed = changed
+        self._proc = proc
+        self._judged_at = self._process_at = time.monotonic()
+        """When there was last something to judge by, and when a process was last there; at first, the agent's start."""
+        self.verdict = ClaimsAttachReason.STARTING
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            now = time.monotonic()
+            self.take(await asyncio.to_thread(self.look, now), now)
+            await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
+
+    def look(self, now: float) -> ClaimsAttachReason | None:
+        """Return what the processes of the self-test show, the worst of each; None if nothing shows anything.
+
+        `now`: monotonic seconds.
+        """
+        prepared_for_s = self._prepared_for_s()
+        if prepared_for_s is None:
+            return None
+        found = {
+            self._examine(pid, mountinfo)
+            for pid, mountinfo in programs(self._proc)
+            if is_by_claim(self._mounts, mountinfo)
+        }
+        if found:
+            self._process_at = now
+        for reason in ClaimsAttachReason.NOT_ATTACHED, ClaimsAttachReason.NOT_LOADED, ClaimsAttachReason.ATTACHED:
+            if reason in found:
+                return reason
+        waits = min(prepared_for_s, now - self._process_at) > _START_WITHIN_S
+        return ClaimsAttachReason.NOT_STARTED if waits else None
+
+    def take(self, verdict: ClaimsAttachReason | None, now: float) -> None:
+        """Take what a look has shown. `now`: monotonic seconds."""
+        if verdict is None:
+            starting = self.verdict is ClaimsAttachReason.STARTING
+            if now - self._judged_at < (_START_WITHIN_S if starting else _KEPT_S):
+                return
+            verdict = ClaimsAttachReason.NO_SELF_TEST
+        else:
+            self._judged_at = now
+        if verdict is self.verdict:
+            return
+        self.verdict = verdict
+        if verdict.status == "False":
+            log.error("self-test: a container with a claim does not get what it brings", reason=verdict.value)
+        self._changed()
+
+    @property
+    def claims_attach(self) -> tuple[ClaimsAttachReason, str]:
+        """Reason and message of the condition `ClaimsAttach`."""
+        return self.verdict, _MESSAGES[self.verdict]
+
+    def _examine(self, pid: int, mountinfo: str) -> ClaimsAttachReason:
+        if SELF_TEST not in self._mounts.named(mountinfo):
+            return ClaimsAttachReason.NOT_ATTACHED
+        return ClaimsAttachReason.ATTACHED if has_hook(pid, self._proc) else ClaimsAttachReason.NOT_LOADED

@@ -1,0 +1,92 @@
+"""Claims of the node's self-test: what a container gets by one of them is what a tenant's gets, but for the tenant.
+
+    sharepod.self-test-<claim's UID>.json: kind sharepod.dev/self-test, one device named by the UID
+
+Guarantees:
+- A claim of the system's own namespace alone is one of the self-test; it needs no row, and is nobody's share.
+- The device is written, found and removed as a tenant's is, in the same directory.
+- The container has the devices of all GPUs of the node: a specification that the runtime cannot apply shows. The
+  program of the self-test opens none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from sharepod.agent.state.boot import boot_id
+from sharepod.agent.state.directory import SELF_TEST
+from sharepod.api.self_test_claim import has_name_of_self_test
+
+from .entitlement import ClaimIdentity, ClaimRefusedError, is_safe_uid
+from .tenant_devices import SELF_TEST_KIND, TenantDevices, device_id
+
+log = structlog.get_logger(__name__)
+
+
+class PreparedSelfTests:
+    """Claims of the self-test that are prepared on this node."""
+
+    def __init__(
+        self,
+        *,
+        cdi_dir: Path,
+        state_dir: Path,
+        namespace: str,
+        gpu_devices: Callable[[], Sequence[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        cdi_dir: CDI directory for the devices.
+        state_dir: the agent's state directory, which has the directory of the self-test.
+        namespace: the system's own.
+        gpu_devices: returns the CDI devices of the node's GPUs.
+        clock: monotonic seconds.
+        """
+        self._devices = TenantDevices(cdi_dir, boot_id(), SELF_TEST_KIND)
+        self._directory = state_dir / SELF_TEST
+        self._namespace = namespace
+        self._gpu_devices = gpu_devices
+        self._clock = clock
+        self._prepared: dict[str, float] = {}
+        """When each claim was prepared, by UID."""
+
+    def recover(self) -> None:
+        """Take over what an earlier agent of this boot prepared, and remove what is older. Call once, first."""
+        for uid, found in self._devices.present().items():
+            if found is not None:
+                self._prepared[uid] = self._clock()
+                continue
+            try:
+                self._devices.remove(uid)
+            except OSError as error:
+                log.warning("cannot remove a CDI device of an earlier boot", claim_uid=uid, error=str(error))
+
+    def prepared_for_s(self) -> float | None:
+        """Return the seconds since the latest of the prepared claims was prepared; None without any."""
+        return self._clock() - max(self._prepared.values()) if self._prepared else None
+
+    def has(self, claim: ClaimIdentity) -> bool:
+        """Return whether a claim is one of the self-test."""
+        return claim.namespace == self._namespace and has_name_of_self_test(claim.name)
+
+    async def prepare(self, claim: ClaimIdentity) -> list[str]:
+        """Write the CDI device of a claim; return what the container runtime is told: that, and the node's GPUs.
+
+        Raise `OSError`, and `ClaimRefusedError` for a UID that cannot be part of the name of a file.
+        """
+        if not is_safe_uid(claim.uid):
+            raise ClaimRefusedError(f"the kubelet names claim {claim} with the UID {claim.uid[:64]!r}", lasting=True)
+        await asyncio.to_thread(self._devices.write, claim.uid, SELF_TEST, self._directory)
+        self._prepared.setdefault(claim.uid, self._clock())
+        return [device_id(claim.uid, SELF_TEST_KIND), *self._gpu_devices()]
+
+    async def unprepare(self, claim: ClaimIdentity) -> None:
+        """Remove the CDI device of a claim, if there is one. Raise `OSError`."""
+        if is_safe_uid(claim.uid):
+            await asyncio.to_thread(self._devices.remove, claim.uid)
+        self._prepared.pop(claim.uid, None)

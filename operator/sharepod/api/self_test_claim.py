@@ -1,0 +1,41 @@
+"""Claim of a node's self-test: a ResourceClaim of no share, by which a container gets what a tenant's brings. Pure.
+
+A Pod of the DaemonSet `sharepod-self-test-claim` has one. The operator allocates it without a row in a ledger, and the
+agent attaches the directory of the self-test by it.
+
+Guarantees:
+- Only claims of the system's own namespace count: there whoever may create Pods may do more than this.
+- The allocation names no node: the Pod's own affinity does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_POOL
+
+
+def has_name_of_self_test(name: str) -> bool:
+    """Return whether a claim of the system's namespace is one of the self-test, as far as its name says."""
+    return name.startswith(f"{SELF_TEST_CLAIM}-")
+
+
+def request_of_self_test(claim: Mapping[str, Any]) -> str | None:
+    """Return the name of the one request of a claim of the self-test; None for any other claim."""
+    spec = claim.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    requests = devices.get("requests") if isinstance(devices, Mapping) else None
+    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+        return None
+    exactly = requests[0].get("exactly")
+    if not isinstance(exactly, Mapping) or exactly.get("deviceClassName") != SELF_TEST_CLASS:
+        return None
+    name = requests[0].get("name")
+    return name if isinstance(name, str) else None
+
+
+def self_test_allocation(request: str, now: str) -> dict[str, Any]:
+    """Return `status.allocation` of a claim of the self-test. `now`: RFC 3339, in whole seconds."""
+    result = {"device": SELF_TEST_POOL, "driver": CLAIM_DRIVER, "pool": SELF_TEST_POOL, "request": request}
+    return {"allocationTimestamp": now, "devices": {"results": [result]}}

@@ -1,0 +1,105 @@
+"""Allocation of the claims by which nodes test themselves: no share, no row, no node.
+
+Guarantees:
+- Only claims of class `self-test.sharepod.dev` in the operator's own namespace are allocated here.
+- The finalizer comes before the allocation, and both name the version of the claim that was read live before.
+- An allocation that kube-scheduler has taken away, since the Pod fits nowhere now, is written again after a pause.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api.objects import CLAIM_FINALIZER
+from sharepod.api.self_test_claim import has_name_of_self_test, request_of_self_test, self_test_allocation
+from sharepod.kube import ConflictError, Json, NotFoundError
+
+from .apiserver.client import CLAIMS, Client
+from .apiserver.workqueue import WorkQueue
+from .settings import OperatorSettings
+from .state.claims_seen import ClaimsSeen
+
+_AGAIN_S = 1.0
+"""Seconds until a claim that has changed under a write is looked at again."""
+_TAKEN_S = 60.0
+"""Seconds between two allocations of one claim: kube-scheduler takes it away each time it tries the Pod in vain."""
+
+log = structlog.get_logger(__name__)
+
+
+class SelfTestClaims:
+    """Reconciler of such claims by uid.
+
+    Args:
+        seen: The claims that the watch shows.
+        client: The API server.
+        settings: Of the operator: its namespace, and how many claims are worked on at a time.
+        clock: Monotonic seconds.
+        wall: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        seen: ClaimsSeen,
+        client: Client,
+        settings: OperatorSettings,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._seen = seen
+        self._client = client
+        self._namespace = settings.namespace
+        self._clock = clock
+        self._wall = wall
+        self._allocated: dict[str, float] = {}
+        """When each claim was allocated by this process, by uid."""
+        self.queue: WorkQueue[str] = WorkQueue("self-test claim", self.reconcile, settings.writers)
+
+    async def run(self) -> None:
+        """Reconcile claims from the queue until cancelled."""
+        await self.queue.run()
+
+    def look_at_all(self) -> None:
+        """Look at each claim of the self-test."""
+        for claim in self._seen.claims:
+            if claim.namespace == self._namespace and has_name_of_self_test(claim.name):
+                self.queue.add_resync(claim.uid)
+
+    async def reconcile(self, uid: str) -> None:
+        """Allocate a claim that is not allocated. Raise `ApiError` and `NotLeadingError`."""
+        known = self._seen.claims.get(uid)
+        if known is None:
+            self._allocated.pop(uid, None)
+            return
+        if known.namespace != self._namespace:
+            return
+        try:
+            await self._allocate(uid, await self._client.get(CLAIMS, known.name, known.namespace))
+        except (ConflictError, NotFoundError):
+            self.queue.add_after(uid, _AGAIN_S)
+
+    async def _allocate(self, uid: str, claim: Json) -> None:
+        metadata = claim["metadata"]
+        name, request = metadata["name"], request_of_self_test(claim)
+        done = request is None or (claim.get("status") or {}).get("allocation") is not None
+        if done or metadata["uid"] != uid or metadata.get("deletionTimestamp"):
+            return
+        wait = self._allocated.get(uid, -_TAKEN_S) + _TAKEN_S - self._clock()
+        if wait > 0:
+            self.queue.add_after(uid, wait)
+            return
+        assert request is not None
+        finalizers = metadata.get("finalizers") or []
+        if CLAIM_FINALIZER not in finalizers:
+            version = {"uid": uid, "resourceVersion": metadata["resourceVersion"]}
+            body = {"metadata": {**version, "finalizers": [*finalizers, CLAIM_FINALIZER]}}
+            metadata = (await self._client.patch_merge(CLAIMS, name, body, self._namespace))["metadata"]
+        now = datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        version = {"uid": uid, "resourceVersion": metadata["resourceVersion"]}
+        status = {"allocation": self_test_allocation(request, now)}
+        await self._client.patch_status(CLAIMS, name, {"metadata": version, "status": status}, self._namespace)
+        self._allocated[uid] = self._clock()
+        log.info("claim of a self-test allocated", claim=name)
