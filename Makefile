@@ -39,7 +39,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -114,6 +114,9 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 
 demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; one minute, the first time six to nine more
 	@$(BIN)/python demo/run.py
+
+demo-images: shim doubles cluster ## the same with operator and agent as pods, from the images of this tree and the manifests as they are (root; a minute more for the images)
+	@$(BIN)/python demo/run.py --images
 
 demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder has from NVIDIA's device plugin, beside a whole-GPU pod (a minute; root)
 	@$(BIN)/python demo/device_plugin.py

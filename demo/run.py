@@ -3,13 +3,18 @@
 Everything but the GPU is real: API server, scheduler, kubelet, containerd, the operator and the agent under their
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
 device for a stated time. Exits non-zero if a share or a phase is not as promised, and leaves nothing running.
+
+With `--images` (`make demo-images`) the operator is a Deployment and the agent a DaemonSet, from the images of this
+tree and the manifests as they are, as users install them; without, both are processes.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,10 +24,14 @@ from types import FrameType
 
 from harness.build import programs
 from harness.cluster import Cluster
+from harness.delivered import Delivery, await_workloads
 from harness.errors import HarnessError
-from harness.installation import Installation
+from harness.installation import NAMESPACE as SYSTEM
+from harness.installation import POOL_LABEL, Installation
 from harness.machines import BareMachine, Machine, RealNode
 from harness.shares import POINTS, QUIET, WINDOW_S, Shares, measured, right
+from images.roots import why_no_images
+from images.steps import NotHadError
 from results import Row, write
 from screen import DemoError, Phase, Screen
 
@@ -36,6 +45,9 @@ SETTLE_RAISED_S = 1.0
 CONTROL_PLANE = Phase("starting a Kubernetes control plane", 4)
 NODE = Phase("starting a node with two simulated GPUs; meanwhile installing SharePod: kubectl apply -k manifests", 7)
 AGENT = Phase("starting the agent on the node (agent and operator run as processes here)", 3)
+IMAGES = Phase("making the images of this tree", 60)
+DELIVERED = Phase("starting a node with two simulated GPUs", 7)
+INSTALL = Phase("installing SharePod: kubectl apply -k manifests, as it is", 15)
 APPLY = Phase("two SharePods for one GPU, and one that asks half of both GPUs", 4)
 SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WINDOW_S)
 DELETE = Phase("beta is deleted: gamma gets both GPUs", 4)
@@ -43,7 +55,9 @@ LEND = Phase("measuring GPU time: alpha and gamma", SETTLE_S + WINDOW_S)
 RAISE = Phase("alpha is raised to 0.5 while it runs", 1)
 RAISED = Phase("measuring GPU time: alpha raised", SETTLE_RAISED_S + WINDOW_S)
 CLEAN = Phase("cleaning up", 2)
-PLAN = (CONTROL_PLANE, NODE, AGENT, APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
+SHOW = (APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
+PLAN = (CONTROL_PLANE, NODE, AGENT, *SHOW)
+PLAN_OF_IMAGES = (IMAGES, CONTROL_PLANE, DELIVERED, INSTALL, *SHOW)
 
 
 @dataclass(frozen=True)
@@ -80,19 +94,23 @@ class Share:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--images", action="store_true", help="install from images and the manifests as they are")
+    from_images: bool = parser.parse_args().images
     signal.signal(signal.SIGTERM, _interrupt)
-    screen = Screen(PLAN)
+    screen = Screen(PLAN_OF_IMAGES if from_images else PLAN)
     try:
         programs()
         with ExitStack() as stack:
-            shares = _show(screen, stack)
+            cluster, machine = (_delivered if from_images else _as_processes)(screen, stack)
+            shares = _show(screen, cluster, machine)
             screen.begin(CLEAN)
         screen.end()
         write("demo", [row for share in shares for row in share.rows()])
         for share in shares:
             if not right(share.due, share.got, share.stolen):
                 raise DemoError(f"{share.case} is {share.points_off:.1f} points off, more than {POINTS}{_busy()}")
-    except (DemoError, HarnessError) as error:
+    except (DemoError, HarnessError, NotHadError) as error:
         print(f"\ndemo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -113,7 +131,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _show(screen: Screen, stack: ExitStack) -> list[Share]:
+def _as_processes(screen: Screen, stack: ExitStack) -> tuple[Cluster, Machine]:
+    """Start a cluster with SharePod, whose operator and agent are processes."""
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
     machine, installation = _machine_and_installation(screen, stack, cluster)
@@ -121,6 +140,34 @@ def _show(screen: Screen, stack: ExitStack) -> list[Share]:
     screen.begin(AGENT)
     installation.add_to_pool(machine.node)
     machine.start_agent(installation)
+    return cluster, machine
+
+
+def _delivered(screen: Screen, stack: ExitStack) -> tuple[Cluster, Machine]:
+    """Start a cluster with SharePod installed from images and the manifests as they are."""
+    if (reason := RealNode.unavailable() or why_no_images()) is not None:
+        raise DemoError(f"no images here: {reason}; `make demo` needs none")
+    screen.begin(IMAGES)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-")))
+    delivery = Delivery.of(HERE.parent, folder)
+
+    screen.begin(CONTROL_PLANE)
+    cluster = stack.enter_context(Cluster(node_lifecycle=True))
+    screen.begin(DELIVERED)
+    machine = stack.enter_context(RealNode(cluster, HERE / "inventory.yaml", nvml=True))
+    machine.real.serve_api()
+
+    screen.begin(INSTALL)
+    screen.command("kubectl apply --server-side -k manifests")
+    delivery.install(cluster, machine.real)
+    screen.command(f"kubectl label node {machine.node} {POOL_LABEL}=dedicated")
+    cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
+    await_workloads(cluster)
+    screen.say(cluster.kubectl("get", "pods", "-n", SYSTEM).stdout.rstrip())
+    return cluster, machine
+
+
+def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
     screen.watch_until(cluster, lambda: _gpus_reported(cluster, machine), what="GPUs reported by the agent", timeout=60)
 
     cluster.namespace(NAMESPACE, labels={"pod-security.kubernetes.io/enforce": "restricted"})
