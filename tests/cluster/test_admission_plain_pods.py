@@ -79,6 +79,7 @@ TAKEN = {
         gpu_uuids=UUID,
         gpu_memory_isolation="None",
     ),
+    "a gate of another": line_pod(schedulingGates=[{"name": "example.com/quota"}]),
     "KubeShare's dialect": line_pod(annotations={"kubeshare/gpu_limit": "0.5", "kubeshare/GPUID": "team"}),
 }
 REFUSED: dict[str, tuple[Object, str]] = {
@@ -159,6 +160,7 @@ FORGED: dict[str, tuple[Object, str]] = {
         MILLI,
     ),
     "a fraction": (sized("0.4"), MILLI),
+    "the gate of SharePods": (line_pod(schedulingGates=[{"name": "sharepod.dev/share"}]), "spec.schedulingGates"),
     "a part of the line's claim": (
         line_pod(beside("claims", [{"name": "sharepod", "request": "another"}])),
         "spec.containers[main].resources.claims[sharepod].request",

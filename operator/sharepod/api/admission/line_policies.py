@@ -22,6 +22,7 @@ from sharepod.api.objects import (
     MAX_GPUS,
     PLACEHOLDER_LABEL,
     PLAIN_PODS_POLICY,
+    SHARE_GATE,
     TENANT_LABEL,
 )
 from sharepod.api.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
@@ -390,6 +391,12 @@ def _translated() -> list[Validation]:
             "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",
             "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
             "kubernetes.io/hostname'",
+        ),
+        refuse(
+            "request.operation != 'CREATE' || variables.asking.size() == 0 || "
+            f"!object.spec.?schedulingGates.orValue([]).exists(g, g.name == {text(SHARE_GATE)})",
+            f"'spec.schedulingGates[{SHARE_GATE}]: is opened for Pods of SharePods alone; remove it: a Pod with "
+            f"{MILLI} waits for its claim'",
         ),
         refuse(
             f"variables.asking.size() == 0 || !{entries}.exists(r, r.name == {name} && !({mine}))",
