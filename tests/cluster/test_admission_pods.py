@@ -8,8 +8,8 @@ import pytest
 from cluster.admission import PODS, as_user, pod_of, refusal, sharepod
 from cluster.malformed_case import CONTAINER
 from harness.api import ApiError, Object
-from harness.cluster import Cluster
-from harness.installation import NAMESPACE
+from harness.cluster import Cluster, wait_until
+from harness.installation import NAMESPACE, SHAREPODS
 from sharepod.api.pod import open_gate
 
 
@@ -48,6 +48,46 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
     )
     assert code != 0
     assert "mallory may not create pods in namespace default; ask for the right to create pods" in said
+
+
+@pytest.mark.promise("security-user-policies")
+def test_a_policy_keyed_to_users_sees_the_user_who_creates_a_sharepod(server: Cluster, alice: Path) -> None:
+    name, api = "keyed-to-users", "/apis/admissionregistration.k8s.io/v1"
+    rules = [
+        {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE"], "resources": [resource]}
+        for group, resource in (("", "pods"), ("sharepod.dev", "sharepods"))
+    ]
+    denied = {
+        "expression": "request.userInfo.username != 'alice' || !object.spec.?hostNetwork.orValue(false)",
+        "message": "alice has no host network",
+    }
+    spec = {"matchConstraints": {"resourceRules": rules}, "validations": [denied]}
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    for kind, made in (("ValidatingAdmissionPolicy", spec), ("ValidatingAdmissionPolicyBinding", binding)):
+        plural = "validatingadmissionpolic" + ("ybindings" if kind.endswith("Binding") else "ies")
+        body = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": made,
+        }
+        server.api.create(f"{api}/{plural}", body)
+    share = {"request": 0.4}
+
+    def said(network: bool) -> str:
+        body = sharepod("networked", share, hostNetwork=network)
+        return as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)[1]
+
+    wait_until(lambda: "alice has no host network" in said(True), what="the policy in force", timeout=30)
+    assert "created" in said(False)
+    plain = volume_pod("networked")
+    plain["spec"] = {"containers": [dict(CONTAINER)], "hostNetwork": True}
+    code, text = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=plain)
+    assert code
+    assert "alice has no host network" in text
+    server.api.create(SHAREPODS, sharepod("networked", share, hostNetwork=True), dryRun="All")
+    server.api.delete(f"{api}/validatingadmissionpolicybindings/{name}")
+    server.api.delete(f"{api}/validatingadmissionpolicies/{name}")
 
 
 @pytest.mark.promise("operator-annotation-alone")
