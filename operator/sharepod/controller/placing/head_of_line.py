@@ -112,7 +112,6 @@ class HeadOfLine:
             self._later(now + max(wait_s, _CHECK_PERIOD_S))
             return
         waits = [waiting for waiting in list(places.values()) if self._waits_for_room(waiting)]
-        waits.sort(key=lambda waiting: self._rank(waiting, now))
         if waits:
             self._later(max(min(waiting.since for waiting in waits) + self._after, self._next_check))
         reservation = self._choose(waits, now)
@@ -159,7 +158,7 @@ class HeadOfLine:
         """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
 
         The present one stays with its owner, unless a SharePod of higher priority has waited as long. `waits`: those
-        that wait for room, in queue order.
+        that wait for room.
         """
         cluster = self._cluster
         kept = cluster.head_reservation
@@ -173,7 +172,7 @@ class HeadOfLine:
             for waiting in waits
             if now >= self._may_be_kept_at(waiting) and (least is None or _priority(waiting) > least)
         ]
-        for waiting in _whose_turn(waited):
+        for waiting in _whose_turn(sorted(waited, key=lambda waiting: self._rank(waiting, now))):
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request) if request is not None else None
             if request is not None and found is not None:
