@@ -91,12 +91,13 @@ bool drain_over(struct streams *streams, const struct queue *queue) {
     return over;
 }
 
-void drain_end(struct streams *streams) {
+void drain_end(struct streams *streams, bool cleared) {
     lock(&streams->lock);
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
-        row->pending = row->unmetered = false;
-        streams_set_busy(streams, row, row->waiting);
+        row->pending &= !cleared;
+        row->unmetered &= !cleared;
+        streams_set_busy(streams, row, row->waiting || row->pending);
     }
     unlock(&streams->lock);
 }

@@ -20,7 +20,8 @@ bool drain_poll(struct streams *streams);
 /* Return whether what was launched into the queue's stream before the drain began has finished, or is nobody's any
  * more. For any thread. */
 bool drain_over(struct streams *streams, const struct queue *queue);
-/* End the drain: no work is registered any more. */
-void drain_end(struct streams *streams);
+/* End the drain: no work is registered any more. `cleared` false: a thread is inside a launch still, into one of the
+ * streams that were drained, so that the next drain waits for each of these too. */
+void drain_end(struct streams *streams, bool cleared);
 
 #endif

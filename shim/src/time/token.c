@@ -338,7 +338,7 @@ static void run_over(struct token *token, uint64_t now) {
 /* Everything has finished: send DRAINED (T2). */
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
-    drain_end(token->streams);
+    drain_end(token->streams, token->cleared || token->without_driver);
     atomic_store(&token->gate->undrained, token->last_poll);
     atomic_store(&token->gate->drained, now);
     token->state = TOKEN_NONE;

@@ -5,8 +5,9 @@
  * of each period that is the tenant's request (the duty cycle).
  * - T2 one DRAINED a grant, and in order: it is sent after the gate was closed (G1) and all work launched under the
  *   grant has finished. A thread that stays inside a launch delays it by the grace period at most, and by LATE (see
- *   token.c) once all other work has finished. Once the hook is out of the driver, in exit handlers of the program,
- * launches have finished when their threads have left them (P4).
+ *   token.c) once all other work has finished; the next drain waits for what that launch puts on the GPU. Once the hook
+ *   is out of the driver, in exit handlers of the program, launches have finished when their threads have left them
+ * (P4).
  * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
  *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
  *   grant that comes then takes the place of the one before.

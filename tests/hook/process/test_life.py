@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from doubles.gpus import QUEUE_DEPTH, release_hung_kernels
 from hook.conftest import MIB, MakeTenant, Tenant, last_report
+from hook.world.gate_state import Gate
 from hook.world.held_thread import held, stop
 from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
@@ -334,6 +336,35 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     assert launching.result(10).code == 0
     assert first.launches == 2
     assert tenant.submitted() == 1 + 5 + 1
+
+
+def test_a_launch_that_outlasts_the_grace_is_drained_with_the_next_grant(tenant: Tenant, hook_file: Path) -> None:
+    """The driver accepts it while the next grant is held: its kernel is waited for like any other's."""
+    agent = tenant.agent(grace_ms=100)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for thread in ("late", "sibling"):
+        probe.ok("context_use", thread=thread)
+    probe.ok("stream", "s")
+    late = probe.post("launch", "load_us_1500000", "s", thread="late")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
+    gate = Gate(probe.pid, hook_file)
+    tenant.until(lambda: bool(gate.inside()), "the launch that takes long in the driver")
+    agent.revoke(client, grant)
+    assert agent.next_frame(client, Drained).launches == 1
+    assert tenant.submitted() == 0, "the grace was over before the driver had accepted it"
+    sibling = probe.post("launch", "noop", thread="sibling")
+    agent.wait_asked(client, 2)
+    grant = agent.grant(client, 60_000, metered=True)
+    assert sibling.result(10).code == 0
+    assert late.result(10).code == 0
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained, 1)
+    drained_at = agent.times(client, Drained)[1]
+    probe.ok("stream_sync", "s", thread="late")
+    assert drained_at >= max(usage.last_end for usage in tenant.read().client("tenant").usage.values())
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10])

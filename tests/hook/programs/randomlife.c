@@ -18,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_STREAMS = 40, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64 };
+/* BURST: launches of an empty kernel in a row, most of whose time is spent inside of launches. */
+enum { MOST_STREAMS = 40, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64, BURST = 3000 };
 
 /* State of one thread. */
 struct life {
@@ -26,7 +27,7 @@ struct life {
     CUcontext context; /* its own, or the primary one */
     bool own_context;
     CUmodule module;
-    CUfunction kernels[KERNELS];
+    CUfunction kernels[KERNELS], empty;
     unsigned most_streams; /* of this thread: few, or more than a thread of the hook remembers in its slot */
     CUstream streams[MOST_STREAMS];
     CUdeviceptr memory[ALLOCATIONS];
@@ -72,6 +73,7 @@ static void load(struct life *life) {
     CHECK(cuModuleLoadData(&life->module, ""));
     for (int i = 0; i < KERNELS; i++)
         CHECK(cuModuleGetFunction(&life->kernels[i], life->module, names[i]));
+    CHECK(cuModuleGetFunction(&life->empty, life->module, "noop"));
 }
 
 static CUstream some_stream(struct life *life) {
@@ -101,6 +103,14 @@ static void launch(struct life *life) {
     CUstream stream = some_stream(life);
     for (unsigned i = below(life, 30) + 1; i > 0 && !atomic_load(&stop); i--) {
         launch_on(life, stream);
+        atomic_fetch_add(&counts.launches, 1);
+    }
+}
+
+static void burst(struct life *life) {
+    CUstream stream = some_stream(life);
+    for (unsigned i = below(life, BURST) + 1; i > 0 && !atomic_load(&stop); i--) {
+        CHECK(cuLaunchKernel(life->empty, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
         atomic_fetch_add(&counts.launches, 1);
     }
 }
@@ -318,6 +328,7 @@ static void *live(void *argument) {
             if (below(&life, 8) == 0)
                 fork_child();
             break;
+        case 12: burst(&life); break;
         default: launch(&life); break;
         }
     give_back(&life);

@@ -65,3 +65,47 @@ def _ptrace(request: int, thread: int) -> None:
     if libc.ptrace(request, thread, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "ptrace")
+
+
+class Hold:
+    """One thread of a process held by a debugger, until `release`: without waiting for anything in between.
+
+    All calls are the business of one thread of this process. The main thread of a process is not to be held: its end
+    is its parent's to see.
+    """
+
+    def __init__(self, thread: int) -> None:
+        """Raises OSError if there is no such thread."""
+        self._thread = thread
+        self._stopped = False
+        _ptrace(_SEIZE, thread)
+        with contextlib.suppress(OSError):
+            _ptrace(_INTERRUPT, thread)
+
+    def stopped(self) -> bool:
+        """Wait until the thread has stopped. False: it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            _, status = os.waitpid(self._thread, _ANY_CHILD)
+            self._stopped = os.WIFSTOPPED(status)
+        return self._stopped
+
+    def look(self) -> bool:
+        """Return whether the thread is still there. To be asked now and then: its process ends only after that."""
+        try:
+            seen, status = os.waitpid(self._thread, _ANY_CHILD | os.WNOHANG)
+        except ChildProcessError:
+            return False
+        self._stopped |= bool(seen) and os.WIFSTOPPED(status)
+        return not seen or os.WIFSTOPPED(status)
+
+    def release(self) -> bool:
+        """Let the thread go on, or note that it is gone. False: it has not even stopped yet; to be tried again."""
+        if not self.look():
+            return True
+        if not self._stopped:
+            return False
+        try:
+            _ptrace(_DETACH, self._thread)
+        except OSError:  # killed meanwhile: `look` sees its end
+            return False
+        return True

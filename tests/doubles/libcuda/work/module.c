@@ -10,15 +10,18 @@
  *
  *     spin_us_N   occupies the device for N microseconds
  *     spin_arg    for as many nanoseconds as its first argument (uint64_t) says
- *     hang        until the state file's release flag is set or the process ends; other processes go on beside it
- *     noop        no time at all
- *     any other   occupies the device for OTHER_US microseconds, as a kernel of a real program does
+ *     load_us_N   the first launch of it takes N microseconds in the call, as that of a kernel whose code is loaded
+ * then; each occupies the device for as long hang        until the state file's release flag is set or the process
+ * ends; other processes go on beside it noop        no time at all any other   occupies the device for OTHER_US
+ * microseconds, as a kernel of a real program does
  */
 #include "work/module.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "memory/memory.h"
 
@@ -38,7 +41,8 @@ struct function {
     bool hang, argument;
     int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
-    struct library *library; /* of a kernel, which has no context */
+    _Atomic uint64_t loading; /* what its first launch takes in the call, ns */
+    struct library *library;  /* of a kernel, which has no context */
     char name[NAME_BYTES];
     struct function *next;
 };
@@ -232,6 +236,8 @@ static CUresult new_function(struct function **functions, struct library *librar
     struct function function = {.magic = MAGIC_FUNCTION, .library = library, .next = *functions};
     if (strncmp(name, "spin_us_", 8) == 0)
         function.duration = strtoull(name + 8, NULL, 10) * 1000;
+    else if (strncmp(name, "load_us_", 8) == 0)
+        function.loading = function.duration = strtoull(name + 8, NULL, 10) * 1000;
     else if (strcmp(name, "spin_arg") == 0)
         function.argument = true;
     else if (strcmp(name, "hang") == 0)
@@ -404,9 +410,13 @@ CUresult fake_function_attribute(CUfunction handle, CUfunction_attribute attribu
 }
 
 CUresult fake_kernel_work(CUfunction handle, void *const *arguments, struct work *work) {
-    const struct function *function = (const struct function *)handle;
+    struct function *function = (struct function *)handle;
     if (!fake_is(function, MAGIC_FUNCTION))
         return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t loading = atomic_exchange(&function->loading, 0);
+    if (loading > 0)
+        nanosleep(&(struct timespec){.tv_sec = (time_t)(loading / 1000000000), .tv_nsec = (long)(loading % 1000000000)},
+                  NULL);
     if (function->argument && (arguments == NULL || arguments[0] == NULL))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = function->library == NULL ? CUDA_SUCCESS : kernel_code(function->library);

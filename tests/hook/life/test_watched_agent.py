@@ -1,0 +1,89 @@
+"""The agent of the random life tells a launch that outlasted the grace period from one without a token."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hook.conftest import Tenant
+from hook.life.watched_agent import OUTLASTED, Counts, WatchedAgent
+from hook.world.gate_state import Gate, caught_inside
+from sharepod.protocol import Drained, Want
+
+GRACE_MS = 50
+_Chosen = TypeVar("_Chosen")
+
+
+class _Even(random.Random):
+    """No chance at all: grants of 50 ms that are not metered, 20 ms after they were asked for, and nothing else."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def choice(self, seq: Sequence[_Chosen]) -> _Chosen:  # type: ignore[override]
+        return seq[-1]
+
+
+@pytest.fixture
+def agent(tenant: Tenant, hook_file: Path) -> Iterator[WatchedAgent]:
+    counts = Counts(tenant.state)
+    agent = WatchedAgent(tenant, counts, _Even(), hook_file)
+    agent.grace_ms = GRACE_MS
+    yield agent
+    agent.close()
+    counts.close()
+
+
+def _until(agent: WatchedAgent, condition: Callable[[], bool], seconds: float) -> bool:
+    """Step the agent until the condition holds. Return whether it does within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        agent.step()
+        time.sleep(0.001)
+    return True
+
+
+def _asked(agent: WatchedAgent) -> int:
+    """Return how often the token was asked for over the present connection."""
+    return sum(
+        isinstance(received.frame, Want) or (isinstance(received.frame, Drained) and received.frame.wanting)
+        for client in agent.clients[-1:]
+        for received in list(client.received)
+    )
+
+
+@pytest.mark.promise("program-outlasts")
+@pytest.mark.parametrize("restarts", [False, True], ids=["drained", "agent restarted"])
+def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
+    tenant: Tenant, agent: WatchedAgent, hook_file: Path, restarts: bool
+) -> None:
+    """A debugger holds a thread between the gate and the return of the driver until the hook waits for it no longer.
+    Where the driver had not accepted the launch yet, it does so later. A thread that is held while it has the driver's
+    lock holds up everything: it is let go."""
+    process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
+    assert _until(agent, lambda: tenant.submitted() > 1000, 20)
+    gate = Gate(process.pid, hook_file)
+    deadline = time.monotonic() + 60
+    while agent.seen[OUTLASTED] == 0:
+        assert time.monotonic() < deadline, agent.seen
+        hold = caught_inside(gate)
+        agent.step()
+        if hold is None:
+            continue
+        if restarts:
+            agent.vanish()
+            agent.appear()
+        asked = _asked(agent)
+        _until(agent, lambda asked=asked: _asked(agent) > asked, 1)  # type: ignore[misc]
+        while not hold.release():
+            time.sleep(0.001)
+        time.sleep(0.01)  # the next grant is 20 ms off
+        agent.step()
+    assert agent.seen["launches without a token"] == 0
+    assert agent.seen["drained too early"] == 0

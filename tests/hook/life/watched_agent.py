@@ -1,0 +1,278 @@
+"""Scripted agent of the random life: grants and revokes at random, and compares what the hook says with what the driver
+has accepted.
+
+Guarantees that are checked:
+- From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left, but for
+  launches that a thread was inside of at that moment, by the process's own memory (`gate_state.py`), and which DRAINED
+  counts, where the grace period has passed since the last grant: it was over before such a thread had left (T2).
+- From grant to DRAINED the driver accepts no more launches than the hook says.
+- Once a metered grant is barred, each thread launches at most once more: what it was inside of.
+- The ledger of memory stays whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import random
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from doubles.gpus import submitted_at
+from hook.conftest import Tenant
+from hook.world.gate_state import Gate
+from hook.world.scripted_agent import Client, ScriptedAgent
+from sharepod.protocol import ClientFrame, Drained, Grant, Limits, Recall, Want, encode
+
+THREADS_MOST = 8
+"""Threads of a process; what one of them starts counts beside."""
+OUTLASTED = "launches that outlasted the grace"
+"""Name of the count of launches that a thread was inside of from before the gate was closed until after the hook had
+given up waiting for it."""
+_SOCKET_PID = struct.Struct("=iii")
+_TO_MISUSED = 7 * 8
+"""Bytes from `submitted` to `misused` in the double's counts of a process."""
+_BACK_TO_PID = 8
+"""Bytes from a process's counts of the first device back to its pid."""
+
+
+class Counts:
+    """Launches that the double of libcuda has accepted of each process, and its unfinished work."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state
+        with state.open("rb") as file:
+            self._page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+    def place(self, pid: int) -> int:
+        """Return the offset of a process's counts. KeyError if it has not used CUDA."""
+        return submitted_at(self._path, pid)
+
+    def launches(self, turn: Turn) -> int | None:
+        """Return the launches accepted so far; None if the process has ended and its place has gone to another."""
+        count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
+        owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
+        return count if owner == turn.pid else None
+
+    def misused(self, pid: int) -> int:
+        """Return the calls with handles of contexts that had ended, and those while the driver ended, of a process."""
+        try:
+            count: int = struct.unpack_from("=Q", self._page, self.place(pid) + _TO_MISUSED)[0]
+        except KeyError:  # it has not used CUDA
+            return 0
+        return count
+
+    def unfinished(self, turn: Turn) -> str:
+        """Describe the work that the device still has of the process; empty if none."""
+        submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
+        left = last_end - time.monotonic_ns()
+        return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left > 0 else ""
+
+    def close(self) -> None:
+        self._page.close()
+
+
+@dataclass
+class Turn:
+    """State of one client's right to launch, as the agent knows it."""
+
+    pid: int
+    place: int
+    """Offset of its counts."""
+    held: Grant | None = None
+    """The grant that the client holds, until it is drained."""
+    before: int = 0
+    """Launches when `held` was sent."""
+    barred: int | None = None
+    """Launches when `held` had been barred; None: it is not."""
+    settled: int | None = None
+    """Launches when the client last said that it is without the token; None while it may hold it."""
+    claimed: int | None = None
+    """Launches that there were by its word when it had drained; None: it has drained nothing over this connection."""
+    gate: Gate | None = field(default=None, repr=False)
+    """None: it has none any more."""
+    inside: list[str] = field(default_factory=list)
+    """Threads that were inside a launch when it was settled, and what they did; none of them if the grace period cannot
+    have been over by then."""
+    due: float | None = None
+    """When the token that the client wants is to be granted, time.monotonic()."""
+    given_up: bool = False
+    """True once the client ends this connection, to go on without an agent until it has made another. Frames that it
+    sent before may still come."""
+
+
+class WatchedAgent(ScriptedAgent):
+    """Scripted agent that grants every WANT after a while and counts launches without a grant."""
+
+    def __init__(self, tenant: Tenant, counts: Counts, chance: random.Random, hook: Path) -> None:
+        self.seen: Counter[str] = Counter()
+        self._hook = hook
+        self._counts = counts
+        self._chance = chance
+        self._turns: dict[int, Turn] = {}
+        self._granted_at: dict[int, float] = {}
+        """By process: when it was last granted, over whatever connection, time.monotonic(). Its gate closed later."""
+        super().__init__(tenant.directory, tenant.gpus)
+
+    def step(self) -> None:
+        """Send the grants that are due, renew or revoke held ones, and check every client's launches."""
+        with self._changed:
+            for client in [client for client in self.clients if not client.gone and id(client) in self._turns]:
+                turn = self._turns[id(client)]
+                if turn.given_up:
+                    continue
+                self._look(client, turn)
+                try:
+                    self._act(client, turn)
+                except OSError:  # it is ending
+                    turn.due = None
+
+    def vanish(self) -> None:
+        super().vanish()
+        self._turns.clear()
+
+    def _act(self, client: Client, turn: Turn) -> None:
+        chance = self._chance.random()
+        if turn.due is not None and time.monotonic() >= turn.due:
+            turn.before = self._counts.launches(turn) or 0
+            turn.due = turn.settled = turn.barred = None
+            quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
+            turn.held = replace(self.next_grant(quantum_ms, metered=metered), announce=self._chance.random() < 0.5)
+            self._granted_at[turn.pid] = time.monotonic()
+            self.send(client, turn.held)
+            self.seen["grants"] += 1
+        elif turn.held is not None and chance < 0.01:
+            self.revoke(client, turn.held)
+        elif turn.held is not None and chance < 0.05:
+            self.send(client, _renewed(turn.held, self._chance.choice([5, 20])))
+            self.seen["renewals"] += 1
+        elif turn.held is not None and turn.held.metered and turn.barred is None and chance < 0.06:
+            self.hints.bar(turn.held.grant_id)
+            turn.barred = self._counts.launches(turn)
+            self.seen["bars"] += 1
+        elif chance > 0.999:
+            self._send_nonsense(client)
+        elif chance > 0.995:
+            self.recall(client, 0, self._chance.randrange(1 << 24))
+
+    def _send_nonsense(self, client: Client) -> None:
+        """Send a frame that is not valid: the hook gives up the connection and makes another."""
+        sound = bytearray(encode(Limits(self.gpus, self.grace_ms)))
+        match self._chance.randrange(4):
+            case 0:
+                packet = self._chance.randbytes(self._chance.randrange(1, 400))
+            case 1:
+                packet = bytes(sound[: self._chance.randrange(1, len(sound))])
+            case 2:
+                packet = encode(Recall(self._chance.randrange(len(self.gpus), 1 << 32), 1 << 60))
+            case _:
+                at = sound.index(self.gpus[0].uuid) - 8  # how many GPUs
+                packet = bytes(sound[:at] + self._chance.randbytes(4) + sound[at + 4 :])
+        self._turns[id(client)].given_up = True
+        client.socket.send(packet)
+        self.seen["nonsense"] += 1
+
+    def _look(self, client: Client, turn: Turn) -> None:
+        now = self._counts.launches(turn)
+        if turn.settled is None or now is None or now == turn.settled:
+            return
+        if _hung_up(client):  # it has gone on without an agent
+            turn.given_up = True
+            return
+        late = min(now - turn.settled, len(turn.inside))
+        if turn.claimed is not None:
+            late = min(late, max(0, turn.claimed - turn.settled))
+        if late > 0:
+            self.seen[OUTLASTED] += late
+            print(f"{late} launches outlasted the grace: {turn}", flush=True)
+            del turn.inside[:late]
+        if now > turn.settled + late:
+            self._accuse(turn, now - turn.settled - late, "since it was drained")
+        turn.settled = now
+
+    def _accuse(self, turn: Turn, launches: int, when: str) -> None:
+        self.seen["launches without a token"] += launches
+        print(f"{launches} launches {when}: {turn}", flush=True)
+
+    def _handle(self, client: Client, frame: ClientFrame) -> None:
+        if isinstance(frame, Want | Drained):
+            self._cross(client)
+            self._hear(client, frame)
+        try:
+            super()._handle(client, frame)
+        except AssertionError:
+            self.seen["broken ledgers"] += 1
+
+    def _cross(self, client: Client) -> None:
+        """Sometimes renew the grant of a client that has just drained, as if DRAINED had not been read yet."""
+        turn = self._turns.get(id(client))
+        if turn is not None and turn.held is not None and not turn.given_up and self._chance.random() < 0.1:
+            with contextlib.suppress(OSError):
+                self.send(client, _renewed(turn.held, 20))
+            self.seen["crossings"] += 1
+
+    def _hear(self, client: Client, frame: Want | Drained) -> None:
+        if id(client) not in self._turns:
+            pid = _pid_of(client)
+            with contextlib.suppress(KeyError):  # it has ended meanwhile
+                self._turns[id(client)] = Turn(pid, self._counts.place(pid), gate=self._gate(pid))
+        turn = self._turns.get(id(client))
+        if turn is None or turn.given_up:
+            return
+        self._look(client, turn)
+        inside = turn.gate.inside() if turn.gate is not None else []
+        now = self._counts.launches(turn)
+        waited = time.monotonic() - self._granted_at.get(turn.pid, 0) >= self.grace_ms / 1000
+        turn.given_up |= _hung_up(client)
+        if now is None or turn.given_up:
+            return
+        if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
+            if now > turn.before + frame.launches:
+                self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
+            elif turn.barred is not None and now > turn.barred + 2 * THREADS_MOST:
+                self.seen["launches under a barred grant"] += now - turn.barred
+                print(f"{now - turn.barred} launches under a barred grant: {turn}", flush=True)
+            elif (unfinished := self._counts.unfinished(turn)) and waited and (inside or turn.inside):
+                self.seen[OUTLASTED] += 1
+                print(f"{unfinished} of a launch that outlasted the grace: {turn}", flush=True)
+            elif unfinished:
+                self.seen["drained too early"] += 1
+                print(f"{unfinished} at {frame}: {turn}", flush=True)
+            turn.claimed = turn.before + frame.launches
+            turn.held = None
+        if turn.held is None:
+            turn.settled = now
+            turn.inside = [turn.gate.describe(thread) for thread in inside if turn.gate is not None and waited]
+            if isinstance(frame, Want) or frame.wanting:
+                turn.due = time.monotonic() + self._chance.choice([0.0, 0.0, 0.002, 0.02])
+
+    def _gate(self, pid: int) -> Gate | None:
+        try:
+            return Gate(pid, self._hook)
+        except (OSError, LookupError):  # it has ended
+            return None
+
+
+def _renewed(grant: Grant, quantum_ms: float) -> Grant:
+    return replace(grant, quantum_ns=int(quantum_ms * 1e6), announce=False, renews=True)
+
+
+def _pid_of(client: Client) -> int:
+    credentials = client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SOCKET_PID.size)
+    pid: int = _SOCKET_PID.unpack(credentials)[0]
+    return pid
+
+
+def _hung_up(client: Client) -> bool:
+    """Return whether the client has closed the connection, whatever of it has not been read yet."""
+    waiting = select.poll()
+    try:
+        waiting.register(client.socket, 0)
+    except ValueError:  # closed here as well
+        return True
+    return bool(waiting.poll(0))

@@ -1,0 +1,13 @@
+/* NOCUDA: says where in `struct process` of the hook the gate has what tests read of it, as one JSON object of
+ * bytes. */
+#include <stddef.h>
+#include <stdio.h>
+
+#include "process/process.h"
+
+int main(void) {
+    printf("{\"count\": %zu, \"slots\": %zu, \"slot\": %zu, \"sequence\": %zu, \"thread\": %zu}\n",
+           offsetof(struct process, gate.slot_count), offsetof(struct process, gate.slots), sizeof(struct slot),
+           offsetof(struct slot, sequence), offsetof(struct slot, thread));
+    return 0;
+}

@@ -1,0 +1,119 @@
+"""The gate of the hook in a running process, read from that process's memory: evidence that is not the hook's own word.
+
+Guarantees:
+- A launch that the driver accepts while the gate is closed, and has been since before `Gate.inside`, is of a thread
+  that `inside` returned: all others find the gate closed (G1).
+- The process notices nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hook.conftest import BUILD
+from hook.world.held_thread import Hold
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Places in the hook's memory, in bytes."""
+
+    process: int
+    """Of the pointer `the_process`, from the beginning of the file."""
+    count: int
+    """Of `slot_count`, from where that points to."""
+    slots: int
+    slot: int
+    """Size of a slot."""
+    sequence: int
+    """From the beginning of a slot, as `thread`."""
+    thread: int
+
+
+@cache
+def _layout(hook: Path) -> _Layout:
+    beside = hook.with_name(f"{hook.name}.debug")
+    symbols = subprocess.run(
+        ["nm", str(beside if beside.is_file() else hook)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split("\n")
+    addresses = [int(line.split()[0], 16) for line in symbols if line.endswith(" the_process")]
+    said = subprocess.run(
+        [str(BUILD / "programs" / "gatelayout")], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    return _Layout(addresses[0], **json.loads(said))
+
+
+class Gate:
+    """Gate of one process.
+
+    Raises:
+        OSError: The process has ended.
+        LookupError: It has not loaded the hook.
+    """
+
+    def __init__(self, pid: int, hook: Path) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._layout = _layout(hook)
+        self._memory = Path(f"/proc/{pid}/mem")
+        maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        bases = [int(line[0].split("-")[0], 16) for line in maps if line[-1].endswith("/libsharepod.so")]
+        if not bases:
+            raise LookupError(f"process {pid} has no hook")
+        (self._process,) = struct.unpack("=Q", self._read(min(bases) + self._layout.process, 8))
+
+    def inside(self) -> list[int]:
+        """Return the ids of the threads that are inside a launch, or look at this very moment whether they may be.
+
+        Threads that have no slot of their own are not among them.
+        """
+        at = self._layout
+        try:
+            (count,) = struct.unpack("=I", self._read(self._process + at.count, 4))
+            slots = self._read(self._process + at.slots, count * at.slot)
+        except OSError:  # the process has ended
+            return []
+        found = []
+        for slot in range(0, count * at.slot, at.slot):
+            (sequence,) = struct.unpack_from("=Q", slots, slot + at.sequence)
+            if sequence & 1:
+                found.append(int(struct.unpack_from("=i", slots, slot + at.thread)[0]))
+        return found
+
+    def describe(self, thread: int) -> str:
+        """Describe what a thread does: its state, the system call it is in, and for how long it has had to wait for a
+        processor since it began."""
+        task = self._tasks / str(thread)
+        try:
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            call = (task / "syscall").read_text().split()[0]
+            waited_ms = int((task / "schedstat").read_text().split()[1]) // 1_000_000
+        except OSError:
+            return f"thread {thread}: gone"
+        return f"thread {thread}: state {state}, in system call {call}, has waited {waited_ms} ms for a processor"
+
+    def _read(self, address: int, size: int) -> bytes:
+        with self._memory.open("rb", buffering=0) as memory:
+            memory.seek(address)
+            got = memory.read(size)
+        if len(got) < size:
+            raise OSError(f"{len(got)} of {size} bytes at {address:#x}")
+        return got
+
+
+def caught_inside(gate: Gate, looks: int = 500) -> Hold | None:
+    """Hold a thread inside a launch, anywhere between the gate and the return of the driver. None: after so many looks
+    none was caught."""
+    for _ in range(looks):
+        for thread in gate.inside()[:1]:
+            hold = Hold(thread)
+            if hold.stopped() and thread in gate.inside():
+                return hold
+            while not hold.release():
+                time.sleep(0.0001)
+    return None
