@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY, Probe
 
 PIECE = 64 * MIB
+_PIDFD_GETFD = 438
+"""Number of the system call pidfd_getfd, on every architecture."""
 
 
 def exported(check: LedgerCheck, size: int = PIECE) -> int:
@@ -48,6 +52,27 @@ def test_descriptors_alone_keep_to_the_limit(make_check: MakeCheck) -> None:
     for descriptor in descriptors:
         check.probe.ok("descriptor_close", descriptor)
     until(check, PIECE)
+
+
+@pytest.mark.promise("memory-exported")
+def test_a_descriptor_that_is_on_its_way_to_another_process_keeps_the_memory(make_check: MakeCheck) -> None:
+    """Nobody has it in any table of descriptors then."""
+    check = make_check()
+    descriptor = exported(check)
+    process = os.pidfd_open(check.probe.pid)
+    own = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, descriptor, 0)
+    os.close(process)
+    assert own >= 0
+    check.probe.ok("descriptor_close", descriptor)
+    assert check.same() == PIECE
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        socket.send_fds(sender, [b"memory"], [own])
+        os.close(own)
+        check.probe.ok("physical", TENANT_MEMORY - PIECE)
+        check.refused("physical", PAGE)
+        assert check.same() == TENANT_MEMORY
+    until(check, TENANT_MEMORY - PIECE)
 
 
 def test_bytes_of_a_closed_descriptor_go_back_to_the_agent(make_check: MakeCheck) -> None:
