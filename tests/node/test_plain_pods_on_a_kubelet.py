@@ -12,7 +12,7 @@ import pytest
 from cluster.plain_world import MEMORY, MILLI
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.shares import measured
+from harness.shares import measured, right
 from node.claim_node import container
 from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
@@ -60,9 +60,56 @@ def test_plain_pods_share_a_gpu_with_a_sharepod_and_outlive_a_restart_of_the_kub
     wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)
 
 
-def tenants(system: ClaimSystem) -> list[Object]:
+@pytest.mark.promise("node-claim-attached", "node-claim-shared", "node-claim-restarts")
+@pytest.mark.alone
+def test_tenants_by_every_door_share_one_gpu_as_they_asked_and_go_on_over_all_restarts(system: ClaimSystem) -> None:
+    """Each has its request as its limit, so that nobody's share depends on what others leave."""
+    spread, brief, both = (system.template(name, milli, limit=milli) for name, milli in PARTS)
+    line = deployment("plain", 1, "100")
+    line["spec"]["template"]["metadata"]["annotations"] = {"sharepod.dev/gpu-limit": "0.1"}
+    system.apply(
+        spread,
+        system.workload("Deployment", "three", "spread", replicas=3),
+        brief,
+        system.workload("Job", "job", "brief", "--seconds", "600"),
+        {**both, "kind": "ResourceClaim", "spec": both["spec"]["spec"]},
+        system.pod("one", claim="both"),
+        system.pod("two", claim="both"),
+        system.sharepod("left", 0.2, gpu={"limit": 0.2}),
+        line,
+    )
+    names = system.await_running("three", 3) + system.await_running("job") + system.await_running("plain")
+    system.await_running("one")
+    system.await_running("two")
+    wait_until(lambda: all(tenant["connected"] for tenant in tenants(system, 7)), what="seven tenants", timeout=60)
+    as_they_asked(system, names)
+    system.machine.real.restart_kubelet()
+    system.restart_operator()
+    system.kill_agent()
+    system.start_agent()
+    wait_until(lambda: ready(system), what="the node is ready again", timeout=60)
+    system.machine.await_claim_driver(system.agent)
+    wait_until(lambda: all(tenant["connected"] for tenant in tenants(system, 7)), what="seven tenants", timeout=60)
+    as_they_asked(system, names)
+    assert system.restarts() == 0
+    system.clear()
+
+
+PARTS = (("spread", 100), ("brief", 100), ("both", 200))
+"""Templates of the test above, and the thousandths that each is for."""
+
+
+def as_they_asked(system: ClaimSystem, names: list[str]) -> None:
+    """Expect a tenth for each of these Pods, a fifth for the SharePod, and one for both Pods of one claim together."""
+    found = measured(system.machine.busy_ns)
+    found.expect(left=20.0, **dict.fromkeys(names, 10.0))
+    together = found.of("one") + found.of("two")
+    assert right(20.0, together, found.stolen), found
+
+
+def tenants(system: ClaimSystem, count: int = 3) -> list[Object]:
     found: list[Object] = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
-    return found if len(found) == 3 else [{"connected": False}]
+    return found if len(found) == count else [{"connected": False}]
 
 
 def ready(system: ClaimSystem) -> bool:
