@@ -24,6 +24,9 @@ ERRORS: Mapping[str, type[Exception]] = {
 }
 """Errors that travel as what they are."""
 
+OPENED_MAX = DESCRIPTORS_MAX // 2
+"""Tenants of one call whose files are opened: each has two descriptors."""
+
 _Id = Annotated[str, Field(max_length=128)]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=2048)]
 _Pid = Annotated[int, Field(ge=1, le=1 << 22)]
@@ -39,19 +42,10 @@ class DirectoryWanted:
 
 
 @dataclass(frozen=True)
-class UsableAsked:
-    """Question whether a tenant's directory was complete once."""
+class FilesAsked:
+    """Shared tenant whose directory is to be complete and whose files are to be opened."""
 
     tenant: _Id
-    limited: bool
-
-
-@dataclass(frozen=True)
-class HandoverWanted:
-    """Tenant's handover file that is to be opened."""
-
-    tenant: _Id
-    gpus: Annotated[tuple[str, ...], Field(max_length=64)]
     slots: Annotated[int, Field(ge=1, le=1 << 17)]
 
 
@@ -68,11 +62,20 @@ class HandoverMade:
 
 
 @dataclass(frozen=True)
+class FilesMade:
+    """Open files of a tenant: the descriptors of its handover file and of its listening socket come with the answer."""
+
+    handover: HandoverMade
+    unwritten: Failure | None
+    """Reason why the disk did not take the directory, which an earlier agent completed."""
+
+
+@dataclass(frozen=True)
 class WatchWanted:
-    """Processes of a tenant, as the handover file names them, that are to be watched."""
+    """Process of a tenant, as the handover file names it, that is to be watched."""
 
     tenant: _Id
-    pids: Annotated[tuple[_Pid, ...], Field(max_length=DESCRIPTORS_MAX)]
+    pid: _Pid
 
 
 @dataclass(frozen=True)
@@ -197,13 +200,22 @@ _TEXT = TypeAdapter(str)
 
 STEWARD_PREPARE = Call("prepare", _NOTHING, _TEXT)
 STEWARD_CREATE = Call("create", TypeAdapter(DirectoryWanted), _NOTHING)
-STEWARD_USABLE = Call("usable", TypeAdapter(UsableAsked), _FLAG)
+STEWARD_COMPLETE: Call[DirectoryWanted, Failure | None] = Call(
+    "complete", TypeAdapter(DirectoryWanted), TypeAdapter(Failure | None)
+)
+STEWARD_OPEN: Call[tuple[FilesAsked, ...], tuple[FilesMade | Failure, ...]] = Call(
+    "open",
+    TypeAdapter(Annotated[tuple[FilesAsked, ...], Field(max_length=OPENED_MAX)]),
+    TypeAdapter(tuple[FilesMade | Failure, ...]),
+)
 STEWARD_LISTEN = Call("listen", _ID, _NOTHING)
-STEWARD_INHERIT = Call("inherit", _ID, _FLAG)
 STEWARD_UNHEARD = Call("unheard", _ID, _NOTHING)
 STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING, _MANY_IDS)
-STEWARD_OPEN_HANDOVER = Call("open handover", TypeAdapter(HandoverWanted), TypeAdapter(HandoverMade))
-STEWARD_WATCH = Call("watch", TypeAdapter(WatchWanted), TypeAdapter(tuple[bool, ...]))
+STEWARD_WATCH: Call[tuple[WatchWanted, ...], tuple[bool, ...]] = Call(
+    "watch",
+    TypeAdapter(Annotated[tuple[WatchWanted, ...], Field(max_length=DESCRIPTORS_MAX)]),
+    TypeAdapter(tuple[bool, ...]),
+)
 STEWARD_SHUT = Call("shut", _ID, _NOTHING)
 STEWARD_REMOVE = Call("remove", _ID, _NOTHING)
 STEWARD_EXISTING = Call("existing", _NOTHING, TypeAdapter(tuple[str, ...]))

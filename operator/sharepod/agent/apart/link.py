@@ -267,7 +267,7 @@ class PartLink:
         except Exception as error:
             if not isinstance(error, (OSError, *self._service.errors.values())):
                 log.exception("a call of the other process has failed", call=call.name)
-            self._send(_FAILED, number, _FAILURE.dump_json(_failure(error)), [])
+            self._send(_FAILED, number, _FAILURE.dump_json(failure_of(error)), [])
         else:
             self._send(_ANSWER, number, call.result.dump_json(result, by_alias=True), list(passed_on))
 
@@ -379,7 +379,8 @@ def _named(name: str, content: bytes) -> bytes:
     return name.encode() + b"\n" + content
 
 
-def _failure(error: Exception) -> Failure:
+def failure_of(error: Exception) -> Failure:
+    """Return an error as it travels."""
     if isinstance(error, OSError):
         filename = error.filename if isinstance(error.filename, str) else None
         return Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +21,11 @@ from sharepod.agent.devices.inventory import InventoryError, Reading
 from sharepod.agent.sockets.peers import Identified, Peer
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor
+from sharepod.agent.state.tenant_files import FilesWanted, TenantFiles
 from sharepod.timeshare import AccountSnapshot
 
 from . import calls
-from .link import DESCRIPTORS_MAX, Call, Line, LinkLostError
+from .link import DESCRIPTORS_MAX, Call, Failure, Line, LinkLostError
 
 log = structlog.get_logger(__name__)
 
@@ -66,19 +68,34 @@ class StewardsDirectories:
         self._ask(calls.STEWARD_CREATE, calls.DirectoryWanted(tenant_id, limits))
         return self.path(tenant_id)
 
-    def usable(self, tenant_id: str, *, limited: bool) -> bool:
-        """Return whether a tenant's directory was complete once."""
-        return self._ask(calls.STEWARD_USABLE, calls.UsableAsked(tenant_id, limited))[0]
+    def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
+        """Have a tenant's directory completed; return why the disk does not take it, where it was complete once."""
+        failure, _none = self._ask(calls.STEWARD_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
+        return None if failure is None else _error(failure)
+
+    def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
+        """Have shared tenants' directories completed and their files opened; return them in order, or why not."""
+        asked = tuple(calls.FilesAsked(each.tenant_id, each.slots) for each in wanted)
+        answers, received = self._ask(calls.STEWARD_OPEN, asked)
+        descriptors = deque(received)
+        opened: list[TenantFiles | OSError] = []
+        for each, made in zip(wanted, answers, strict=True):
+            if isinstance(made, Failure):
+                opened.append(_error(made))
+                continue
+            handover, listener = descriptors.popleft(), _listening(descriptors.popleft())
+            try:
+                opened.append(self._adopted(each.gpus, made, handover, listener))
+            except OSError as error:
+                listener.close()
+                opened.append(error)
+        self._watch(wanted, opened)
+        return opened
 
     def listen(self, tenant_id: str) -> socket.socket:
         """Return the tenant's listening socket."""
         _none, (descriptor,) = self._ask(calls.STEWARD_LISTEN, tenant_id)
         return _listening(descriptor)
-
-    def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the listening socket that an agent that was killed has left, if any."""
-        found, descriptors = self._ask(calls.STEWARD_INHERIT, tenant_id)
-        return _listening(descriptors[0]) if found else None
 
     def unheard(self, tenant_id: str) -> None:
         """Keep a tenant's socket no longer."""
@@ -87,25 +104,6 @@ class StewardsDirectories:
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Keep nothing that an agent that was killed has left of other tenants."""
         self._line.tell(calls.STEWARD_UNHEARD_ALL_BUT, tuple(tenant_ids))
-
-    def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
-        """Open a tenant's handover file."""
-        made, (descriptor,) = self._ask(
-            calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted(tenant_id, tuple(gpus), slots)
-        )
-        survivors = tuple(Survivor(pid, start, sizes) for pid, start, sizes in made.survivors)
-        for survivor in survivors:
-            self._starts[survivor.pid] = survivor.start
-        left = Inheritance(
-            survivors, made.untracked, AccountSnapshot(*made.account) if made.account else None, made.greeted
-        )
-        handover = Handover.adopt(descriptor, gpus, made.slots, left, self._starts.get)
-        try:
-            self._watch(tenant_id, survivors)
-        except OSError:
-            handover.close()
-            raise
-        return handover, left
 
     def shut(self, tenant_id: str) -> None:
         """Have socket and limits removed."""
@@ -132,14 +130,42 @@ class StewardsDirectories:
         """Replace a kept file."""
         self._ask(calls.STEWARD_REPLACE_FILE, calls.FileContent(name, content.decode(), durable))
 
-    def _watch(self, tenant_id: str, survivors: Sequence[Survivor]) -> None:
+    def _adopted(
+        self, gpus: Sequence[str], files: calls.FilesMade, descriptor: int, listener: socket.socket
+    ) -> TenantFiles:
+        made = files.handover
+        survivors = tuple(Survivor(pid, start, sizes) for pid, start, sizes in made.survivors)
+        for survivor in survivors:
+            self._starts[survivor.pid] = survivor.start
+        account = AccountSnapshot(*made.account) if made.account else None
+        left = Inheritance(survivors, made.untracked, account, made.greeted)
+        handover = Handover.adopt(descriptor, gpus, made.slots, left, self._starts.get)
+        return TenantFiles(handover, left, listener, None if files.unwritten is None else _error(files.unwritten))
+
+    def _watch(self, wanted: Sequence[FilesWanted], opened: list[TenantFiles | OSError]) -> None:
+        """Have the processes watched that earlier agents left. In `opened`, a tenant's files are replaced by the error
+        where that fails."""
+        survivors = [
+            (number, survivor)
+            for number, files in enumerate(opened)
+            if isinstance(files, TenantFiles)
+            for survivor in files.left.survivors
+        ]
         for begin in range(0, len(survivors), DESCRIPTORS_MAX):
             some = survivors[begin : begin + DESCRIPTORS_MAX]
-            there, descriptors = self._ask(
-                calls.STEWARD_WATCH, calls.WatchWanted(tenant_id, tuple(survivor.pid for survivor in some))
-            )
-            for survivor in (survivor for survivor, runs in zip(some, there, strict=True) if runs):
-                self.pidfds[survivor.pid, survivor.start] = descriptors.pop(0)
+            asked = tuple(calls.WatchWanted(wanted[number].tenant_id, survivor.pid) for number, survivor in some)
+            try:
+                there, descriptors = self._ask(calls.STEWARD_WATCH, asked)
+            except OSError as error:
+                for number in {number for number, _survivor in some}:
+                    files, opened[number] = opened[number], error
+                    if isinstance(files, TenantFiles):
+                        files.close()
+                continue
+            pidfds = iter(descriptors)
+            for (_number, survivor), runs in zip(some, there, strict=True):
+                if runs:
+                    self.pidfds[survivor.pid, survivor.start] = next(pidfds)
 
 
 class StewardsPeers:
@@ -235,6 +261,10 @@ class StewardsInventory:
 async def review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
     """Have the API server asked about a reader of metrics. Raises `OSError`."""
     return (await line.call(calls.STEWARD_REVIEW, calls.ReviewWanted(path, body), timeout_s=5.0))[0]
+
+
+def _error(failure: Failure) -> OSError:
+    return OSError(failure.errno, failure.text, failure.filename)
 
 
 def _listening(descriptor: int) -> socket.socket:

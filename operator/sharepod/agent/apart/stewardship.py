@@ -18,7 +18,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import structlog
@@ -30,7 +30,7 @@ from sharepod.agent.sockets.peers import NodePeers, peer_of
 from sharepod.agent.state.consumption_file import FILE as CONSUMPTION_FILE
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.files import FolderFiles
-from sharepod.agent.state.handover import Survivor, start_time
+from sharepod.agent.state.handover import Inheritance, Survivor, start_time
 from sharepod.agent.state.kept_descriptors import KeptDescriptors
 from sharepod.agent.tenants.entry import limits_text
 from sharepod.agent.tenants.observer import FINDINGS_FILE, OwnerOf, Replaced, Residue, nothing_replaced
@@ -40,7 +40,7 @@ from sharepod.timeshare import AccountSnapshot
 from sharepod.web.metrics_access import ACCESS_REVIEWS, TOKEN_REVIEWS, Review
 
 from . import calls
-from .link import Answerer, Call, PartService, Taker
+from .link import Answerer, Call, Failure, PartService, Taker, failure_of
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +48,17 @@ _FILES = frozenset((CONTEXTS_FILE, CONSUMPTION_FILE, FINDINGS_FILE))
 """Files that the teller may read and replace."""
 _CONNECTED_MAX = 65_536
 """Processes whose connection is remembered."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Open files of one tenant."""
+
+    handover: int
+    slots: int
+    left: Inheritance
+    listener: socket.socket
+    unwritten: OSError | None
 
 
 class Stewardship:
@@ -100,10 +111,9 @@ class Stewardship:
         answers: list[tuple[Call[Any, Any], Answerer]] = [
             (calls.STEWARD_PREPARE, self._prepared),
             (calls.STEWARD_CREATE, self._create),
-            (calls.STEWARD_USABLE, self._usable),
+            (calls.STEWARD_COMPLETE, self._complete),
+            (calls.STEWARD_OPEN, self._open),
             (calls.STEWARD_LISTEN, self._listen),
-            (calls.STEWARD_INHERIT, self._inherit),
-            (calls.STEWARD_OPEN_HANDOVER, self._open_handover),
             (calls.STEWARD_WATCH, self._watch),
             (calls.STEWARD_SHUT, self._shut),
             (calls.STEWARD_REMOVE, self._remove),
@@ -135,34 +145,71 @@ class Stewardship:
     async def _create(self, wanted: calls.DirectoryWanted, descriptors: list[int]) -> tuple[None, Sequence[int]]:
         _refuse(descriptors)
         row = self._row(wanted.tenant)
-        limits = None if row.mode is Mode.EXCLUSIVE else limits_text(row)
         async with self._disk:
-            await asyncio.to_thread(self.state.create, row.id, limits)
+            await asyncio.to_thread(self.state.create, row.id, _limits_of(row))
         return None, ()
 
-    async def _usable(self, asked: calls.UsableAsked, descriptors: list[int]) -> tuple[bool, Sequence[int]]:
+    async def _complete(
+        self, wanted: calls.DirectoryWanted, descriptors: list[int]
+    ) -> tuple[Failure | None, Sequence[int]]:
         _refuse(descriptors)
-        row = self._row(asked.tenant)
-        return await asyncio.to_thread(self.state.usable, row.id, limited=asked.limited), ()
+        row = self._row(wanted.tenant)
+        async with self._disk:
+            unwritten = await asyncio.to_thread(self.state.complete, row.id, _limits_of(row))
+        return None if unwritten is None else failure_of(unwritten), ()
+
+    async def _open(
+        self, asked: tuple[calls.FilesAsked, ...], descriptors: list[int]
+    ) -> tuple[tuple[calls.FilesMade | Failure, ...], Sequence[int]]:
+        """Complete the directories of several tenants and open their files, in one turn of a thread."""
+        _refuse(descriptors)
+        wanted = [(self._row(each.tenant), min(each.slots, self._settings.connections_max)) for each in asked]
+        answers: list[calls.FilesMade | Failure] = []
+        opened: list[int] = []
+        async with self._disk:
+            present = {row.id: self._listeners.get(row.id) for row, _slots in wanted}
+            made = await asyncio.to_thread(lambda: [self._opened(row, slots, present[row.id]) for row, slots in wanted])
+            for (row, _slots), each in zip(wanted, made, strict=True):
+                if isinstance(each, OSError):
+                    answers.append(failure_of(each))
+                    continue
+                self._listeners[row.id] = each.listener
+                self._survivors[row.id] = {survivor.pid: survivor.start for survivor in each.left.survivors}
+                opened += each.handover, os.dup(each.listener.fileno())
+                answers.append(_as_told(each))
+        return tuple(answers), opened
+
+    def _opened(self, row: Tenant, slots: int, listener: socket.socket | None) -> _Opened | OSError:
+        """Open one tenant's files. `listener`: the socket that this process listens on, if any."""
+        try:
+            unwritten = self.state.complete(row.id, _limits_of(row))
+            descriptor, slots, left = self.state.make_handover(row.id, row.gpus, slots)
+        except OSError as error:
+            return error
+        try:
+            return _Opened(descriptor, slots, left, self._heard(row.id, listener), unwritten)
+        except OSError as error:
+            os.close(descriptor)
+            return error
 
     async def _listen(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
         _refuse(descriptors)
         row = self._row(tenant_id)
         async with self._disk:
-            listener = self._listeners.get(row.id) or await asyncio.to_thread(self.state.inherit, row.id)
-            if listener is None or not await asyncio.to_thread(self.state.heard, row.id, listener):
-                fresh = await asyncio.to_thread(self.state.listen, row.id)
-                if listener is not None:
-                    listener.close()
-                listener = fresh
+            listener = await asyncio.to_thread(self._heard, row.id, self._listeners.get(row.id))
             self._listeners[row.id] = listener
         return None, (os.dup(listener.fileno()),)
 
-    async def _inherit(self, tenant_id: str, descriptors: list[int]) -> tuple[bool, Sequence[int]]:
-        """Answer that there is none: `listen` returns it where it is of use."""
-        _refuse(descriptors)
-        self._row(tenant_id)
-        return False, ()
+    def _heard(self, tenant_id: str, listener: socket.socket | None) -> socket.socket:
+        """Return the socket on which whoever connects in the tenant's directory is heard: this one, that of a steward
+        that was killed, or a new one."""
+        listener = listener or self.state.inherit(tenant_id)
+        if listener is not None and self.state.heard(tenant_id, listener):
+            return listener
+        fresh = self.state.listen(tenant_id)
+        if listener is not None:
+            listener.close()
+        return fresh
 
     def _unheard(self, tenant_id: str) -> None:
         listener = self._listeners.pop(tenant_id, None)
@@ -174,29 +221,13 @@ class Stewardship:
     def _unheard_all_but(self, tenant_ids: Sequence[str]) -> None:
         self.state.unheard_all_but([each for each in tenant_ids if StateDir.serves(each)])
 
-    async def _open_handover(
-        self, wanted: calls.HandoverWanted, descriptors: list[int]
-    ) -> tuple[calls.HandoverMade, Sequence[int]]:
+    async def _watch(
+        self, wanted: tuple[calls.WatchWanted, ...], descriptors: list[int]
+    ) -> tuple[tuple[bool, ...], Sequence[int]]:
         _refuse(descriptors)
-        row = self._row(wanted.tenant)
-        async with self._disk:
-            descriptor, slots, left = await asyncio.to_thread(
-                self.state.make_handover, row.id, row.gpus, min(wanted.slots, self._settings.connections_max)
-            )
-        self._survivors[row.id] = {survivor.pid: survivor.start for survivor in left.survivors}
-        made = calls.HandoverMade(
-            slots,
-            tuple((survivor.pid, survivor.start, survivor.bytes) for survivor in left.survivors),
-            left.untracked,
-            _values(left.account) if left.account is not None else None,
-            left.greeted,
-        )
-        return made, (descriptor,)
-
-    async def _watch(self, wanted: calls.WatchWanted, descriptors: list[int]) -> tuple[tuple[bool, ...], Sequence[int]]:
-        _refuse(descriptors)
-        known, node = self._survivors.get(wanted.tenant, {}), NodePeers()
-        pidfds = [node.watch(Survivor(pid, known[pid], ())) if pid in known else None for pid in wanted.pids]
+        node = NodePeers()
+        starts = [(each.pid, self._survivors.get(each.tenant, {}).get(each.pid)) for each in wanted]
+        pidfds = [None if start is None else node.watch(Survivor(pid, start, ())) for pid, start in starts]
         there = tuple(pidfd is not None for pidfd in pidfds)
         return there, tuple(pidfd for pidfd in pidfds if pidfd is not None)
 
@@ -327,6 +358,22 @@ class Stewardship:
         if row is None or not StateDir.serves(tenant_id):
             raise PermissionError(1, f"the ledger has no tenant {tenant_id!r}")
         return row
+
+
+def _limits_of(row: Tenant) -> str | None:
+    return None if row.mode is Mode.EXCLUSIVE else limits_text(row)
+
+
+def _as_told(opened: _Opened) -> calls.FilesMade:
+    left = opened.left
+    handover = calls.HandoverMade(
+        opened.slots,
+        tuple((survivor.pid, survivor.start, survivor.bytes) for survivor in left.survivors),
+        left.untracked,
+        _values(left.account) if left.account is not None else None,
+        left.greeted,
+    )
+    return calls.FilesMade(handover, None if opened.unwritten is None else failure_of(opened.unwritten))
 
 
 def _refuse(descriptors: list[int]) -> None:

@@ -35,6 +35,7 @@ from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 from . import files
 from .handover import Handover, Inheritance
 from .kept_descriptors import NOTHING_KEPT, KeptDescriptor, KeptDescriptors
+from .tenant_files import FilesWanted, TenantFiles
 
 log = structlog.get_logger(__name__)
 
@@ -154,11 +155,41 @@ class StateDir:
         _write_once(directory / PRELOAD_FILE, _PRELOAD)
         return directory
 
+    def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
+        """Create or complete the tenant's directory, see `create`. Return why the disk does not take it where an
+        earlier agent completed it; None if the disk does."""
+        try:
+            self.create(tenant_id, limits)
+        except OSError as error:
+            if not self._usable(tenant_id, limited=limits is not None):
+                raise
+            return error
+        return None
+
+    def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
+        """Complete the directories of shared tenants and open their files. Return them in order, or why not."""
+        return [self._open_or_error(each) for each in wanted]
+
+    def _open_or_error(self, wanted: FilesWanted) -> TenantFiles | OSError:
+        try:
+            unwritten = self.complete(wanted.tenant_id, wanted.limits)
+            handover, left = self.open_handover(wanted.tenant_id, wanted.gpus, wanted.slots)
+        except OSError as error:
+            return error
+        try:
+            return TenantFiles(handover, left, self.listen(wanted.tenant_id), unwritten)
+        except OSError as error:
+            inherited = self.inherit(wanted.tenant_id)
+            if inherited is not None:
+                return TenantFiles(handover, left, inherited, unwritten, error)
+            handover.close()
+            return error
+
     def write_limits(self, tenant_id: str, limits: str) -> None:
         """Replace the limits file, which the hook obeys while there is no agent."""
         _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
 
-    def usable(self, tenant_id: str, *, limited: bool) -> bool:
+    def _usable(self, tenant_id: str, *, limited: bool) -> bool:
         """Return whether the tenant's directory was complete once. `limited`: it needs limits and the hook."""
         needed = (PRELOAD_FILE, HOOK_FILE, LIMITS_FILE) if limited else (PRELOAD_FILE,)
         return all((self.path(tenant_id) / name).exists() for name in needed)

@@ -283,6 +283,8 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     *account, told = words[begin : begin + _ACCOUNT]
     survivors: dict[int, Survivor] = {}  # a process has one place, whatever the file says
     for at in range(first, len(words), width):
+        if words[at] == 0:  # a free slot, as most are
+            continue
         pid, start, *sizes = (_checked(words[place], place) for place in range(at, at + width))
         if pid == 0:
             continue

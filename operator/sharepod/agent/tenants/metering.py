@@ -50,9 +50,21 @@ class TenantMetering:
         for entry in entries:
             self._meter.update(entry.row, self._models, self._tokens.account_of(entry.row.id))
 
-    def update(self, row: Tenant, entry: Entry | None) -> None:
+    async def begin(self, rows: Iterable[Tenant]) -> None:
+        """Meter rows that are new to this agent from now on, in several turns of the loop. Each GPU is brought forward
+        once for all of its rows: that takes as long as it has tenants."""
+        by_gpus: dict[tuple[str, ...], list[Tenant]] = {}
+        for row in rows:
+            by_gpus.setdefault(row.gpus, []).append(row)
+        for gpus, some in by_gpus.items():
+            self._enter(gpus)
+            for row in some:
+                self._meter.update(row, self._models, self._tokens.account_of(row.id))
+            await asyncio.sleep(0)
+
+    def update(self, row: Tenant, entry: Entry) -> None:
         """Meter a row as it is from now on; `entry`: as it was until now. Call it before anything of it changes."""
-        self._enter((*row.gpus, *(entry.row.gpus if entry is not None else ())))
+        self._enter((*row.gpus, *entry.row.gpus))
         self._meter.update(row, self._models, self._tokens.account_of(row.id))
 
     def take_up(self, tenant_id: str) -> None:

@@ -15,8 +15,8 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.agent.sockets.peers import NodePeers, Peers
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.files import FolderFiles, KeptFiles
-from sharepod.agent.state.handover import Handover, Inheritance
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
+from sharepod.agent.state.tenant_files import FilesWanted, TenantFiles
 
 from .process_end import EndProcess, end_here
 
@@ -31,23 +31,20 @@ class TenantDirectories(Protocol):
     def create(self, tenant_id: str, limits: str | None) -> Path:
         """Create or complete a tenant's directory; return its path."""
 
-    def usable(self, tenant_id: str, *, limited: bool) -> bool:
-        """Return whether a tenant's directory was complete once."""
+    def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
+        """Create or complete a tenant's directory. Return why the disk does not take it, where it was complete once."""
+
+    def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
+        """Complete directories of shared tenants and open their files. Return them in order, or why not."""
 
     def listen(self, tenant_id: str) -> socket.socket:
         """Return a listening socket in a tenant's directory."""
-
-    def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the listening socket that an agent that was killed has left, if any."""
 
     def unheard(self, tenant_id: str) -> None:
         """Keep a tenant's socket no longer."""
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Keep nothing that an agent that was killed has left of other tenants."""
-
-    def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
-        """Open a tenant's handover file."""
 
     def shut(self, tenant_id: str) -> None:
         """Remove socket and limits."""

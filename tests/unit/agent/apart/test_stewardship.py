@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import signal
 import socket
 import struct
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 from sharepod.agent.apart import calls, stewardship
-from sharepod.agent.apart.link import Line, PartService
+from sharepod.agent.apart.link import Failure, Line, PartService
+from sharepod.agent.apart.outbox import close_all
 from sharepod.agent.apart.stewardship import Stewardship
 from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.settings import AgentSettings, UnenforcedPolicy
 from sharepod.agent.sockets.peers import peer_of
+from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import NOTHING_INHERITED, Handover, start_time
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT
 from sharepod.api.gpunode import TenantState
@@ -74,10 +77,10 @@ async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socke
     [
         (calls.STEWARD_CREATE, calls.DirectoryWanted("c", "")),
         (calls.STEWARD_CREATE, calls.DirectoryWanted("../hooks", "")),
-        (calls.STEWARD_USABLE, calls.UsableAsked("c", True)),
+        (calls.STEWARD_COMPLETE, calls.DirectoryWanted("c", "")),
         (calls.STEWARD_LISTEN, "c"),
         (calls.STEWARD_LISTEN, ".."),
-        (calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("c", (GPU0,), 4)),
+        (calls.STEWARD_OPEN, (calls.FilesAsked("a", 4), calls.FilesAsked("c", 4))),
         (calls.STEWARD_SHUT, "c"),
         (calls.STEWARD_SHUT, "a"),
         (calls.STEWARD_REMOVE, "a"),
@@ -133,6 +136,54 @@ async def test_the_socket_is_the_same_until_it_is_not_the_directorys_any_more(wo
     accepted.close()
 
 
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_the_files_of_several_tenants_come_with_one_answer_and_one_that_fails_harms_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listen(state: StateDir, tenant_id: str) -> socket.socket:
+        if tenant_id == "a":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(state, tenant_id)
+
+    real = StateDir.listen
+    monkeypatch.setattr(StateDir, "listen", listen)
+    before = _open_descriptors()
+    asked = tuple(calls.FilesAsked(tenant_id, 8) for tenant_id in ("a", "b"))
+    (failed, made), (descriptor, listener) = await world.ask(calls.STEWARD_OPEN, asked)
+    assert isinstance(failed, Failure)
+    assert failed.errno == errno.ENOSPC
+    assert made.unwritten is None
+    Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED).close()
+    with socket.socket(fileno=listener) as listening:
+        assert listening.getsockname().endswith("agent.sock.new"), "it was bound before it was renamed"
+    assert _open_descriptors() == before + 1, "the steward keeps what listens, and nothing else"
+
+
+async def test_processes_of_several_tenants_are_watched_by_one_call_and_none_under_another_tenants_name(
+    world: World,
+) -> None:
+    runs = await asyncio.create_subprocess_exec("sleep", "60")
+    began = start_time(runs.pid)
+    asked = tuple(calls.FilesAsked(tenant_id, 8) for tenant_id in ("a", "b"))
+    (made, _made), (descriptor, *others) = await world.ask(calls.STEWARD_OPEN, asked)
+    kept = Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED, {runs.pid: began}.get)
+    kept.add(runs.pid)
+    kept.close()
+    close_all(others)
+    _made, descriptors = await world.ask(calls.STEWARD_OPEN, asked)
+    close_all(descriptors)
+    wanted = tuple(calls.WatchWanted(tenant_id, runs.pid) for tenant_id in ("b", "a"))
+    there, (pidfd,) = await world.ask(calls.STEWARD_WATCH, wanted)
+    assert there == (False, True)
+    runs.kill()
+    assert select.select([pidfd], [], [], 20)[0]
+    await runs.wait()
+    os.close(pidfd)
+
+
 @pytest.mark.promise("security-teller-asks")
 async def test_a_process_is_told_only_of_a_connection_to_the_tenants_socket(world: World) -> None:
     await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
@@ -183,14 +234,15 @@ async def test_a_process_that_the_teller_writes_into_the_handover_file_is_not_en
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
     began = start_time(stranger.pid)
     assert began is not None
-    made, (descriptor,) = await world.ask(calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("a", (GPU0,), 8))
-    forged = Handover.adopt(descriptor, (GPU0,), made.slots, NOTHING_INHERITED, {stranger.pid: began}.get)
+    (made,), (descriptor, listener) = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked("a", 8),))
+    forged = Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED, {stranger.pid: began}.get)
     forged.add(stranger.pid)
     forged.close()
-    made, (descriptor,) = await world.ask(calls.STEWARD_OPEN_HANDOVER, calls.HandoverWanted("a", (GPU0,), 8))
-    os.close(descriptor)
-    assert [pid for pid, _start, _bytes in made.survivors] == [stranger.pid]
-    _there, pidfds = await world.ask(calls.STEWARD_WATCH, calls.WatchWanted("a", (stranger.pid,)))
+    os.close(listener)
+    (made,), descriptors = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked("a", 8),))
+    close_all(descriptors)
+    assert [pid for pid, _start, _bytes in made.handover.survivors] == [stranger.pid]
+    _there, pidfds = await world.ask(calls.STEWARD_WATCH, (calls.WatchWanted("a", stranger.pid),))
     world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", stranger.pid))
     await world.ask(calls.STEWARD_EXISTING, None)
     os.kill(stranger.pid, signal.SIGTERM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from sharepod import protocol
 from sharepod.agent.devices.inventory import Process
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.state.directory import StateDir, StateDirError
+from sharepod.agent.state.tenant_files import FilesWanted, TenantFiles
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
 from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, served_in, settings_in, tenants_with, until, view_of
@@ -238,6 +239,32 @@ async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
         monkeypatch.setattr(StateDir, "create", create)
         await tenants.apply(rows)
         (await Client.connect(tenants.directory("bad"))).close()
+
+
+async def test_many_tenants_are_opened_by_few_calls_some_while_those_before_them_are_started(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_all, calls, served = StateDir.open_all, [], []
+
+    def counted(state: StateDir, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
+        calls.append(len(wanted))
+        served.append(len(registry.rows()))
+        if len(calls) == 2:
+            raise OSError(errno.ENOTCONN, "the other process is away")
+        return open_all(state, wanted)
+
+    monkeypatch.setattr(StateDir, "open_all", counted)
+    rows = [row(f"t{number}", 10, gpus=((GPU0, GPU1)[number % 2],)) for number in range(40)]
+    async with tenants_with(settings, []) as registry:
+        with pytest.raises(OSError, match=r"away \(tenant t16, 16 of 40 rows\)"):
+            await registry.apply(rows)
+        assert calls == [16, 16, 8]
+        assert served[1] < 16, "the next are asked for before the first are started"
+        await registry.apply(rows)
+        assert calls == [16, 16, 8, 16], "those that are served are not opened again"
+        assert [each.id for each in registry.rows()] == [each.id for each in rows]
+        for each in rows:
+            (await Client.connect(registry.directory(each.id))).close()
 
 
 async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: TenantRegistry) -> None:
