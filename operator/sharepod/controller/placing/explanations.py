@@ -224,7 +224,7 @@ class Explanations:
 
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
         """Add to a refusal which tenant would have to move or, where no single move helps, which would have to go, if
-        there is time to look for them: in slices, with rests. Return False if others have come to be placed:
+        there is time to look for them. Other tasks have turns meanwhile. Return False if others have come to be placed:
         the rest is left to the next time."""
         if answer.refusal.outlook is not Outlook.WAITING or answer.told is not None:
             return True
@@ -237,7 +237,7 @@ class Explanations:
         for found in answer.looking:  # noqa: B007 the last is the answer
             if slices.is_over(began):
                 self._looked_since(began)
-                await slices.rest(began, self._arrived, self._rests())
+                await slices.let_others_go_on()
                 if self._arrived.is_set() and is_kept:
                     return False
                 began = time.monotonic()
