@@ -144,6 +144,8 @@ def test_a_killed_run_leaves_nothing_running_and_the_next_one_goes_on_to_whole_t
     for way in ("cuMemAlloc", "cuMemAllocAsync", "cuMemCreate, cuMemMap", "memory nodes of graphs"):
         eaten = after[f"memory/{way} (driver API)"]
         assert eaten["taken"] == eaten["limit"] == eaten["counted"] == eaten["driver"] == eaten["total"], way
+    assert after["seen/30:70"]["surcharged"] == [0, 0]
+    assert "30:70" in said.partition("### (d) The token and NVML")[2]
     assert list(place.glob("sharepod-*")) == []
     assert "### (c)" in (place / "results-fake" / "tables.md").read_text()
     _until_gone(kit)

@@ -104,6 +104,18 @@ class Agent:
         """For how long each tenant has held its token so far."""
         return self._metric("sharepod_tenant_held_seconds_total")
 
+    def surcharged_seconds(self) -> dict[str, float]:
+        """For how long each tenant was charged because NVML saw it busy beyond what it held."""
+        return self._metric("sharepod_tenant_surcharged_seconds_total")
+
+    def usage_ratios(self) -> dict[str, float]:
+        """The part of the last 10 s in which each tenant has held its token."""
+        return self._metric("sharepod_tenant_usage_ratio")
+
+    def busy_ratios(self) -> dict[str, float]:
+        """The part of the last 10 s in which NVML saw kernels of each tenant; missing where NVML does not say."""
+        return self._metric("sharepod_tenant_busy_ratio")
+
     def used_bytes(self, name: str) -> int:
         """The device memory that the agent counts as the tenant's."""
         return int(self._metric("sharepod_tenant_memory_used_bytes").get(name, 0))

@@ -2,7 +2,8 @@
 
 Got is the work done beside the same work done alone without a hook, over a window in which both are busy; that needs
 nothing but the programs' own counts, so that NVIDIA's default time slicing is measured in the same way. Held is the
-time that each held the token, as the agent counts it.
+time that each held the token, as the agent counts it, surcharged what the agent took off because NVML saw a tenant busy
+beyond that: nothing, where all are honest.
 """
 
 from __future__ import annotations
@@ -128,9 +129,12 @@ def _together(setting: Setting, programs: list[Program], *, held: bool) -> Cell:
     cell: Cell = {}
     if held:
         time.sleep(_SETTLE * setting.seconds)
+        surcharged = setting.agent.surcharged_seconds()
         before, begin = setting.agent.held_seconds(), time.monotonic()
-        time.sleep(max(0.0, setting.seconds - 3.0))
+        time.sleep(max(0.0, setting.seconds - 4.0))
         after, end = setting.agent.held_seconds(), time.monotonic()
+        spilled = setting.agent.surcharged_seconds()
+        cell["surcharged"] = [spilled[name] - surcharged[name] for name in ("first", "second")]
         cell["held"] = [(after[name] - before[name]) / (end - begin) for name in ("first", "second")]
     cell["rates"] = [float(program.answer(setting.patience_s(setting.seconds))["rate"]) for program in programs]
     return cell
@@ -187,16 +191,17 @@ def _show_shares(setting: Setting) -> str:
             cell = setting.results.get(f"{KEY}/{name}/{key}")
             asked = "default time slicing" if key == "default" else key
             if cell is None or alone is None or "failed" in cell or "failed" in alone:
-                rows.append([name, asked, *setting.missing(cell, 4)])
+                rows.append([name, asked, *setting.missing(cell, 5)])
                 continue
             got = [100 * rate / alone["rate"] for rate in cell["rates"]]
-            off, held = "", ""
+            off, held, more = "", "", ""
             if key != "default":
                 due = [float(part) for part in key.split(":")]
                 off = f"{max(abs(one - other) for one, other in zip(got, due, strict=True)):.1f}"
                 held = " : ".join(f"{100 * part:.1f}" for part in cell["held"])
-            rows.append([name, asked, " : ".join(f"{part:.1f}" for part in got), off, held, f"{sum(got):.1f} %"])
-    head = ("both run", "asked", "got, % of alone", "points off", "held, % of time", "work in sum")
+                more = " : ".join(f"{part:.2f}" for part in cell["surcharged"])
+            rows.append([name, asked, " : ".join(f"{part:.1f}" for part in got), off, held, more, f"{sum(got):.1f} %"])
+    head = ("both run", "asked", "got, % of alone", "points off", "held, % of time", "surcharged, s", "work in sum")
     return table("(b) Shares of two busy tenants", head, rows)
 
 

@@ -45,12 +45,13 @@ class Memory:
         self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
 
     def reuse(self, *, chunk: int) -> Answer:
-        """Half of what was taken is let go into PyTorch's cache, then one piece is asked for that no cached piece
-        fits: PyTorch has to give its cache back and try again."""
+        """Half of what was taken is let go into PyTorch's cache, then one piece of two thirds of it is asked for, which
+        no cached piece fits: PyTorch has to give its cache back and try again. Two thirds, since segments that grow
+        give back whole pages of 20 MiB only, which every second piece of 64 MiB does not fill."""
         if self._graphs:
             return {"reused": "does not apply"}
         del self._held[::2]
-        wanted = max(1, len(self._held) - 1) * chunk
+        wanted = max(1, len(self._held) * 2 // 3) * chunk
         try:
             self._held.append(self._tensor(wanted))
         except Exception as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,7 @@ import structlog
 
 from sharepod.agent.devices.held_gpus import HeldGpus, PluginPod
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
+from sharepod.agent.findings.surcharge import irregular
 from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.shares.consumption_meter import TenantTotals
 from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue, nothing_replaced
@@ -283,7 +285,7 @@ class Agent:
         """Wait for the next reading: soon after a release has begun, then with growing pauses up to the interval."""
         if not self._releasing:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.inventory_interval_s):
+                async with asyncio.timeout(irregular(self.settings.inventory_interval_s, random.random())):  # noqa: S311
                     await self._release_begun.wait()
         if self._release_begun.is_set():
             self._release_begun.clear()

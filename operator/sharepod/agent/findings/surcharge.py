@@ -2,15 +2,28 @@
 
 Guarantees:
 - A tenant that is busy for no more than it was charged, within NVML's error, never has a surcharge.
-- What is busy beyond that is surcharged once, and at once after the first half second.
+- What is busy beyond that is surcharged once, and at once after the first second.
+
+A sample of NVML covers the last sixth of a second to a second before it is read, so a turn of 100 ms that falls into
+most samples, or out of them, looks half as long again, or half as long. Readings once a second, of turns that come
+around five times a second, would see the same part of each round for a long time. So readings are `irregular`.
 """
 
 from __future__ import annotations
 
-TOLERANCE = 0.05
-"""Part of the time by which NVML's samples may say more than was held: they are taken some times a second."""
-SLACK_S = 0.5
-"""Seconds of busy time beyond what was charged before any is surcharged: work that ends just after a reading."""
+TOLERANCE = 0.1
+"""Part of the time by which NVML's samples may say more than was held: what a sample of a sixth of a second can show
+of two tenants that take turns of 100 ms, beyond the half that each had."""
+SLACK_S = 1.0
+"""Seconds of busy time beyond what was charged before any is surcharged: work that ends just after a reading, and
+samples that happen to show more than there was."""
+IRREGULAR = 0.2
+"""Part by which the time between two readings varies, up and down."""
+
+
+def irregular(interval_s: float, drawn: float) -> float:
+    """Return the seconds until the next reading. `drawn`: a random number from 0 to 1."""
+    return interval_s * (1 + IRREGULAR * (2 * drawn - 1))
 
 
 class SurchargeMeter:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.agent.findings.surcharge import SLACK_S, TOLERANCE, SurchargeMeter
+from sharepod.agent.findings.surcharge import IRREGULAR, SLACK_S, TOLERANCE, SurchargeMeter, irregular
 
 
 @pytest.mark.promise("time-liar")
@@ -23,3 +25,36 @@ def test_a_tenant_that_is_busy_no_more_than_it_is_charged_has_no_surcharge(parts
         busy += part
         charged += part + more * (1 - part)
         assert meter.observe(now, busy, charged) == 0
+
+
+def _held(until: float, turn: float, others: float) -> float:
+    """Seconds up to `until` that the first of two tenants had, who take turns without end."""
+    rounds, rest = divmod(until, turn + others)
+    return rounds * turn + min(rest, turn)
+
+
+@pytest.mark.promise("time-honest")
+@pytest.mark.parametrize("sample_s", [1 / 6, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("turn", "others"), [(0.1, 0.1), (0.1, 0.1001), (0.1, 0.15), (0.09, 0.21), (0.03, 0.1), (0.1, 0.03)]
+)
+def test_samples_that_show_only_the_end_of_each_second_surcharge_nobody(
+    turn: float, others: float, sample_s: float
+) -> None:
+    draw, now, said, spilled = random.Random(1), 0.0, [0.0, 0.0], 0.0
+    meters = [SurchargeMeter(), SurchargeMeter()]
+    while now < 2000:
+        elapsed = irregular(1.0, draw.random())
+        now += elapsed
+        seen = (_held(now, turn, others) - _held(now - sample_s, turn, others)) / sample_s
+        charged = _held(now, turn, others)
+        for each, (part, had) in enumerate(((seen, charged), (1 - seen, now - charged))):
+            said[each] += part * elapsed
+            spilled += meters[each].observe(now, said[each], had)
+    assert spilled <= 0.001 * now, "0.03 with readings once a second, a tolerance of 0.05 and half a second of slack"
+
+
+@given(st.floats(0.05, 60), st.floats(0, 1))
+def test_readings_are_never_much_later_or_sooner_than_asked(interval_s: float, drawn: float) -> None:
+    assert (1 - IRREGULAR) * interval_s <= irregular(interval_s, drawn) * (1 + 1e-9)
+    assert irregular(interval_s, drawn) <= (1 + IRREGULAR) * interval_s * (1 + 1e-9)
