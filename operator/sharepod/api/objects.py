@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -100,6 +101,16 @@ MAX_TENANTS = 256
 
 MAX_GPUS = 16
 """GPUs of one node: the largest common servers have 16."""
+
+
+def only_request(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the request of a claim, whatever it holds; None if there is not exactly one."""
+    spec = claim.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    requests = devices.get("requests") if isinstance(devices, Mapping) else None
+    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+        return None
+    return requests[0]
 
 
 def device_name(uuid: str) -> str:

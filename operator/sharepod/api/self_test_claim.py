@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_POOL
+from .objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_POOL, only_request
 
 
 def has_name_of_self_test(name: str) -> bool:
@@ -23,15 +23,13 @@ def has_name_of_self_test(name: str) -> bool:
 
 def request_of_self_test(claim: Mapping[str, Any]) -> str | None:
     """Return the name of the one request of a claim of the self-test; None for any other claim."""
-    spec = claim.get("spec")
-    devices = spec.get("devices") if isinstance(spec, Mapping) else None
-    requests = devices.get("requests") if isinstance(devices, Mapping) else None
-    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+    request = only_request(claim)
+    if request is None:
         return None
-    exactly = requests[0].get("exactly")
+    exactly = request.get("exactly")
     if not isinstance(exactly, Mapping) or exactly.get("deviceClassName") != SELF_TEST_CLASS:
         return None
-    name = requests[0].get("name")
+    name = request.get("name")
     return name if isinstance(name, str) else None
 
 

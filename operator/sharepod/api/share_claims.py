@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from .claims import API_VERSION, KIND
-from .objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST
+from .objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST, only_request
 
 _NAME_MAX = 240
 """Characters of the Pod's name that the claim's name begins with: 253 are allowed in all."""
@@ -55,14 +55,12 @@ def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -
 
 def is_share_claim(claim: Mapping[str, Any]) -> bool:
     """Return whether a claim has the mark of those that the operator makes for SharePods."""
-    spec = claim.get("spec")
-    devices = spec.get("devices") if isinstance(spec, Mapping) else None
-    requests = devices.get("requests") if isinstance(devices, Mapping) else None
-    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+    request = only_request(claim)
+    if request is None:
         return False
-    exactly = requests[0].get("exactly")
+    exactly = request.get("exactly")
     return (
-        requests[0].get("name") == SHARE_REQUEST
+        request.get("name") == SHARE_REQUEST
         and isinstance(exactly, Mapping)
         and exactly.get("deviceClassName") == DEVICE_CLASS
         and not exactly.get("capacity")

@@ -25,14 +25,14 @@ class _Layout:
     """Places in the hook's memory, in bytes."""
 
     process: int
-    """Of the pointer `the_process`, from the beginning of the file."""
+    """Offset of the pointer `the_process` from the beginning of the file."""
     count: int
-    """Of `slot_count`, from where that points to."""
+    """Offset of `slot_count` from where that points to."""
     slots: int
     slot: int
     """Size of a slot."""
     sequence: int
-    """From the beginning of a slot, as `thread`."""
+    """Offset from the beginning of a slot, as `thread`."""
     thread: int
 
 

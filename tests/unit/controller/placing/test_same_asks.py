@@ -128,8 +128,7 @@ async def test_one_that_asks_for_less_by_now_is_tried_though_no_room_has_appeare
         for number in range(3):
             await world.want(f"waits-{number}", 0.9, memory="1Gi")
         await world.later(6)
-        spec = {"gpu": {"request": 0.4, "memory": "1Gi"}}
-        world.state.put_sharepod(sharepod_object(uid="waits-1", name="waits-1", version=2, spec=spec))
+        _asks_for(world, "waits-1", 0.4, version=2)
         world.loop.want_place("waits-1")  # the reconciler does, at each change of a tenant that waits
         await world.settle()
         assert set(world.placed) == {"full", "waits-1"}
