@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,15 @@ def test_a_gpu_is_found_by_uuid_else_by_index(folders: tuple[Path, Path]) -> Non
     assert find((folders[0] / "absent", folders[1])) == {}
     (folders[0] / "nvidia.yaml").write_text(GENERATED)
     assert find(folders) == {GPUS[0].uuid: f"nvidia.com/gpu={GPUS[0].uuid}", GPUS[1].uuid: "nvidia.com/gpu=1"}
+
+
+@pytest.mark.promise("node-cdi-toolkit")
+def test_what_nvidia_ctk_writes_is_found_by_uuid(folders: tuple[Path, Path]) -> None:
+    """Written by nvidia-ctk 1.20.1 of two GPUs of NVML's double, whose driver's root was a folder."""
+    shutil.copy(Path(__file__).with_name("nvidia-ctk-1.20.1.yaml"), folders[0] / "nvidia.yaml")
+    uuids = [f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}" for n in (1, 2)]
+    gpus = tuple(Gpu(uuid=uuid, index=n, model="Simulated", memory=16 << 30) for n, uuid in enumerate(uuids))
+    assert GpuDevices(folders).find(gpus) == {uuid: f"nvidia.com/gpu={uuid}" for uuid in uuids}
 
 
 def test_names_with_a_type_and_kinds_of_nvidias_other_programs_are_known(folders: tuple[Path, Path]) -> None:

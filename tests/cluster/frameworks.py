@@ -1,0 +1,112 @@
+"""Pods as the controllers of KServe, KubeRay and JupyterHub make them of the manifests in examples/frameworks.
+
+None of them runs here. Each function does to the manifest what that controller's code does to the Pod's resourceClaims,
+containers and init containers, as read in the file that it names; labels, probes, commands and variables, by which no
+share depends, are left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import yaml
+from harness.api import Object
+from harness.installation import MANIFESTS
+
+FRAMEWORKS = MANIFESTS.parent / "examples" / "frameworks"
+_RUNTIME_CONTAINER: Object = {
+    "name": "kserve-container",
+    "image": "test",
+    "args": ["--model_name={{.Name}}"],
+    "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
+}
+"""Container of KServe's ClusterServingRuntime for models of Hugging Face."""
+_OF_POD = ("nodeSelector", "affinity", "tolerations", "resourceClaims", "priorityClassName", "schedulerName")
+"""Fields of a predictor, used here, that are fields of a PodSpec; its others are KServe's own."""
+
+
+def documents(name: str) -> dict[str, Object]:
+    """The documents of an example by kind; of the Helm values by the kind ``."""
+    found = yaml.safe_load_all((FRAMEWORKS / f"{name}.yaml").read_text())
+    return {document.get("kind", ""): document for document in found}
+
+
+def of_kserve(service: Object) -> list[Object]:
+    """Specs of the Pods of an InferenceService in deployment mode Standard, which are a Deployment's.
+
+    kserve/kserve, pkg/controller/v1beta1/inferenceservice/utils/utils.go: MergePodSpec (the predictor's PodSpec
+    over the runtime's) and MergeRuntimeContainers (a strategic merge of the model's container over the runtime's).
+    """
+    predictor = service["spec"]["predictor"]
+    model = predictor["model"]
+    container = copy.deepcopy(_RUNTIME_CONTAINER)
+    for part in ("requests", "limits"):
+        container["resources"][part] |= model["resources"].get(part, {})
+    if "claims" in model["resources"]:
+        container["resources"]["claims"] = model["resources"]["claims"]
+    fetches = {"name": "storage-initializer", "image": "test", "resources": {"requests": {"cpu": "100m"}}}
+    spec = {field: predictor[field] for field in _OF_POD if field in predictor}
+    return [{**spec, "initContainers": [fetches], "containers": [container]}] * max(1, predictor["minReplicas"])
+
+
+def of_knative(service: Object) -> list[Object]:
+    """Specs of the Pods of an InferenceService in deployment mode Knative.
+
+    knative/serving, pkg/apis/serving/fieldmask.go: PodSpecMask and ResourceRequirementsMask know no claims, so the
+    revision with one is refused; requests and limits are kept as they are. Beside the container is Knative's proxy.
+    """
+    specs = of_kserve(service)
+    for spec in specs:
+        assert "resourceClaims" not in spec
+        assert spec["containers"][0]["resources"].keys() == {"requests", "limits"}
+        del spec["initContainers"]
+        spec["containers"].append({"name": "queue-proxy", "image": "test", "resources": {"requests": {"cpu": "25m"}}})
+    return specs
+
+
+def of_kuberay(cluster: Object) -> tuple[Object, list[Object]]:
+    """Spec of the head's Pod and of each worker's.
+
+    ray-project/kuberay, ray-operator/controllers/ray/common/pod.go: BuildPod takes the template's spec whole and
+    adds /dev/shm; DefaultWorkerPodTemplate adds an init container with resources of its own.
+    """
+    head = _with_shm(cluster["spec"]["headGroupSpec"]["template"]["spec"])
+    workers = []
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        small = {"cpu": "200m", "memory": "256Mi"}
+        waits = {"name": "wait-gcs-ready", "image": "test", "resources": {"limits": small, "requests": small}}
+        spec = _with_shm(group["template"]["spec"]) | {"initContainers": [waits]}
+        workers += [copy.deepcopy(spec) for _ in range(group["replicas"])]
+    return head, workers
+
+
+def _with_shm(template: Object) -> Object:
+    spec = copy.deepcopy(template)
+    spec["volumes"] = [{"name": "shared-mem", "emptyDir": {"medium": "Memory"}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "shared-mem", "mountPath": "/dev/shm"}]
+    return spec
+
+
+def of_kubespawner(values: Object) -> Object:
+    """Spec of the Pod of a user's server by the values of JupyterHub's Helm chart, which hands `hub.config` to the
+    spawner.
+
+    jupyterhub/kubespawner 7.1, kubespawner/objects.py: make_pod sets each field of extra_container_config on the
+    container and of extra_pod_config on the spec (update_k8s_model), in place of what was there.
+    """
+    config = values["hub"]["config"]["KubeSpawner"]
+    container: Object = {
+        "name": "notebook",
+        "image": "test",
+        "ports": [{"name": "notebook-port", "containerPort": 8888}],
+        "resources": {"requests": {"memory": "1Gi"}, "limits": {}},
+        "securityContext": {"allowPrivilegeEscalation": False},
+    } | config["extra_container_config"]
+    spec: Object = {"automountServiceAccountToken": False, "restartPolicy": "OnFailure", "containers": [container]}
+    return copy.deepcopy(spec | config["extra_pod_config"])
+
+
+def examples() -> list[Path]:
+    """The files of examples/frameworks."""
+    return sorted(FRAMEWORKS.glob("*.yaml"))
