@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import pytest
 from hook.conftest import Tenant
-from hook.life.watched_agent import OUTLASTED, Counts, WatchedAgent
+from hook.life.watched_agent import CAME_LATER, OUTLASTED, Counts, WatchedAgent
 from hook.world.gate_state import Gate, caught_inside
+from hook.world.held_thread import held, hook_thread
 from sharepod.protocol import Drained, Want
 
 GRACE_MS = 50
@@ -85,5 +86,36 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
             time.sleep(0.001)
         time.sleep(0.01)  # the next grant is 20 ms off
         agent.step()
+    assert agent.seen["launches without a token"] == 0
+    assert agent.seen["drained too early"] == 0
+
+
+@pytest.mark.promise("program-outlasts")
+def test_such_a_launch_may_come_between_a_later_grant_and_its_reading(
+    tenant: Tenant, agent: WatchedAgent, hook_file: Path
+) -> None:
+    """DRAINED of that grant does not count it: for the hook it is over when it reads the grant. The hook's thread is
+    held meanwhile, as where there is no processor for it."""
+    process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
+    assert _until(agent, lambda: tenant.submitted() > 1000, 20)
+    gate = Gate(process.pid, hook_file)
+    deadline = time.monotonic() + 60
+    while agent.seen[CAME_LATER] == 0:
+        assert time.monotonic() < deadline, agent.seen
+        hold = caught_inside(gate)
+        agent.step()
+        if hold is None:
+            continue
+        asked, granted = _asked(agent), agent.seen["grants"]
+        if _until(agent, lambda asked=asked: _asked(agent) > asked, 1):  # type: ignore[misc]
+            with held(hook_thread(process.pid)):
+                _until(agent, lambda granted=granted: agent.seen["grants"] > granted, 1)  # type: ignore[misc]
+                while not hold.release():
+                    time.sleep(0.001)
+                time.sleep(0.02)
+        while not hold.release():
+            time.sleep(0.001)
+        asked = _asked(agent)
+        _until(agent, lambda asked=asked: _asked(agent) > asked, 1)  # type: ignore[misc]
     assert agent.seen["launches without a token"] == 0
     assert agent.seen["drained too early"] == 0

@@ -5,7 +5,8 @@ Guarantees that are checked:
 - From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left, but for
   launches that a thread was inside of at that moment, by the process's own memory (`gate_state.py`), and which DRAINED
   counts, where the grace period has passed since the last grant: it was over before such a thread had left (T2).
-- From grant to DRAINED the driver accepts no more launches than the hook says.
+- From grant to DRAINED the driver accepts no more launches than the hook says, but for launches of an earlier turn
+  that a thread was still inside of when the grant was sent: they may be over before the hook reads it.
 - Once a metered grant is barred, each thread launches at most once more: what it was inside of.
 - The ledger of memory stays whole.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from doubles.gpus import submitted_at
 from hook.conftest import Tenant
-from hook.world.gate_state import Gate
+from hook.world.gate_state import Gate, Passage
 from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import ClientFrame, Drained, Grant, Limits, Recall, Want, encode
 
@@ -34,6 +35,8 @@ THREADS_MOST = 8
 OUTLASTED = "launches that outlasted the grace"
 """Name of the count of launches that a thread was inside of from before the gate was closed until after the hook had
 given up waiting for it."""
+CAME_LATER = "launches that came with a later grant"
+"""Name of the count of those that the driver accepted after the next grant was sent and before the hook had read it."""
 _SOCKET_PID = struct.Struct("=iii")
 _TO_MISUSED = 7 * 8
 """Bytes from `submitted` to `misused` in the double's counts of a process."""
@@ -96,9 +99,9 @@ class Turn:
     """Launches that there were by its word when it had drained; None: it has drained nothing over this connection."""
     gate: Gate | None = field(default=None, repr=False)
     """None: it has none any more."""
-    inside: list[str] = field(default_factory=list)
-    """Threads that were inside a launch when it was settled, and what they did; none of them if the grace period cannot
-    have been over by then."""
+    inside: dict[Passage, str] = field(default_factory=dict)
+    """Launches that threads were inside of when it was settled and, once it is granted again, when that was sent; and
+    what these threads did. None if the grace period cannot have been over by then."""
     due: float | None = None
     """When the token that the client wants is to be granted, time.monotonic()."""
     given_up: bool = False
@@ -139,6 +142,8 @@ class WatchedAgent(ScriptedAgent):
     def _act(self, client: Client, turn: Turn) -> None:
         chance = self._chance.random()
         if turn.due is not None and time.monotonic() >= turn.due:
+            still = turn.gate.inside() if turn.gate is not None else []
+            turn.inside = {passage: what for passage, what in turn.inside.items() if passage in still}
             turn.before = self._counts.launches(turn) or 0
             turn.due = turn.settled = turn.barred = None
             quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
@@ -190,7 +195,7 @@ class WatchedAgent(ScriptedAgent):
         if late > 0:
             self.seen[OUTLASTED] += late
             print(f"{late} launches outlasted the grace: {turn}", flush=True)
-            del turn.inside[:late]
+            _forget(turn, late)
         if now > turn.settled + late:
             self._accuse(turn, now - turn.settled - late, "since it was drained")
         turn.settled = now
@@ -232,12 +237,20 @@ class WatchedAgent(ScriptedAgent):
         if now is None or turn.given_up:
             return
         if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
-            if now > turn.before + frame.launches:
-                self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
+            late = waited and (inside or turn.inside)
+            beyond = now - turn.before - frame.launches
+            if beyond > 0 and (later := min(beyond, len(turn.inside))):
+                self.seen[CAME_LATER] += later
+                print(f"{later} launches of an earlier turn came with {frame}: {turn}", flush=True)
+                _forget(turn, later)
+                turn.before += later
+                beyond -= later
+            if beyond > 0:
+                self._accuse(turn, beyond, f"beyond {frame}")
             elif turn.barred is not None and now > turn.barred + 2 * THREADS_MOST:
                 self.seen["launches under a barred grant"] += now - turn.barred
                 print(f"{now - turn.barred} launches under a barred grant: {turn}", flush=True)
-            elif (unfinished := self._counts.unfinished(turn)) and waited and (inside or turn.inside):
+            elif (unfinished := self._counts.unfinished(turn)) and late:
                 self.seen[OUTLASTED] += 1
                 print(f"{unfinished} of a launch that outlasted the grace: {turn}", flush=True)
             elif unfinished:
@@ -247,7 +260,7 @@ class WatchedAgent(ScriptedAgent):
             turn.held = None
         if turn.held is None:
             turn.settled = now
-            turn.inside = [turn.gate.describe(thread) for thread in inside if turn.gate is not None and waited]
+            turn.inside = {at: turn.gate.describe(at.thread) for at in inside if turn.gate is not None and waited}
             if isinstance(frame, Want) or frame.wanting:
                 turn.due = time.monotonic() + self._chance.choice([0.0, 0.0, 0.002, 0.02])
 
@@ -256,6 +269,11 @@ class WatchedAgent(ScriptedAgent):
             return Gate(pid, self._hook)
         except (OSError, LookupError):  # it has ended
             return None
+
+
+def _forget(turn: Turn, launches: int) -> None:
+    """Forget so many of the launches that threads were inside of: they have come."""
+    turn.inside = dict(list(turn.inside.items())[launches:])
 
 
 def _renewed(grant: Grant, quantum_ms: float) -> Grant:

@@ -1,8 +1,8 @@
 """The gate of the hook in a running process, read from that process's memory: evidence that is not the hook's own word.
 
 Guarantees:
-- A launch that the driver accepts while the gate is closed, and has been since before `Gate.inside`, is of a thread
-  that `inside` returned: all others find the gate closed (G1).
+- A launch that the driver accepts while the gate is closed, and has been since before `Gate.inside`, is one that
+  `inside` returned: all others find the gate closed (G1).
 - The process notices nothing.
 """
 
@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from hook.conftest import BUILD
 from hook.world.held_thread import Hold
@@ -49,6 +50,15 @@ def _layout(hook: Path) -> _Layout:
     return _Layout(addresses[0], **json.loads(said))
 
 
+class Passage(NamedTuple):
+    """One launch of one thread, from the gate to the return of the driver."""
+
+    thread: int
+    """Its id for the kernel."""
+    sequence: int
+    """Differs from that of the thread's other launches."""
+
+
 class Gate:
     """Gate of one process.
 
@@ -67,8 +77,8 @@ class Gate:
             raise LookupError(f"process {pid} has no hook")
         (self._process,) = struct.unpack("=Q", self._read(min(bases) + self._layout.process, 8))
 
-    def inside(self) -> list[int]:
-        """Return the ids of the threads that are inside a launch, or look at this very moment whether they may be.
+    def inside(self) -> list[Passage]:
+        """Return the launches that threads are inside of, or look at this very moment whether they may be.
 
         Threads that have no slot of their own are not among them.
         """
@@ -82,7 +92,7 @@ class Gate:
         for slot in range(0, count * at.slot, at.slot):
             (sequence,) = struct.unpack_from("=Q", slots, slot + at.sequence)
             if sequence & 1:
-                found.append(int(struct.unpack_from("=i", slots, slot + at.thread)[0]))
+                found.append(Passage(struct.unpack_from("=i", slots, slot + at.thread)[0], sequence))
         return found
 
     def describe(self, thread: int) -> str:
@@ -110,9 +120,9 @@ def caught_inside(gate: Gate, looks: int = 500) -> Hold | None:
     """Hold a thread inside a launch, anywhere between the gate and the return of the driver. None: after so many looks
     none was caught."""
     for _ in range(looks):
-        for thread in gate.inside()[:1]:
-            hold = Hold(thread)
-            if hold.stopped() and thread in gate.inside():
+        for passage in gate.inside()[:1]:
+            hold = Hold(passage.thread)
+            if hold.stopped() and passage in gate.inside():
                 return hold
             while not hold.release():
                 time.sleep(0.0001)
