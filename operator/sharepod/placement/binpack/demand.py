@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -90,6 +91,12 @@ def class_of(request: PlacementRequest) -> DemandClass | None:
     return DemandClass(gpu.count, milli, memory_of(request), request.pod.resources.cpu_milli, models)
 
 
+def in_order(shares: Mapping[DemandClass, float]) -> dict[DemandClass, float]:
+    """Return shares in the order that all tables have."""
+    ordered = sorted(shares, key=lambda known: (known.count, known.milli, known.memory, known.cpu, known.models))
+    return {known: shares[known] for known in ordered}
+
+
 class Demand:
     """Weighted count of arrivals by class. `arrivals`: how many there were, ever. `labels`: the same by label."""
 
@@ -129,10 +136,7 @@ class Demand:
         if len(self._weights) > _MAX_CLASSES:
             kept = sorted(self._weights, key=lambda known: (-self._weights[known], known))[:_MAX_CLASSES]
             self._weights = {known: self._weights[known] for known in kept}
-        ordered = sorted(
-            self._weights, key=lambda known: (known.count, known.milli, known.memory, known.cpu, known.models)
-        )
-        return {known: self._weights[known] / self._total for known in ordered}
+        return in_order({known: weight / self._total for known, weight in self._weights.items()})
 
     def label_shares(self) -> LabelShares:
         """Return the shares of all arrivals by label."""

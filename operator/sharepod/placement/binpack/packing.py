@@ -24,6 +24,7 @@ from .hole_prices import ShadowPrices, Slices
 from .request_classes import RequestClass, request_key
 from .scores import NO_PLACE, ClassScores, Scorer
 from .usable_capacity import UsableCapacity
+from .whole_nodes import largest_kinds, with_whole_nodes
 
 _MAX_SCORES = 2_000_000
 """Scores that are kept, of all request classes: some 50 MB. When there are more, the half of the classes that was not
@@ -99,7 +100,7 @@ class Packing:
             by_memory.append(self._prices.memory_values(shares, size))
             yield
         usable = UsableCapacity(
-            shares,
+            with_whole_nodes(shares, largest_kinds(columns.states)) if columns.left else shares,
             models=models,
             sizes=sizes,
             hole_by_time=by_time,

@@ -63,6 +63,19 @@ def test_where_tenants_leave_a_node_with_more_idle_gpus_is_left_to_requests_of_f
     assert place_of(cluster, single) == ("GPU-node-b-2" if leave else "GPU-node-a-1")
 
 
+@pytest.mark.parametrize("leave", [False, True], ids=["nobody leaves", "tenants leave"])
+def test_the_largest_node_is_left_to_a_job_that_fills_it_though_none_has_come_yet(leave: bool) -> None:
+    """Nodes are equal to all that has come so far, but for their CPU."""
+    cluster = cluster_of(node("node-a", 4, cpu=128_000), node("node-b", 4, cpu=96_000), node("node-c", 4, cpu=96_000))
+    small = ask("small", 500, pod=PodNeeds(resources=Resources(4_000)))
+    if leave:
+        first = put(cluster, ask("first", 300, uuids=["GPU-node-c-0"]))
+        cluster.engine.packing.settle()
+        cluster.release(first.node, TenantId("first"))
+    learn(cluster, [small])
+    assert place_of(cluster, small) == ("GPU-node-b-0" if leave else "GPU-node-a-0")
+
+
 def test_gpus_whose_cpu_is_used_up_go_to_those_who_need_little_cpu() -> None:
     cluster = cluster_of(node("node-a", 1, cpu=32_000), node("node-b", 1, cpu=4_000))
     light = ask("light", 500, pod=PodNeeds(resources=Resources(1_000)))
