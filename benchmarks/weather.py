@@ -43,6 +43,8 @@ CASES = (
     Case("silent Nodes and ledgers: from their return to a start", watches.stale_belief, 5),
     *(Case(f"ERROR event in the watch of {kind}", partial(watches.error_event, kind=kind), 5) for kind in KINDS),
     Case("watches expired, nothing left: until shares are free", watches.expired_and_empty, 5),
+    Case("watches that say what no API server says: until a SharePod runs", watches.odd_words, 10),
+    Case("all watches, then all lists, expired: until a SharePod runs", watches.expired_together, 30),
     Case("503 for 60 s: after its end", server.outage, 5),
     Case("429: later than Retry-After", server.too_many_requests, 2),
     Case("answers of writes lost: until a SharePod runs", server.lost_answers, 5),

@@ -28,3 +28,18 @@ def test_an_error_event_is_followed_by_a_new_list(weather: Weather, kind: str) -
 @pytest.mark.promise("operator-watch-lost")
 def test_shares_are_free_when_watches_expire_and_nothing_is_left_to_list(weather: Weather) -> None:
     told("expired watches, nothing left", watches.expired_and_empty(weather))
+
+
+@pytest.mark.promise("operator-watch-lost")
+def test_watches_and_lists_of_all_kinds_that_expire_at_once_are_begun_again(weather: Weather) -> None:
+    told("all kinds expired at once", watches.expired_together(weather))
+
+
+@pytest.mark.promise("operator-watch-lost")
+def test_whatever_a_watch_says_the_operator_goes_on(weather: Weather) -> None:
+    operator = weather.world.operator
+    assert operator is not None
+    process = operator.pid
+    told("odd words of watches", watches.odd_words(weather))
+    assert weather.world.operator is not None
+    assert weather.world.operator.pid == process

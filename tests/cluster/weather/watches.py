@@ -7,13 +7,30 @@ from __future__ import annotations
 import time
 
 from cluster.operator_world import wait
-from harness.proxy import ErrorEvent, Mute, Rule, expired
+from harness.proxy import ErrorEvent, Mute, Refuse, Rule, Words, expired
 
 from .world import KINDS, Weather, kinds, of_tenants
 
 BELIEF_S = 30.0
 """Seconds after which nothing may be placed on what a silent watch once said."""
 _SHARES = 50
+ODD_WORDS = (
+    b'{"type":"ERROR","object":{"kind":"Status"}}\n',
+    b'{"type":"ERROR","object":{"code":"410","details":[],"message":{}}}\n',
+    b'{"type":"ERROR","object":null}\n',
+    b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"1"}}}\n',
+    '{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"١٢"}}}\n'.encode(),
+    b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":9e99}}}\n',
+    b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9999999999999999999"}}}\n',
+    b'{"type":"DELETED","object":{}}\n',
+    b'{"type":"DELETED","object":{"metadata":{"uid":["u"],"resourceVersion":"-7"}}}\n',
+    b'{"type":"SOMETHING","object":{"metadata":{"name":"n","uid":"u","resourceVersion":"1e400"},"spec":7,"status":[]}}\n',
+    b'{"type":["ADDED"],"object":{"metadata":"n","spec":-0.0,"status":{"conditions":[1e400,NaN,null]}}}\n',
+    b'{"type":"MODIFIED","object":{"metadata":{"name":"half","namespace":"a li',
+    b'[1]\nnull\n\n{}\n"\xff"\n',
+    b'{"type":"ADDED","object":' + b'{"a":[' * 50_000,
+)
+"""What no API server says, but a proxy, a bug or another version of one may."""
 
 
 def half_open(weather: Weather) -> float:
@@ -83,3 +100,40 @@ def expired_and_empty(weather: Weather) -> float:
         began = time.monotonic()
         wait(lambda: not any(world.rows(node) for node in nodes), what="all shares free", timeout=45)
     return time.monotonic() - began
+
+
+def expired_together(weather: Weather) -> float:
+    """All watches expire at once, and again; then lists expire, too, while they are read. Return the longer time until
+    a SharePod runs that is created as that begins."""
+    world, (namespace, _) = weather.world, weather.place("together")
+    storms = {
+        "one": Rule(expired(), verbs=("watch",), times=4 * len(KINDS)),
+        "two": Rule(Refuse(410, "Expired"), verbs=("list", "watch"), times=6 * len(KINDS)),
+    }
+    longest = 0.0
+    for name, storm in storms.items():
+        wait(lambda: weather.watched(*KINDS), what="a watch of each kind", timeout=30)
+        with weather.proxy.weather(storm):
+            assert weather.proxy.cut() >= len(KINDS)
+            began = time.monotonic()
+            world.apply(namespace, name, {"request": 0.2}, on="together")
+            longest = max(longest, weather.running(namespace, name, limit=60, since=began))
+    return longest
+
+
+def odd_words(weather: Weather) -> float:
+    """The watches of all kinds are told one thing after the other that no API server says; a SharePod runs after each.
+
+    Return the longest time until it did.
+    """
+    world, longest = weather.world, 0.0
+    namespace, _ = weather.place("odd", 2)
+    for number, words in enumerate(ODD_WORDS):
+        wait(lambda: weather.runs() and weather.watched(*KINDS), what="watches of all kinds", timeout=30)
+        assert weather.proxy.tell(Words(words)) >= len(KINDS), words
+        began = time.monotonic()
+        world.apply(namespace, f"p{number}", {"request": 0.1}, on="odd")
+        longest = max(longest, weather.running(namespace, f"p{number}", limit=45, since=began))
+    for number in range(len(ODD_WORDS)):
+        world.phase(namespace, f"p{number}", "Running", timeout=1)
+    return longest

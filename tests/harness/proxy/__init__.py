@@ -1,7 +1,7 @@
 """Fault-injecting proxy between a client and the API server."""
 
 from .calls import Call
-from .faults import ErrorEvent, Fault, Hold, LoseAnswer, Mute, Refuse, Reset, Rule, Slow, expired
+from .faults import ErrorEvent, Fault, Hold, LoseAnswer, Mute, Refuse, Reset, Rule, Slow, Words, expired
 from .server import FaultProxy, Record
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "Reset",
     "Rule",
     "Slow",
+    "Words",
     "expired",
 ]

@@ -45,6 +45,13 @@ class ErrorEvent(Fault):
 
 
 @dataclass(frozen=True, slots=True)
+class Words(Fault):
+    """Last bytes of a watch, whatever they are: lines that are no events, or events that no API server sends."""
+
+    line: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Reset(Fault):
     """Connection reset before the API server sees the call."""
 

@@ -32,7 +32,7 @@ from harness.cluster import Cluster
 from harness.components import LOOPBACK
 
 from .calls import Call, call_of
-from .faults import ErrorEvent, Fault, Hold, LoseAnswer, Mute, Refuse, Reset, Rule, Slow, status
+from .faults import ErrorEvent, Fault, Hold, LoseAnswer, Mute, Refuse, Reset, Rule, Slow, Words, status
 
 _HOP = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "content-length", "host", "expect"))
 """Headers that concern one connection only."""
@@ -69,7 +69,7 @@ class _Answer:
     call: Call
     transport: asyncio.Transport | None
     silent: bool = False
-    error: ErrorEvent | None = None
+    error: ErrorEvent | Words | None = None
     turned: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `error` is."""
 
@@ -161,8 +161,8 @@ class FaultProxy:
         finally:
             self._in_loop(self._resume(resumed))
 
-    def tell(self, event: ErrorEvent, where: Callable[[Call], bool] = _all) -> int:
-        """End watches in progress with an ERROR event; return how many."""
+    def tell(self, event: ErrorEvent | Words, where: Callable[[Call], bool] = _all) -> int:
+        """End watches in progress with an ERROR event, or other words; return how many."""
 
         async def tell() -> int:
             chosen = [answer for answer in self._answers if answer.call.verb == "watch" and where(answer.call)]
@@ -281,7 +281,7 @@ class FaultProxy:
                 return self._gone(request)
             case Mute():
                 await self._never()
-            case ErrorEvent():
+            case ErrorEvent() | Words():
                 record.status = 200
                 return web.Response(body=fault.line, content_type="application/json")
         async with self._ask(request, body) as upstream:
