@@ -8,6 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -18,9 +19,12 @@ from sharepod.budgets.forecast import IDLE_AFTER_S, Holding, IdleReservation, un
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 PERIOD_S = 30.0
 """Seconds between two looks."""
+_TURN_S = 0.005
+"""Seconds of looking after which other tasks get a turn: 10,000 reservations take 30 ms."""
 REASON = "ReservationIdle"
 
 
@@ -48,12 +52,23 @@ class IdleReservations:
         """Look every `PERIOD_S` until cancelled."""
         while True:
             if self._acts():
-                self.look()
+                await self.look()
             await asyncio.sleep(PERIOD_S)
 
-    def look(self) -> None:
-        """Notice which reservations are idle now."""
-        self._since, idle = unused_since(self._since, self._holdings(), self._clock())
+    async def look(self) -> None:
+        """Notice which reservations are idle now, and let other tasks go on after each slice of nodes."""
+        now = self._clock()
+        since: dict[str, float] = {}
+        idle: list[IdleReservation] = []
+        turn = time.monotonic() + _TURN_S
+        for gpunode in self._state.gpunodes:
+            of_node, idle_there = unused_since(self._since, _holdings(gpunode), now)
+            since |= of_node
+            idle += idle_there
+            if time.monotonic() > turn:
+                await asyncio.sleep(0)
+                turn = time.monotonic() + _TURN_S
+        self._since = since
         amounts: Counter[str] = Counter()
         for one in idle:
             amounts[one.namespace] += one.milli
@@ -63,14 +78,6 @@ class IdleReservations:
         metrics.NAMESPACE_IDLE.clear()
         for namespace, milli in amounts.items():
             metrics.NAMESPACE_IDLE.labels(namespace).set(milli / 1000)
-
-    def _holdings(self) -> Iterator[Holding]:
-        for gpunode in self._state.gpunodes:
-            for row in gpunode.spec.tenants:
-                if row.state is TenantState.RESERVED:
-                    seen = gpunode.seen(row.id)
-                    used = seen is None or seen.held_milli > 0
-                    yield Holding(row.id, row.namespace, row.request_milli * len(row.gpus), used)
 
     def _tell(self, one: IdleReservation) -> None:
         share = format_fraction(Milli(one.milli))
@@ -82,3 +89,11 @@ class IdleReservations:
             self._events.warning(sharepod.KIND, item, REASON, "Watching", note)
         elif (claim := self._state.seen_claims.claims.get(one.tenant)) is not None:
             self._events.warning(claims.KIND, claim, REASON, "Watching", note)
+
+
+def _holdings(gpunode: GpuNodeFacts) -> Iterator[Holding]:
+    for row in gpunode.spec.tenants:
+        if row.state is TenantState.RESERVED:
+            seen = gpunode.seen(row.id)
+            used = seen is None or seen.held_milli > 0
+            yield Holding(row.id, row.namespace, row.request_milli * len(row.gpus), used)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.events import Events
+from sharepod.controller.budgets import idle_reservations
 from sharepod.controller.budgets.idle_reservations import REASON, IdleReservations
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
@@ -25,7 +27,7 @@ class Told:
 
 
 @pytest.mark.promise("budgets-idle")
-def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_counted() -> None:
+async def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_counted() -> None:
     state, told, now = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0
     watcher = IdleReservations(state, cast("Events", told), acts=lambda: True, clock=lambda: now)
     for name in ("idle", "busy", "besteffort", "unseen"):
@@ -33,7 +35,7 @@ def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_coun
     held = {"idle": 0, "busy": 0, "besteffort": 0}
     version = 0
 
-    def look(at: float) -> None:
+    async def look(at: float) -> None:
         nonlocal version, now
         version, now = version + 1, at
         rows = [
@@ -50,26 +52,55 @@ def test_a_share_that_is_reserved_and_not_held_for_an_hour_is_told_once_and_coun
         seen = [{"id": name, "heldMilli": milli} for name, milli in held.items()]
         metadata = {"name": "n0", "uid": "n0", "resourceVersion": str(version), "generation": 1}
         state.put_gpunode({"metadata": metadata, "spec": {"tenants": rows}, "status": {"tenants": seen}})
-        watcher.look()
+        await watcher.look()
 
     def gpus() -> float | None:
         return metrics.LEADERS.get_sample_value("sharepod_namespace_idle_reserved_gpus", {"namespace": "n"})
 
-    look(0)
+    await look(0)
     held["busy"] = 10
-    look(1800)
+    await look(1800)
     held["busy"] = 0
-    look(3599)
+    await look(3599)
     assert (told.notes, gpus()) == ([], None)
     for at in (3600, 3630, 5000):
-        look(at)
+        await look(at)
     assert [name for name, _ in told.notes] == ["idle"]
     assert "0.5 of a GPU has been reserved and not used for 1 h" in told.notes[0][1]
     assert gpus() == 0.5
     held["idle"] = 1
-    look(5100)
+    await look(5100)
     assert gpus() is None
     held["idle"] = 0
     for at in (5130, 8000, 9000):
-        look(at)
+        await look(at)
     assert [name for name, _ in told.notes] == ["idle", "busy", "idle"], "told again for another hour"
+
+
+async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_reservations, "_TURN_S", 0.0)
+    state, turns = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), 0
+    for number in range(20):
+        metadata = {"name": f"n{number}", "uid": f"n{number}", "resourceVersion": "1", "generation": 1}
+        row = {"id": f"t{number}", "namespace": "n", "gpus": ["GPU-1"], "requestMilli": 1, "limitMilli": 1, "memory": 1}
+        seen = {"id": f"t{number}", "heldMilli": 0}
+        state.put_gpunode({"metadata": metadata, "spec": {"tenants": [row]}, "status": {"tenants": [seen]}})
+    now = 0.0
+    watcher = IdleReservations(state, cast("Events", Told()), acts=lambda: True, clock=lambda: now)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    try:
+        await watcher.look()
+        now = 3600.0
+        await watcher.look()
+    finally:
+        task.cancel()
+    assert turns >= 30
+    idle = metrics.LEADERS.get_sample_value("sharepod_namespace_idle_reserved_gpus", {"namespace": "n"})
+    assert idle == pytest.approx(0.02), "those of all nodes"
