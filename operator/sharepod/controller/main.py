@@ -13,6 +13,7 @@ import sys
 
 import kopf
 import structlog
+import uvloop
 from kopf._core.engines.peering import Identity
 
 from sharepod import logs
@@ -47,7 +48,8 @@ def main() -> None:
         sys.exit(f"sharepod-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_run(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings))
     except ConnectionError as error:
         sys.exit(f"sharepod-operator: {error}")
     except KeyboardInterrupt:

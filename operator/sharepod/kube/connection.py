@@ -8,6 +8,7 @@ Guarantees:
 - Every failure is an `ApiError`.
 - An object that cannot be read (too deep, too large) costs neither the list nor the watch that brings it.
 - Proxies of the environment are looked up once, when the connection is made.
+- New connections trust what the files of the configuration say now.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import codecs
 import contextlib
 import json
 import random
-import re
 import ssl
 import time
 import urllib.request
@@ -31,9 +31,12 @@ import aiohttp
 from kubernetes.aio.client import Configuration
 from yarl import URL
 
+from .bodies import encoded, parsed
 from .credentials import Rereading, configuration
 from .errors import ApiError, ErrorEventError, GoneError, SilentError, UnauthorizedError, UnavailableError, refusal
+from .exchange import Answer, Exchanges
 from .json_text import OBJECT_LIMIT, ListText, NotAListError, NotAnEventError, Unreadable, parse_event
+from .trust import Trust
 
 Json: TypeAlias = dict[str, Any]
 TakeUnreadable: TypeAlias = Callable[[str, Unreadable], None]
@@ -59,8 +62,6 @@ _TURN_S = 0.005
 """Seconds for which a list is read before other tasks get a turn."""
 _COMPARE_CLOCKS_S = 10.0
 """Seconds between two comparisons of this machine's clock with the API server's."""
-_ESCAPED = re.compile("[\x7f-\uffff]")
-"""Characters of a body that are sent as escapes; JSON itself escapes those below the blank."""
 
 
 class Connection:
@@ -69,7 +70,14 @@ class Connection:
     def __init__(self, config: Configuration, user_agent: str) -> None:
         self._config = config
         self._host = str(config.host).rstrip("/")
-        self._user_agent = user_agent
+        self._usual = {
+            "Accept": JSON,
+            "Accept-Encoding": "identity",  # in a cluster, packing costs more than it saves
+            "User-Agent": user_agent,
+        }
+        self._trust = Trust(config)
+        self._proxied = config.proxy is not None or _proxy_of_environment(self._host)
+        self._exchanges = Exchanges(self._host, self._trust.context, config.tls_server_name, CONNECT_TIMEOUT_S)
         self._session: aiohttp.ClientSession | None = None
         self._rejected_since: float | None = None
         self._clock_compared_at = float("-inf")
@@ -85,6 +93,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._exchanges.close()
         if self._session is not None:
             await self._session.close()
 
@@ -121,13 +130,11 @@ class Connection:
         call = f"{method} {path}"
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._send(method, path, body, query or {}, content)
-                async with response:
-                    answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                answer = await self._exchange(method, path, body, query or {}, content)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unavailable(call, error) from error
-        self._check(call, response, answer)
-        return _parse(call, response.status, answer)
+        self._check(call, answer.status, answer.headers, answer.body)
+        return parsed(call, answer.status, answer.body)
 
     async def page(
         self,
@@ -151,9 +158,8 @@ class Connection:
             async with asyncio.timeout(timeout_s) as silence:
                 response = await self._send("GET", path, None, query, JSON)
                 async with response:
-                    if response.status >= 300:
-                        self._check(call, response, await response.read())
-                    self._check(call, response, b"")
+                    refused = await response.read() if response.status >= 300 else b""
+                    self._check(call, response.status, response.headers, refused)
                     turn = time.monotonic() + _TURN_S
                     async for chunk in response.content.iter_any():
                         silence.reschedule(min(now() + timeout_s, ends))
@@ -205,10 +211,9 @@ class Connection:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 response = await self._send("GET", path, None, asked, JSON)
             async with response:
-                if response.status >= 300:
-                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                        self._check(call, response, await response.read())
-                self._check(call, response, b"")
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    refused = await response.read() if response.status >= 300 else b""
+                self._check(call, response.status, response.headers, refused)
                 heard()
                 async for line, whole in _lines(response, ends, heard):
                     event = parse_event(line, whole=whole)
@@ -227,18 +232,17 @@ class Connection:
         except NotAnEventError as error:
             raise UnavailableError(call, 200, "NotJson", str(error)) from None
 
-    def _check(self, call: str, response: aiohttp.ClientResponse, answer: bytes) -> None:
+    def _check(self, call: str, status: int, headers: Mapping[str, str], answer: bytes) -> None:
         """Note that the server has answered. Raise the error of a refusal."""
-        status = response.status
         if status != 401:
             self._rejected_since = None
         if status < 500 and status != 429:
             self.answered_at = now = time.monotonic()
             if now >= self._clock_compared_at + _COMPARE_CLOCKS_S:
-                self._compare_clocks(response.headers.get("Date"), now)
+                self._compare_clocks(headers.get("date"), now)
         if status < 300:
             return
-        error: ApiError = refusal(call, status, answer, response.headers.get("Retry-After"))
+        error: ApiError = refusal(call, status, answer, headers.get("retry-after"), headers.get("date"))
         if isinstance(error, UnauthorizedError):
             self._rejected()
         raise error
@@ -259,46 +263,50 @@ class Connection:
 
     def _unavailable(self, call: str, error: BaseException) -> UnavailableError:
         """Return the error of a call without an answer. Timeouts of aiohttp and asyncio have no text of their own."""
-        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+            self._trust.doubt()
             self._rejected()
         return UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time")
+
+    async def _exchange(
+        self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
+    ) -> Answer:
+        """Make a call by a kept connection; through a proxy, by the general client, which knows proxies."""
+        if self._proxied:
+            response = await self._send(method, path, body, query, content)
+            async with response:
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                return Answer(response.status, headers, await response.read())
+        headers = await self._headers(content)
+        sent = encoded(body) if body is not None else None
+        return await self._exchanges.exchange(method, _with_query(path, query), headers, sent)
+
+    async def _headers(self, content: str) -> dict[str, str]:
+        headers = {**self._usual, "Content-Type": content}
+        token = await self._config.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token.strip()
+        return headers
 
     async def _send(
         self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
     ) -> aiohttp.ClientResponse:
-        headers = {
-            "Accept": JSON,
-            "Accept-Encoding": "identity",  # in a cluster, packing costs more than it saves
-            "Content-Type": content,
-            "User-Agent": self._user_agent,
-        }
-        token = await self._config.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
+        headers = await self._headers(content)
         if self._session is None:
-            self._session = _session(self._config)
-        options: dict[str, Any] = (
-            {"server_hostname": self._config.tls_server_name} if self._config.tls_server_name else {}
-        )
+            self._session = _session(trust_env=self._proxied and not self._config.proxy)
+        trust = self._trust.context()
+        options: dict[str, Any] = {"ssl": trust if trust is not None else True}
+        if self._config.tls_server_name:
+            options["server_hostname"] = self._config.tls_server_name
         if self._config.proxy:
             options |= {"proxy": self._config.proxy, "proxy_headers": self._config.proxy_headers}
-        url = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
         sent = aiohttp.BytesPayload(encoded(body), content_type=content) if body is not None else None
-        return await self._session.request(method, URL(url, encoded=True), data=sent, headers=headers, **options)
+        url = URL(f"{self._host}{_with_query(path, query)}", encoded=True)
+        return await self._session.request(method, url, data=sent, headers=headers, **options)
 
 
-def encoded(body: Json | list[Json]) -> bytes:
-    """Return a body as JSON that is YAML too, as which the API server reads what is applied.
-
-    YAML knows no surrogate pairs of escapes, so characters beyond 16 bits are sent as they are; others that are not
-    ASCII are escaped, because YAML refuses some of them and reads some as ends of lines.
-    """
-    return _ESCAPED.sub(_escape, json.dumps(body, ensure_ascii=False)).encode()
-
-
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"  # half a pair is no character
+def _with_query(path: str, query: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:
@@ -308,26 +316,13 @@ async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.
     await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, nothing secret
 
 
-def _session(config: Configuration) -> aiohttp.ClientSession:
-    secure = urlsplit(str(config.host)).scheme == "https"
+def _session(*, trust_env: bool) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=_trust(config) if secure else True, limit=0),  # callers limit their calls
+        connector=aiohttp.TCPConnector(limit=0),  # callers limit their calls
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        trust_env=config.proxy is None and _proxy_of_environment(str(config.host)),
+        trust_env=trust_env,
         read_bufsize=1 << 20,
     )
-
-
-def _trust(config: Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=config.ssl_ca_cert, cadata=config.ca_cert_data)
-    if config.cert_file:
-        context.load_cert_chain(config.cert_file, keyfile=config.key_file)
-    if not config.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if config.disable_strict_ssl_verification:
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
 
 
 def _proxy_of_environment(url: str) -> bool:
@@ -384,13 +379,3 @@ def _of_event(call: str, said: Json) -> ApiError:
     if isinstance(error, GoneError):
         return error
     return ErrorEventError(call, error.status, error.reason, error.message, retry_after_s=error.retry_after_s)
-
-
-def _parse(call: str, status: int, text: bytes) -> Json:
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnavailableError(call, status, "NotJson", str(error)) from None
-    if not isinstance(parsed, dict):
-        raise UnavailableError(call, status, "NotJson", "the answer is not an object")
-    return parsed

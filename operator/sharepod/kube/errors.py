@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from email.utils import parsedate_to_datetime
 
 _ADMISSION = ("ValidatingAdmissionPolicy ", "admission webhook ", "failed calling webhook ")
 """Words by which Kubernetes begins what a policy or a webhook says, or why it could not be asked."""
@@ -112,8 +113,8 @@ LONGEST_MESSAGE = 1024
 """Longest message of the server that is kept, in characters: it may quote an object of a user."""
 
 
-def refusal(call: str, status: int, answer: bytes, retry_after: str | None = None) -> ApiError:
-    """Return the error for an answer with this HTTP status and this header Retry-After."""
+def refusal(call: str, status: int, answer: bytes, retry_after: str | None = None, date: str | None = None) -> ApiError:
+    """Return the error for an answer with this HTTP status and these headers Retry-After and Date."""
     details: object = None
     causes: object = None
     try:
@@ -122,8 +123,9 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
         details = said.get("details")
     except (ValueError, AttributeError, RecursionError):
         reason, message = "", answer[:LONGEST_MESSAGE].decode(errors="replace").strip()
-    if retry_after is None and isinstance(details, dict) and details.get("retryAfterSeconds"):
-        retry_after = str(details["retryAfterSeconds"])
+    wait_s = _seconds(retry_after, date)
+    if wait_s is None and isinstance(details, dict) and details.get("retryAfterSeconds"):
+        wait_s = _seconds(str(details["retryAfterSeconds"]), None)
     if isinstance(details, dict):
         causes = details.get("causes")
     names_fields = isinstance(causes, list) and any(isinstance(cause, dict) and cause.get("field") for cause in causes)
@@ -139,11 +141,17 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
         422: InvalidError,
     }
     kind = kinds.get(status, UnavailableError)
-    return kind(
-        call, status, reason, message[:LONGEST_MESSAGE], retry_after_s=_seconds(retry_after), names_fields=names_fields
-    )
+    return kind(call, status, reason, message[:LONGEST_MESSAGE], retry_after_s=wait_s, names_fields=names_fields)
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a header Retry-After. Its other form, a date, would need clocks that agree: ignored."""
-    return float(retry_after) if retry_after is not None and retry_after.isdecimal() and len(retry_after) < 6 else None
+def _seconds(retry_after: str | None, date: str | None) -> float | None:
+    """Return the seconds of a header Retry-After; its other form is a date, which is compared with that of the answer:
+    the clock of this machine does not count."""
+    if retry_after is None:
+        return None
+    if retry_after.isdecimal():
+        return float(retry_after) if len(retry_after) < 6 else None
+    try:
+        return max(0.0, (parsedate_to_datetime(retry_after) - parsedate_to_datetime(date or "")).total_seconds())
+    except (TypeError, ValueError, OverflowError):  # no date, or one without a time zone
+        return None

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .bodies import loads
+
 OBJECT_LIMIT = 1 << 22
 """Longest object that is read, in characters of JSON, 4 MiB: etcd stores at most 1.5 MiB. Parsing it takes 40 ms."""
 _HEAD = 1 << 20
@@ -170,7 +172,7 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
     try:
         if not whole:
             raise RecursionError
-        event = json.loads(line)
+        event = loads(line)
     except json.JSONDecodeError as error:
         raise NotAnEventError(str(error)) from None
     except (RecursionError, ValueError) as error:

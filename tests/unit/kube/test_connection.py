@@ -26,6 +26,7 @@ from sharepod.kube import (
     SilentError,
     UnauthorizedError,
     UnavailableError,
+    bodies,
     connection,
     credentials,
 )
@@ -47,7 +48,7 @@ async def test_calls_carry_identity_and_content(scripted: Scripted, api: Connect
 
 @given(st.text())
 def test_a_body_says_the_same_as_json_and_as_yaml(text: str) -> None:
-    sent = connection.encoded({"message": text, "n": 1})
+    sent = bodies.encoded({"message": text, "n": 1})
     assert json.loads(sent) == {"message": text, "n": 1}
     assert yaml.load(sent, Loader=yaml.CSafeLoader) == {"message": text, "n": 1}
 
@@ -60,7 +61,7 @@ async def test_what_is_applied_may_have_any_character(scripted: Scripted, api: C
 
 
 async def test_half_a_character_is_sent_as_the_api_server_would_store_it() -> None:
-    assert json.loads(connection.encoded({"message": "a\ud83db"})) == {"message": "a\ufffdb"}
+    assert json.loads(bodies.encoded({"message": "a\ud83db"})) == {"message": "a\ufffdb"}
 
 
 async def test_a_rotated_token_is_read_again(
@@ -173,6 +174,31 @@ async def test_a_refusal_says_when_the_server_wants_to_be_asked_again(scripted: 
     assert refused.value.retry_after_s == 3.0
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "date", "wait_s"),
+    [
+        ("Thu, 26 Nov 2026 10:00:07 GMT", "Thu, 26 Nov 2026 10:00:00 GMT", 7.0),
+        ("Thu, 26 Nov 2026 09:00:00 GMT", "Thu, 26 Nov 2026 10:00:00 GMT", 0.0),
+        ("Thu, 26 Nov 2026 10:00:07 GMT", "nonsense", 3.0),
+        ("soon", "Thu, 26 Nov 2026 10:00:00 GMT", 3.0),
+        ("-1", "Thu, 26 Nov 2026 10:00:00 GMT", 3.0),
+        ("1e400", "Thu, 26 Nov 2026 10:00:00 GMT", 3.0),
+        ("9999999", "Thu, 26 Nov 2026 10:00:00 GMT", 3.0),
+    ],
+)
+async def test_a_date_to_be_asked_again_counts_from_the_servers_own_time(
+    scripted: Scripted, api: Connection, retry_after: str, date: str, wait_s: float
+) -> None:
+    async def respond(_: web.Request) -> web.StreamResponse:
+        said = {"details": {"retryAfterSeconds": 3}}
+        return web.json_response(said, status=429, headers={"Retry-After": retry_after, "Date": date})
+
+    scripted.respond = respond
+    with pytest.raises(UnavailableError) as refused:
+        await api.get("/x")
+    assert (refused.value.retry_after_s, refused.value.was_not_begun) == (wait_s, True)
+
+
 async def test_a_proxy_of_the_environment_is_used_and_without_one_the_environment_is_not_looked_at(
     scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,8 +206,7 @@ async def test_a_proxy_of_the_environment_is_used_and_without_one_the_environmen
         monkeypatch.delenv(variable, raising=False)
     connected = await Connection.open(kubeconfig(tmp_path, scripted.url, token="t"), "test")
     await connected.get("/straight")
-    assert connected._session is not None
-    assert not connected._session.trust_env
+    assert not connected._proxied
     await connected.close()
     monkeypatch.setenv("http_proxy", scripted.url)
     connected = await Connection.open(kubeconfig(tmp_path, "http://api.invalid", token="t"), "test")

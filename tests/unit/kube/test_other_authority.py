@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 from harness.certs import Authority
 from kubernetes.aio.client import Configuration
-from sharepod.kube import Connection, UnavailableError
+from sharepod.kube import Connection, UnavailableError, trust
 
 HOST = "127.0.0.1"
 
@@ -68,3 +70,64 @@ async def test_a_certificate_of_another_authority_counts_as_a_rejection_until_on
             assert api.rejected_for_s == 0
     finally:
         await api.close()
+
+
+async def test_an_authority_that_is_replaced_is_trusted_by_new_calls_and_watches_and_the_former_one_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet does this to a mounted authority while the process runs."""
+    monkeypatch.setattr(trust, "_AFTER_DOUBT_S", 0.0)
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    former, later = Authority(tmp_path / "former"), Authority(tmp_path / "later")
+    mounted = tmp_path / "ca.crt"
+    shutil.copy(former.certificate, mounted)
+    config = Configuration(host=f"https://{HOST}:{port}")
+    config.ssl_ca_cert = str(mounted)
+    api = Connection(config, "test")
+
+    async def watch() -> None:
+        async with contextlib.aclosing(api.watch("/api/v1/nodes", {}, "1")) as events:
+            async for _ in events:
+                return
+
+    try:
+        async with serving(former, port):
+            await api.get("/api/v1/nodes/a")
+        async with serving(later, port):
+            for ask in (lambda: api.get("/api/v1/nodes/a"), watch):
+                with pytest.raises(UnavailableError, match="certificate verify failed"):
+                    await ask()
+            mounted.write_text(later.certificate.read_text()[:100])  # half written: nothing changes
+            with pytest.raises(UnavailableError, match="certificate verify failed"):
+                await api.get("/api/v1/nodes/a")
+            shutil.copy(later.certificate, mounted)
+            await watch()
+            assert await api.get("/api/v1/nodes/a") == {"kind": "Node"}
+            assert api.rejected_for_s == 0
+        async with serving(former, port):
+            with pytest.raises(UnavailableError, match="certificate verify failed"):
+                await api.get("/api/v1/nodes/a")
+    finally:
+        await api.close()
+
+
+async def test_an_authority_that_is_replaced_is_looked_at_from_time_to_time_without_any_rejection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, later = Authority(tmp_path / "former"), Authority(tmp_path / "later")
+    mounted = tmp_path / "ca.crt"
+    shutil.copy(former.certificate, mounted)
+    config = Configuration(host="https://127.0.0.1:1")
+    config.ssl_ca_cert = str(mounted)
+    trusted = trust.Trust(config)
+    first = trusted.context()
+    shutil.copy(later.certificate, mounted)
+    assert trusted.context() is first
+    monkeypatch.setattr(trust, "_PERIOD_S", 0.0)
+    second = trusted.context()
+    assert second is not first
+    assert trusted.context() is second
+    mounted.unlink()
+    assert trusted.context() is second

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import structlog
 
@@ -169,7 +170,9 @@ class StatusWriter:
         memo.shown = None
         known = self._state.sharepods.get(sharepod.uid)
         if known is not None and str(known.version) == answer["metadata"]["resourceVersion"]:
-            memo.shown = status.looked_at(known, replace(inputs, usage_due=False, consumed=None))
+            if inputs.usage_due or inputs.consumed is not None:
+                inputs = replace(inputs, usage_due=False, consumed=None)
+            memo.shown = status.looked_at(known, inputs)
         announced = memo.announced
         if announced is None:
             announced = announced_before(sharepod.status, inputs.seen)
@@ -225,7 +228,7 @@ class StatusWriter:
             resizing=asks_for_another_share(self._state, snapshot, memo),
             blocked=memo.blocked,
             usage_due=False,
-            now=datetime.datetime.fromtimestamp(snapshot.wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            now=_time_of_day(int(snapshot.wall)),
             consumed=totals,
             moves_to=_moves_to(snapshot, memo),
             unreachable=self._unreachable(snapshot),
@@ -254,6 +257,11 @@ class StatusWriter:
             self._state.put_sharepod(await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace))
         except NotFoundError:
             self._state.drop_sharepod(sharepod.uid)
+
+
+@lru_cache(maxsize=2)
+def _time_of_day(second: int) -> str:
+    return datetime.datetime.fromtimestamp(second, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:

@@ -50,6 +50,14 @@ def test_little_is_kept_of_a_large_sharepod_and_a_change_of_it_is_noticed(spec: 
     assert not is_as_read(raw, sharepod_facts(sharepod_object(), PODS)), "it was kept"
 
 
+def nested(levels: int) -> Json:
+    """Return a map in a map, and so on."""
+    deep: Json = {}
+    for _ in range(levels):
+        deep = {"a": deep}
+    return deep
+
+
 def test_managed_fields_count_for_nothing_however_deep_they_are() -> None:
     deep: Json = {}
     for _ in range(5_000):
@@ -96,6 +104,29 @@ def test_a_status_of_before_there_was_an_end_time_has_ended_by_its_phase() -> No
         found = sharepod(status={"phase": phase, "podUID": "p", "conditions": former})
         assert found.ended == (phase in ("Succeeded", "Failed"))
         assert not found.ended or found.status.succeeded == (phase == "Succeeded")
+
+
+@pytest.mark.parametrize(
+    ("odd", "kept"),
+    [
+        ({}, True),
+        ({"a": ["x" * 600_000]}, False),
+        ({str(number): number for number in range(10_001)}, False),
+        ({str(number): number for number in range(5_000)}, True),
+        ({"a": [[]] * 40}, True),
+        (nested(30), True),
+        (nested(33), False),
+        (nested(300), False),
+        (nested(50_000), False),
+        ({"half a pair": "\ud800", "long": 1 << 70}, True),
+    ],
+    ids=range(10),
+)
+def test_a_status_is_kept_as_it_is_unless_it_is_beyond_the_bounds(odd: Json, kept: bool) -> None:
+    status = {"podUID": "p", "odd": odd}
+    found = sharepod(status=status)
+    assert found.status.pod_uid == "p"
+    assert found.raw_status == (status if kept else {})
 
 
 def test_a_pod_with_lists_beyond_what_is_looked_at_is_still_read() -> None:

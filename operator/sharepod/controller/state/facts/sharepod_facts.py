@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sharepod.api.bounds import MAX_LABEL, beyond
+from sharepod.api.bounds import MAX_DEPTH, MAX_LABEL, MAX_VALUES, beyond
 from sharepod.api.dialects import effective
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import (
@@ -28,7 +28,7 @@ from sharepod.api.sharepod import (
     SharePodStatus,
     SpecError,
 )
-from sharepod.controller.state.reading.compact import shared, with_parts_once, without_notes
+from sharepod.controller.state.reading.compact import packed, shared, unpacked, with_parts_once, without_notes
 from sharepod.controller.state.reading.fitting import METADATA
 from sharepod.placement.state.needs import NeedsError, parse_needs
 from sharepod.placement.state.types import PodNeeds
@@ -81,8 +81,7 @@ class SharePodFacts(ObjectFacts):
     @property
     def raw_status(self) -> Json:
         """The status as it was read."""
-        found: Json = json.loads(self.status_text)
-        return found
+        return unpacked(self.status_text)
 
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
@@ -93,10 +92,11 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         gpu, needs, error, digest = before.gpu, before.needs, before.error, before.digest
         kept: Json = {**before.raw, "metadata": shared(slim["metadata"])} if before.raw else {}
     else:
-        gpu, needs, error = _asked(slim, beyond(slim), settings)
         is_small = beyond(slim, most_values=_KEPT_VALUES, most_text=_KEPT_TEXT) is None
+        gpu, needs, error = _asked(slim, None if is_small else beyond(slim), settings)
         kept, digest = (shared(slim), None) if is_small else ({}, _digest(slim))
-    status_fits = beyond(status_raw) is None
+    status_text = _text(status_raw)
+    status_fits = status_text is not None
     return SharePodFacts(
         **common(metadata),
         generation=whole_number(metadata.get("generation")),
@@ -109,15 +109,23 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         status=with_parts_once(without_notes(_sharepod_status(status_raw, fits=status_fits))),
         raw=kept,
         digest=digest,
-        status_text=_text(status_raw) if status_fits else _NO_STATUS,
+        status_text=status_text if status_text is not None else _NO_STATUS,
         leaves_pod=_ORPHAN in texts_of(metadata.get("finalizers")),
         ttl_s=_ttl_s(slim),
         restart_policy=_restart_policy(slim),
     )
 
 
-def _text(status: Json) -> bytes:
-    return json.dumps(status, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+def _text(status: Json) -> bytes | None:
+    """Return a status as JSON; None if it is beyond what is read."""
+    try:
+        text = packed(status)
+    except (RecursionError, ValueError):
+        return None
+    # Few values, little text and few levels: the usual status is within the bounds without a walk through it.
+    if len(text) <= MAX_VALUES and text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
+        return text
+    return text if beyond(status) is None else None
 
 
 def _restart_policy(slim: Json) -> RestartPolicy:

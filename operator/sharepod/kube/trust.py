@@ -1,0 +1,81 @@
+"""Trust in the API server: the TLS context of new connections, made anew when the files that it comes from change.
+
+Guarantees:
+- A certificate authority, or client certificate, that is replaced while the process runs is used by new connections
+  within `_PERIOD_S`, and soon after a certificate was found not to be trusted.
+- What is no longer in the files is no longer trusted by new connections.
+- Where the files cannot be read, or are half written, the former context is used on.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kubernetes.aio.client import Configuration
+
+_PERIOD_S = 60.0
+"""Seconds between two looks at the files: the kubelet itself brings a changed ConfigMap to a pod within two minutes."""
+_AFTER_DOUBT_S = 1.0
+"""Least seconds between two looks while the API server's certificates are not trusted."""
+
+
+class Trust:
+    """Trust by a `Configuration`, whose files are read again as they change."""
+
+    def __init__(self, config: Configuration) -> None:
+        self._config = config
+        self._secure = urlsplit(str(config.host)).scheme == "https"
+        self._looked_at = float("-inf")
+        self._doubted = False
+        self._made_of: tuple[object, ...] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context for a new connection; None for plain HTTP. Another object is another trust.
+
+        Raises `OSError` if the files cannot be read, and never could.
+        """
+        if not self._secure:
+            return None
+        period = _AFTER_DOUBT_S if self._doubted else _PERIOD_S
+        now = time.monotonic()
+        if self._context is None or now >= self._looked_at + period:
+            self._looked_at, self._doubted = now, False
+            try:
+                self._look()
+            except OSError:  # ssl.SSLError is one: a file half written
+                if self._context is None:
+                    raise
+        return self._context
+
+    def doubt(self) -> None:
+        """Note that a certificate was not trusted: the files are looked at before the next connection."""
+        self._doubted = True
+
+    def _look(self) -> None:
+        config = self._config
+        files = (config.ssl_ca_cert, config.cert_file, config.key_file)
+        flags = (config.verify_ssl, config.disable_strict_ssl_verification)
+        made_of = (*(_content(file) for file in files), config.ca_cert_data, *flags)
+        if made_of != self._made_of:
+            self._context = _made(config)
+            self._made_of = made_of
+
+
+def _content(file: str | None) -> bytes | None:
+    return Path(file).read_bytes() if file else None
+
+
+def _made(config: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=config.ssl_ca_cert, cadata=config.ca_cert_data)
+    if config.cert_file:
+        context.load_cert_chain(config.cert_file, keyfile=config.key_file)
+    if not config.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if config.disable_strict_ssl_verification:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
