@@ -11,6 +11,8 @@ same library and connections, and the same scheduler binds them. Cases:
     rate      the rate held for 60 s with 256 in flight, with processor time and calls for each SharePod
     rest      with --sharepods there: processor time at rest (usage stands within a point) and with moving usage; memory
     restart   from the start of the operator's process until it has placed one more, with --foreign foreign Pods
+    handover  in memory, with 2,500 SharePods and a standby: from SIGTERM, and from SIGKILL, of the leader until the
+              standby has placed one more
     delete    500 SharePods deleted at once: calls for each
     ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections import Counter
@@ -38,7 +41,7 @@ from operatorkit.planes import MemoryPlane, Plane, RealPlane
 from operatorkit.process import Stalls, cpu_of, rss_of
 from results import Row, write
 
-CASES = ("latency", "rate", "rest", "restart", "delete", "ablation")
+CASES = ("latency", "rate", "rest", "restart", "handover", "delete", "ablation")
 SLOW_RATE = 20.0
 """SharePods a second of the calm case: a large cluster's working day."""
 IN_FLIGHT = 256
@@ -58,6 +61,8 @@ _WATCHING = ("watch ", "list ")
 _BY_CLOCK = (" leases", " validatingadmissionpolicybindings")
 """Kinds that the operator reads or writes at fixed intervals, however many SharePods there are."""
 _DELETED = 500
+_HANDED_OVER = 2_500
+"""SharePods with which the leadership is handed over."""
 _MOVING = 200
 """Thousandths by which usage moves at each writing where it moves: beyond any threshold."""
 _STILL = 10
@@ -136,6 +141,8 @@ class Measurement:
                 await self._rest(load)
             if "restart" in cases:
                 await self._restart(load)
+            if "handover" in cases:
+                await self._hand_over(load)
             if "delete" in cases:
                 await self._delete(load)
         for door in self._doors if "rate" in cases else ():
@@ -283,6 +290,24 @@ class Measurement:
         self._row(case, "rss_most", "MB", rss_of(self._plane.pid, "VmHWM"))
         for key, number in sorted((self._calls() - before).items()):
             self._row(f"{case}, {key}", "calls", "count", number)
+
+    async def _hand_over(self, load: LoadClient) -> None:
+        if not isinstance(self._plane, MemoryPlane):
+            return
+        if (missing := _HANDED_OVER - len(load.seen.sent)) > 0:
+            await load.in_flight(IN_FLIGHT, count=missing)
+            await load.all_bound()
+        case = f"hand-over with {len(load.seen.sent)} SharePods"
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with self._plane.standby():
+                await self._settle()
+                begun = time.monotonic()
+                self._plane.signal(number)
+                sent = set(load.seen.sent)
+                await load.create()
+                (name,) = load.seen.sent.keys() - sent
+                await load.all_bound()
+                self._row(case, f"{number.name.lower()}_to_decision", "s", load.seen.opened[name] - begun)
 
     async def _delete(self, load: LoadClient) -> None:
         before, cpu = self._calls(), cpu_of(self._plane.pid)

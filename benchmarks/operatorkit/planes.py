@@ -17,7 +17,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -119,11 +120,11 @@ class MemoryPlane:
     ) -> None:
         self._stack.close()
 
-    def start_operator(self, wrapper: list[str] | None = None) -> None:
+    def start_operator(self, wrapper: list[str] | None = None, identity: str = "operator") -> None:
         self._ports = (health, metrics) = tuple(free_ports(2))  # type: ignore[assignment]
         settings = {
             "SHAREPOD_KUBECONFIG": str(self.kubeconfig),
-            "SHAREPOD_IDENTITY": "operator",
+            "SHAREPOD_IDENTITY": identity,
             "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
             "SHAREPOD_HEALTH_PORT": str(health),
             "SHAREPOD_METRICS_PORT": str(metrics),
@@ -138,6 +139,21 @@ class MemoryPlane:
         if self._operator is not None:
             _end(self._operator)
             self._operator = None
+
+    @contextmanager
+    def standby(self) -> Iterator[None]:
+        """Start another operator, which stands by; it is the plane's operator afterwards, and the first has ended."""
+        first, former_ports = self._operator, self._ports
+        assert first is not None
+        self.start_operator(identity=f"after-{first.pid}")
+        second, ports = self._operator, self._ports
+        wait_until(lambda: _answers(self.probe), what="a standby that has listed everything", timeout=_READY_S)
+        self._operator, self._ports = first, former_ports
+        try:
+            yield
+        finally:
+            _end(first)
+            self._operator, self._ports = second, ports
 
     def namespace(self, name: str) -> str:
         return name
@@ -261,6 +277,14 @@ class RealPlane:
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_")}
     return {**kept, "PYTHONPATH": "tests:benchmarks"}
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
