@@ -92,7 +92,7 @@ async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: 
         await leader.says("acting")
         changes = {"SHAREPOD_IDENTITY": "operator-1", "SHAREPOD_LOG_LEVEL": "debug"}
         async with _running(tmp_path / "two", api.url, **changes) as standby:
-            await standby.says("listed", times=6)
+            await standby.says("listed", times=9)
             listed = _lists(api)
             leader.process.send_signal(signal.SIGTERM)
             assert await leader.ended() == 0
