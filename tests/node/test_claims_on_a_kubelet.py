@@ -136,6 +136,25 @@ def test_a_claim_that_comes_before_its_row_waits_inside_of_the_call(node: ClaimN
     assert "no share of a GPU" not in node.messages()
 
 
+@pytest.mark.promise("node-claim-waits", "node-claim-restarts")
+def test_kubelet_and_agent_start_again_while_a_claim_waits_for_its_row(node: ClaimNode) -> None:
+    claim = node.make_claim("long", 300)
+    node.allocate(claim)
+    pod = node.make_pod("long", "long")
+    node.cluster.wait_for(pod, lambda seen: seen and seen["spec"].get("nodeName"), what="a bound pod")
+    time.sleep(2)  # the kubelet's call waits by now
+    node.machine.real.restart_kubelet()
+    node.agent.signal(signal.SIGKILL)
+    node.agent.wait(10)
+    node.start_agent()
+    node.machine.real.restart_kubelet()
+    assert node.cluster.api.get(pod)["status"]["phase"] == "Pending"
+    node.reserve(node.row(claim, 300))
+    node.await_pod(pod, timeout=150)
+    node.await_tenant(claim["metadata"]["uid"], processes=1, connected=True)
+    assert node.restarts("long") == 0
+
+
 @pytest.mark.promise("node-claim-restarts")
 def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNode) -> None:
     row = node.give("steady", 500)
