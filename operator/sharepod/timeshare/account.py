@@ -111,6 +111,8 @@ class Account:
         """Number of the slot and time held in it, oldest first; slots without any are left out."""
         self.request_milli = request_milli
         self.limit_milli = limit_milli
+        self._assured_most = self._assured_cap()
+        self._ceiling_most = self._ceiling_cap()
         self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def snapshot(self) -> AccountSnapshot:
@@ -132,9 +134,9 @@ class Account:
         request. It is owed as much as before, and its ceiling bucket has filled by the rest of its limit."""
         then = min(snapshot.at, self.at)
         away = self.at - then
-        self.assured = min(snapshot.assured, self._assured_cap())
+        self.assured = min(snapshot.assured, self._assured_most)
         filled = snapshot.ceiling + away * (self.limit_milli - self.request_milli)
-        self.ceiling = min(filled, self._ceiling_cap())
+        self.ceiling = min(filled, self._ceiling_most)
         self.held_ns, self.borrowed_ns, self.late_ns = snapshot.held_ns, snapshot.borrowed_ns, snapshot.late_ns
         self.grants, self.preemptions = snapshot.grants, snapshot.overdue
         window = self._slot_ns * _SLOTS
@@ -149,8 +151,9 @@ class Account:
             self.assured = self.assured * request_milli // self.request_milli
         self.request_milli = request_milli
         self.limit_milli = limit_milli
-        self.assured = min(self.assured, self._assured_cap())
-        self.ceiling = min(self.ceiling, self._ceiling_cap())
+        self._assured_most, self._ceiling_most = self._assured_cap(), self._ceiling_cap()
+        self.assured = min(self.assured, self._assured_most)
+        self.ceiling = min(self.ceiling, self._ceiling_most)
 
     def advance(self, now: int, held_ns: int, charge: Charge, *, owed_ns: int | None = None) -> None:
         """Bring the account forward to `now`: fill both buckets and charge them.
@@ -171,16 +174,16 @@ class Account:
         if held_ns == 0 and not owed_ns:
             self.at = now
             self.assured += elapsed * self.request_milli
-            if self.assured > (most := self._assured_cap()):
-                self.assured = most
+            if self.assured > self._assured_most:
+                self.assured = self._assured_most
             self.ceiling += elapsed * self.limit_milli
-            if self.ceiling > (most := self._ceiling_cap()):
-                self.ceiling = most
+            if self.ceiling > self._ceiling_most:
+                self.ceiling = self._ceiling_most
             return
         fill = elapsed * self.request_milli
         cost = max(held_ns, owed_ns or 0) * 1000
         if charge is Charge.GUARANTEED:
-            self.assured = min(self.assured + fill - cost, self._assured_cap())
+            self.assured = min(self.assured + fill - cost, self._assured_most)
         else:
             # Borrowed time pays from credit only: a positive level falls to 0 at most. A negative level rises to 0 at
             # most: time repays debt, and borrowing never enlarges it.
@@ -188,7 +191,7 @@ class Account:
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
             self.borrowed_ns += min(held_ns, max(0, cost - paid) // 1000)
-        self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, self._ceiling_cap())
+        self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, self._ceiling_most)
         if held_ns:
             self.held_ns += held_ns
             self._record(self.at, now, held_ns)

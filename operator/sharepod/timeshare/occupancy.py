@@ -34,6 +34,8 @@ class Occupancy:
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
+        self._gangs_on: dict[str, int] = {}
+        """Number of tenants of several GPUs, by GPU. GPUs without any are left out."""
 
     def add(self, now: int, tenant: TokenTenant) -> None:
         """Add a tenant to its GPUs."""
@@ -41,15 +43,25 @@ class Occupancy:
             if gpu not in self._books:
                 self._books[gpu] = GpuBooks(now)
             self.tenants_on.setdefault(gpu, []).append(tenant)
+            if len(tenant.gpus) > 1:
+                self._gangs_on[gpu] = self._gangs_on.get(gpu, 0) + 1
 
     def remove(self, tenant: TokenTenant) -> None:
         """Remove a tenant from its GPUs, which are free of it at once. Its account has to be settled."""
         self.free(tenant)
         for gpu in tenant.gpus:
             self.tenants_on[gpu].remove(tenant)
+            if len(tenant.gpus) > 1:
+                self._gangs_on[gpu] -= 1
+                if not self._gangs_on[gpu]:
+                    del self._gangs_on[gpu]
             if not self.tenants_on[gpu]:
                 del self.tenants_on[gpu]
                 del self._books[gpu]
+
+    def has_gangs(self, gpu: str) -> bool:
+        """Return whether a tenant of the GPU has other GPUs, too."""
+        return gpu in self._gangs_on
 
     def occupy(self, tenant: TokenTenant) -> None:
         """Make the tenant the holder of its GPUs, which have to be free."""
@@ -114,8 +126,11 @@ class Occupancy:
 
     def beside_interactive(self, tenant: TokenTenant) -> bool:
         """Return whether an interactive tenant of the tenant's GPUs, other than itself, is connected."""
-        others = (other for gpu in tenant.gpus for other in self.tenants_on[gpu] if other is not tenant)
-        return any(other.interactive and other.connected for other in others)
+        for gpu in tenant.gpus:
+            for other in self.tenants_on[gpu]:
+                if other.interactive and other.connected and other is not tenant:
+                    return True
+        return False
 
     def settle(self, now: int, tenant: TokenTenant) -> None:
         """Bring the tenant's account forward to `now`. To be called before anything changes that its charge depends

@@ -425,6 +425,12 @@ class Scheduler:
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant.id)
 
     def _grant_free_gpus(self, now: int) -> list[Action]:
+        if len(self._changed_gpus) == 1:
+            for gpu in self._changed_gpus:
+                if not self._occupancy.has_gangs(gpu):
+                    self._changed_gpus.clear()
+                    return self._grant_free_gpu(now, gpu)
+                break
         waiting = waiting_with(self._changed_gpus, self._occupancy.tenants_on)
         for gpu in self._changed_gpus:
             self._occupancy.cease_waiting(now, gpu)
@@ -442,6 +448,24 @@ class Scheduler:
         for tenant in gangs:
             self._holds.cut_for(now, tenant)
         return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())  # a turn that is cut may end now
+
+    def _grant_free_gpu(self, now: int, gpu: str) -> list[Action]:
+        """Grant one GPU, which no gang has, if it is free and a tenant waits for it."""
+        self._occupancy.cease_waiting(now, gpu)
+        if gpu in self._occupancy.holder:
+            return []
+        for tenant in self._occupancy.tenants_on.get(gpu, ()):
+            if tenant.waiting_since is not None and not tenant.throttled:
+                break
+        else:
+            return []
+        turn = self._policy.next_turn(now, gpu)
+        actions: list[Action] = []
+        if isinstance(turn, Anticipation):
+            self._occupancy.keep_idle(now, turn)
+        elif turn is not None:
+            actions.append(self._grant(now, turn))
+        return actions + self._holds.new_terms()
 
     def _cease_waiting(self, now: int, tenant: TokenTenant) -> None:
         for gpu in tenant.gpus:

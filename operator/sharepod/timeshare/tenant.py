@@ -95,18 +95,21 @@ MinVirtualTimes = dict[tuple[str, bool], int]
 
 def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVirtualTimes) -> None:
     """Raise the minimum virtual times of `gpu` to the least of the tenants that compete for its idle time."""
-    found: list[int | None] = [None, None]
+    guaranteed: int | None = None
+    best_effort: int | None = None
     for tenant in tenants:
         hold = tenant.hold
         if (tenant.waiting_since is not None and not tenant.throttled) or (
             hold is not None and hold.phase not in DISPLACED
         ):
-            virtual, kind = tenant.virtual_ns[gpu], tenant.account.request_milli == 0
-            lowest = found[kind]
-            if lowest is None or virtual < lowest:
-                found[kind] = virtual
-    for kind in (False, True):
-        before, lowest = least.get((gpu, kind), 0), found[kind]
+            virtual = tenant.virtual_ns[gpu]
+            if tenant.account.request_milli:
+                if guaranteed is None or virtual < guaranteed:
+                    guaranteed = virtual
+            elif best_effort is None or virtual < best_effort:
+                best_effort = virtual
+    for kind, lowest in ((False, guaranteed), (True, best_effort)):
+        before = least.get((gpu, kind), 0)
         least[gpu, kind] = before if lowest is None or lowest < before else lowest
 
 
@@ -123,7 +126,10 @@ def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_
     competing: list[TokenTenant] = []
     for gpu, tenants in tenants_on.items():
         full = burst_ns * 3 // 4
-        if not any(t.account.assured > full * t.account.request_milli for t in tenants):
+        for tenant in tenants:
+            if tenant.account.assured > full * tenant.account.request_milli:
+                break
+        else:
             continue
         active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
         lags = [tenant.account.assured // tenant.account.request_milli for tenant in active]
@@ -136,10 +142,29 @@ def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_
             tenant.account.assured -= cut * tenant.account.request_milli
 
 
-def order_key(
-    tenant: TokenTenant, least: Mapping[tuple[str, bool], int], since: int, *, patient_since: int
-) -> tuple[int, int, int, str]:
-    """Return the sort key of a tenant that has waited since `since`; the smallest goes first (S7).
+OrderKey = tuple[int, int, int, str]
+"""Place of a tenant in the order of service; the smallest goes first."""
+
+
+def ahead_ns(tenant: TokenTenant, least: MinVirtualTimes) -> int:
+    """Return by how much the tenant's virtual time is beyond the minimum, on the GPU where that is most."""
+    kind = tenant.account.request_milli == 0
+    return max([tenant.virtual_ns[gpu] - least[gpu, kind] for gpu in tenant.gpus])
+
+
+def goes_before(one: OrderKey, other: OrderKey) -> bool:
+    """Return whether a place comes before another: compared number by number, without a tuple made of them."""
+    if one[0] != other[0]:
+        return one[0] < other[0]
+    if one[1] != other[1]:
+        return one[1] < other[1]
+    if one[2] != other[2]:
+        return one[2] < other[2]
+    return one[3] < other[3]
+
+
+def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int) -> OrderKey:
+    """Return the place of a tenant that has waited since `since` and is `ahead` in virtual time (S7).
 
     A tenant with credit that has waited since `patient_since` or longer goes before all that wake: these may be so many
     that a gang never finds its GPUs free at once. A tenant that hurries goes before all.
@@ -155,6 +180,4 @@ def order_key(
             if tenant.woke_with_credit or since <= patient_since
             else (1, -account.lag_ns(), since, tenant.id)
         )
-    best_effort = tenant.best_effort
-    ahead = max([tenant.virtual_ns[gpu] - least[gpu, best_effort] for gpu in tenant.gpus])
-    return (3 if best_effort else 2, ahead, since, tenant.id)
+    return (2 if account.request_milli else 3, ahead, since, tenant.id)

@@ -17,7 +17,16 @@ from .anticipation import anticipate
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .plan import Anticipation, Turn, competing_weight, plan_turns, waiting_with
-from .tenant import MinVirtualTimes, TokenTenant, cancel_common_credit, order_key, update_min_virtual_ns
+from .tenant import (
+    MinVirtualTimes,
+    OrderKey,
+    TokenTenant,
+    ahead_ns,
+    cancel_common_credit,
+    goes_before,
+    order_key,
+    update_min_virtual_ns,
+)
 
 _DRAIN_GUESS_NS = 1_000_000
 """Time in which a holder that outstays its usual overrun is expected to drain: 1 ms, a short kernel. Used only to plan
@@ -65,10 +74,18 @@ class TurnPolicy:
             again: A holder to be treated as if it had drained and waited.
         """
         occupancy, competing = self._occupancy, waiting if again is None else [*waiting, again]
-        if not any(len(tenant.gpus) > 1 for tenant in competing):
-            free = dict.fromkeys(tenant.gpus[0] for tenant in competing)
-            turns = (self._next_turn(now, gpu, again) for gpu in free if occupancy.holder.get(gpu) in (None, again))
-            return [turn for turn in turns if turn is not None]
+        gangs, free = False, dict[str, None]()
+        for tenant in competing:
+            gangs = gangs or len(tenant.gpus) > 1
+            free[tenant.gpus[0]] = None
+        if not gangs:
+            turns: list[Turn | Anticipation] = []
+            for gpu in free:
+                if occupancy.holder.get(gpu) in (None, again):
+                    turn = self.next_turn(now, gpu, again)
+                    if turn is not None:
+                        turns.append(turn)
+            return turns
         # 1. Settle all accounts that the order depends on.
         wanted = {gpu for tenant in competing for gpu in tenant.gpus}
         held = {
@@ -86,9 +103,9 @@ class TurnPolicy:
         # 2. Sort the tenants (S7).
         patient_since = self._patient_since(now, competing)
 
-        def key(tenant: TokenTenant) -> tuple[int, int, int, str]:
+        def key(tenant: TokenTenant) -> OrderKey:
             since = now if tenant.waiting_since is None else tenant.waiting_since
-            return order_key(tenant, self._least, since, patient_since=patient_since)
+            return order_key(tenant, ahead_ns(tenant, self._least), since, patient_since=patient_since)
 
         competing = sorted(competing, key=key)
         # 3. Give out the free GPUs (S4, S5).
@@ -102,32 +119,46 @@ class TurnPolicy:
             overrun=lambda tenant: tenant.habits.overrun_ns,
         )
 
-    def _next_turn(self, now: int, gpu: str, again: TokenTenant | None) -> Turn | Anticipation | None:
-        """Return what `next_turns` would, for one GPU that nobody holds and no gang waits for."""
-        tenants, competing = self._occupancy.tenants_on[gpu], []
-        weights = {(gpu, False): 0, (gpu, True): 0}
+    def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
+        """Return what `next_turns` would, for one GPU that nobody holds and no gang waits for; None if it stays free.
+
+        A GPU's tenants are gone through in plain loops here and below: this is what a hand-off spends its time on.
+        """
+        tenants, competing = self._occupancy.tenants_on[gpu], list[TokenTenant]()
+        weight, best_effort_weight, wakes = 0, 0, False
         for tenant in tenants:
             waits = tenant.waiting_since is not None and not tenant.throttled
             if waits or tenant is again:
                 competing.append(tenant)
+                wakes = wakes or tenant.woke_with_credit
                 if tenant.hold is None:
                     tenant.account.advance(now, 0, Charge.BORROWED)
                 else:
                     self._occupancy.settle(now, tenant)
             if waits or tenant.holding:
-                weights[gpu, tenant.best_effort] += tenant.weight
+                if tenant.account.request_milli:
+                    weight += tenant.account.request_milli
+                else:
+                    best_effort_weight += tenant.weight
         cancel_common_credit({gpu: tenants}, self._parameters.assured_burst_ns)
         update_min_virtual_ns(tenants, gpu, self._least)
-        first, least, patient_since = None, None, self._patient_since(now, competing)
+        least, best_effort_least = self._least[gpu, False], self._least[gpu, True]
+        first: TokenTenant | None = None
+        place: OrderKey = (0, 0, 0, "")
+        patient_since = now - self._parameters.patience_ns if wakes else -1
         for tenant in competing:
             since = now if tenant.waiting_since is None else tenant.waiting_since
-            key = order_key(tenant, self._least, since, patient_since=patient_since)
-            if least is None or key < least:
-                first, least = tenant, key
+            ahead = tenant.virtual_ns[gpu] - (least if tenant.account.request_milli else best_effort_least)
+            key = order_key(tenant, ahead, since, patient_since=patient_since)
+            if first is None or goes_before(key, place):
+                first, place = tenant, key
         if first is None:
             return None
         awaited = anticipate(now, first, tenants, self._parameters, patient_since=now - self._parameters.patience_ns)
-        return awaited or Turn(first, self._length(first, weights), backfill=False)
+        if awaited is not None:
+            return awaited
+        weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
+        return Turn(first, self._length(first, weights), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
         """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
@@ -147,10 +178,12 @@ class TurnPolicy:
         if account.assured <= 0:
             return True
         left = account.lag_ns() - quantum_ns * 1000 // account.request_milli
-        others = (other for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant)
-        return not any(
-            other.runnable and other.account.request_milli and other.account.lag_ns() > left for other in others
-        )
+        for gpu in tenant.gpus:
+            for other in self._occupancy.tenants_on[gpu]:
+                waits = other.waiting_since is not None and not other.throttled
+                if waits and other is not tenant and other.account.request_milli and other.account.lag_ns() > left:
+                    return False
+        return True
 
     def quantum(self, tenant: TokenTenant) -> int:
         """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
