@@ -35,8 +35,8 @@ CANARY := $(addprefix tests/cluster/,test_canary.py test_operator_claims.py test
 export PYTHONPATH := tests:benchmarks:manifests
 export PYTHONDONTWRITEBYTECODE :=
 
-SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native shim/src -type f)) setup.py
-C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
+SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native operator/sharepod/agent/sockets/native operator/sharepod/agent/native shim/src -type f)) setup.py
+C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
@@ -293,4 +293,4 @@ soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kill
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info
 	find operator tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/placement/binpack/_scores.* operator/sharepod/agent/hook/libsharepod.so
+	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/placement/binpack/_scores.* operator/sharepod/agent/sockets/_frame_reader.* operator/sharepod/agent/_timed_wait.* operator/sharepod/agent/hook/libsharepod.so

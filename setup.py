@@ -219,6 +219,11 @@ class Build(build):  # type: ignore[misc]
 
 
 setup(
-    cffi_modules=["shim/wire_build.py:ffi", "operator/sharepod/placement/binpack/native/scores_build.py:ffi"],
+    cffi_modules=[
+        "shim/wire_build.py:ffi",
+        "operator/sharepod/placement/binpack/native/scores_build.py:ffi",
+        "operator/sharepod/agent/sockets/native/frame_reader_build.py:ffi",
+        "operator/sharepod/agent/native/timed_wait_build.py:ffi",
+    ],
     cmdclass={"build": Build, "build_hook": BuildHook, "build_core": BuildCore},
 )

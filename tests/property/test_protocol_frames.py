@@ -6,11 +6,17 @@ import dataclasses
 import fcntl
 import mmap
 import os
+import select
+import socket
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
+from sharepod.agent.sockets._frame_reader import ffi as reader_ffi
+from sharepod.agent.sockets._frame_reader import lib as reader
+from sharepod.agent.sockets.hook_connection import frame_of
 from sharepod.protocol import ProtocolError, encode, parse_agent, parse_client
 from sharepod.protocol._wire import ffi, lib
 
@@ -143,6 +149,68 @@ def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, 
         except ProtocolError:
             continue
         assert parse(encode(changed)) == changed, "what is accepted can be said again"
+
+
+def received(packet: bytes) -> Any:
+    """Return what the agent's reader receives of a packet: shp_received."""
+    client, agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with client, agent, select.epoll() as poller:
+        poller.register(agent, select.EPOLLIN)
+        client.send(packet)
+        into = reader_ffi.new("shp_received[]", 2)
+        assert reader.shp_receive(poller.fileno(), into, 1) == 1
+        assert (into[0].socket, into[0].size, into[0].emptied) == (agent.fileno(), len(packet), 1)
+        return into[0]
+
+
+def agree(packet: bytes) -> None:
+    """The reader recognises a frame about time where the codec takes it, with the same values, and no other."""
+    raw = received(packet)
+    try:
+        frame = parse_client(packet)
+    except ProtocolError:
+        assert raw.type == 0
+        with pytest.raises(ProtocolError):
+            frame_of(raw)
+        return
+    assert frame_of(raw) == frame
+    assert bool(raw.type) == isinstance(frame, (protocol.Want, protocol.Draining, protocol.Drained))
+
+
+@pytest.mark.promise("security-read-in-c")
+@settings(max_examples=1000)
+@given(from_clients, st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=3))
+def test_what_the_agent_reads_is_what_the_codec_says(
+    frame: protocol.ClientFrame, changes: list[tuple[int, int]]
+) -> None:
+    agree(encode(frame))
+    packet = bytearray(encode(frame))
+    for position, value in changes:
+        packet[position % len(packet)] = value
+    agree(bytes(packet))
+
+
+few = st.sampled_from((0, 1, 2, 3, 4, 1 << 15, 1 << 16, 1 << 31))
+
+
+@pytest.mark.promise("security-read-in-c")
+@settings(max_examples=500)
+@given(st.sampled_from((("want", 2), ("drained", 3), ("draining", 7))), st.integers(0, 3), few, few, few)
+def test_what_the_agent_reads_about_time_is_what_the_codec_says(
+    kind: tuple[str, int], version: int, grant_id: int, mask: int, flags: int
+) -> None:
+    frame = ffi.new(f"struct shp_{kind[0]} *")
+    frame.header.magic, frame.header.version, frame.header.type = lib.SHP_MAGIC, version, kind[1]
+    frame.header.size = ffi.sizeof(frame[0])
+    for name, value in (("grant_id", grant_id), ("gpu_mask", mask), ("flags", flags)):
+        if hasattr(frame, name):
+            setattr(frame, name, value)
+    agree(bytes(ffi.buffer(frame)))
+
+
+@given(st.binary(min_size=1, max_size=protocol.FRAME_MAX + 1))
+def test_what_the_agent_reads_of_any_bytes_is_what_the_codec_says(packet: bytes) -> None:
+    agree(packet)
 
 
 @given(from_clients, st.integers(-1024, 1024).filter(bool))

@@ -7,7 +7,7 @@ import gc
 import os
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,28 +16,34 @@ from sharepod.agent.on_time import OnTimeSelector
 
 OPEN = Path("/proc/self/fd")
 """Descriptors that are open in this process."""
+NO_TIMER = 1 << 20
+"""Number of a descriptor that is not open, and so no timer that could be set."""
 
 
 class Kernel:
     """The C library, whose timers can be refused."""
 
-    def __init__(self, libc: object, refuses: str) -> None:
+    def __init__(self, libc: object, wait: Callable[..., int], refuses: str) -> None:
         self._libc = libc
+        self._wait = wait
         self.refuses = refuses
         self.set_ns: list[int] = []
 
     def timerfd_create(self, *arguments: object) -> int:
         return -1 if self.refuses == "create" else self._libc.timerfd_create(*arguments)  # type: ignore[attr-defined]
 
-    def timerfd_settime(self, timer: int, flags: int, times: object, before: object) -> int:
-        self.set_ns.append(times._obj.value_ns)  # type: ignore[attr-defined]
-        return -1 if self.refuses == "set" else self._libc.timerfd_settime(timer, flags, times, before)  # type: ignore[attr-defined]
+    def wait(self, poller: int, timer: int, timeout_ns: int, ready: object, most: int) -> int:
+        if timer >= 0:
+            self.set_ns.append(timeout_ns)
+            timer = NO_TIMER if self.refuses == "set" else timer
+        return self._wait(poller, timer, timeout_ns, ready, most)
 
 
 @pytest.fixture(params=["nothing", "create", "set"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    kernel = Kernel(on_time._libc, request.param)
+    kernel = Kernel(on_time._libc, on_time._wait, request.param)
     monkeypatch.setattr(on_time, "_libc", kernel)
+    monkeypatch.setattr(on_time, "_wait", kernel.wait)
     return kernel
 
 

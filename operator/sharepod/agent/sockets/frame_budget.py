@@ -13,6 +13,9 @@ import asyncio
 _TURN_S = 0.001
 """Seconds that all tenants' frames together may take in one turn of the loop. A hand-off waits for at most about this
 long; shorter turns would spend more of the loop on polling."""
+_ALONE_S = 2 * _TURN_S
+"""Seconds after which a tenant that had frames alone did so in an earlier turn of the loop. That turn's end is noted
+then: a call at each turn's end would be one more turn of the loop for every hand-off."""
 _LOUD_S = 5.0
 """Seconds for which a tenant that exceeded its rate shares one tenant's rate with the others that do: longer than the
 pauses of a flood that comes in waves."""
@@ -29,6 +32,8 @@ class FrameBudget:
         self._per_s = per_s
         self._inboxes_now = self._inboxes_before = 0
         """Tenants that had frames in this turn of the loop so far, and in the turn before."""
+        self._first_at = 0.0
+        """When the first of them began (loop time)."""
         self._loud: dict[str, float] = {}
         """By tenant id, when the tenant last exceeded its rate (loop time)."""
 
@@ -36,10 +41,16 @@ class FrameBudget:
         """Count one more tenant with frames in this turn of the loop; return the loop time until which they may be
         handled."""
         loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._inboxes_now == 1:
+            if now - self._first_at > _ALONE_S:
+                self._end_turn()
+            else:
+                loop.call_soon(self._end_turn)
         if self._inboxes_now == 0:
-            loop.call_soon(self._end_turn)
+            self._first_at = now
         self._inboxes_now += 1
-        return loop.time() + _TURN_S / max(self._inboxes_now, self._inboxes_before)
+        return now + _TURN_S / max(self._inboxes_now, self._inboxes_before)
 
     def throttled_rate(self, now: float, tenant_id: str) -> float:
         """Note that a tenant exceeds its rate; return the frames a second that it may have handled from now on."""

@@ -18,9 +18,11 @@ from typing import Protocol
 import structlog
 
 from sharepod import protocol
+from sharepod.agent.sockets._frame_reader import ffi as _ffi
 from sharepod.protocol import ProtocolError, RefusedReason
+from sharepod.protocol._wire import lib as _lib
 
-from .inbox import Inbox
+from .inbox import Inbox, Received
 from .refusals import ClientRefusal
 
 log = structlog.get_logger(__name__)
@@ -33,6 +35,16 @@ _MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """Flags of what is sent. Worked out once: two flags of Python's cost more than the frame."""
+
+_PACKET_MOST: int = _ffi.sizeof(_ffi.typeof("shp_received").fields[-1][1].type)
+"""Bytes of a packet that are received."""
+
+# The binding looks constants up by name at each use.
+_DRAINED: int = _lib.SHP_DRAINED
+_DRAINING: int = _lib.SHP_DRAINING
+_WANT: int = _lib.SHP_WANT
+_WANTING: int = _lib.SHP_DRAINED_WANT
+_IDLE: int = _lib.SHP_DRAINED_IDLE
 
 
 class Service(Protocol):
@@ -106,13 +118,25 @@ class HookConnection:
         """Return the descriptor of the socket."""
         return self._sock.fileno()
 
-    def read(self, most: int, until: float) -> int:
-        """Handle the frames that have come: at most `most`, and after the first none that begins later than `until`
-        (loop time). Return how many were handled or put off."""
-        for handled in range(1, most + 1):
-            if not self._read_one() or not self._alive or self._loop.time() >= until:
-                return handled
-        return most
+    def take(self, received: Received) -> None:
+        """Handle what was received from the client, or put it off. Never raises."""
+        self.streak += 1
+        self.longest_streak = max(self.longest_streak, self.streak)
+        if received.emptied:
+            self.streak = 0
+        if not received.size:
+            self.close()
+            return
+        try:
+            frame = frame_of(received)
+        except ProtocolError as error:
+            self._break_off(ClientRefusal.MALFORMED, str(error))
+            return
+        if self.greeted and isinstance(frame, _MEMORY) and not self._hands_over(frame):
+            self._spoke_of_memory = True
+            self._inbox.put_off(self, frame)
+        else:
+            self.answer(frame)
 
     def answer(self, frame: protocol.ClientFrame) -> None:
         """Act on a frame; close the client if the frame breaks the protocol. Never raises."""
@@ -161,33 +185,6 @@ class HookConnection:
             log.debug("client is gone", tenant=self._service.tenant_id, pid=self.pid, error=error.strerror)
             self.close()
 
-    def _read_one(self) -> bool:
-        """Handle one frame. Return False if there was none, or if the connection has ended."""
-        try:
-            # recv has no room for ancillary bytes, so the kernel drops descriptors that a client sends.
-            packet = self._sock.recv(protocol.FRAME_MAX + 1)
-        except (BlockingIOError, InterruptedError):
-            self.streak = 0
-            return False
-        except OSError:
-            packet = b""
-        self.streak += 1
-        self.longest_streak = max(self.longest_streak, self.streak)
-        if not packet:
-            self.close()
-            return False
-        try:
-            frame = protocol.parse_client(packet)
-        except ProtocolError as error:
-            self._break_off(ClientRefusal.MALFORMED, str(error))
-            return True
-        if self.greeted and isinstance(frame, _MEMORY) and not self._hands_over(frame):
-            self._spoke_of_memory = True
-            self._inbox.put_off(self, frame)
-        else:
-            self.answer(frame)
-        return True
-
     def _hands_over(self, frame: protocol.ClientFrame) -> bool:
         """Return whether a frame declares what the process holds, which is read before its first other frame."""
         return isinstance(frame, protocol.Reserve) and frame.handover and not self._spoke_of_memory
@@ -233,3 +230,18 @@ class HookConnection:
                     fds.append(page.fd)
             self._send(protocol.encode(welcome, version=version), fds)
         self._service.on_hello(self)
+
+
+def frame_of(received: Received) -> protocol.ClientFrame:
+    """Return the frame that a packet is. Raise `ProtocolError`."""
+    kind = received.type
+    if kind == _DRAINED:
+        flags = received.flags
+        return protocol.Drained(received.grant_id, received.value, bool(flags & _WANTING), bool(flags & _IDLE))
+    if kind == _DRAINING:
+        return protocol.Draining(received.grant_id, received.value)
+    if kind == _WANT:
+        return protocol.Want(received.value)
+    if received.size > _PACKET_MOST:
+        raise ProtocolError(f"a packet of {received.size} bytes is longer than any frame of a client")
+    return protocol.parse_client(bytes(_ffi.buffer(received.packet, received.size)))

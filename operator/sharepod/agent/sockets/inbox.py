@@ -1,5 +1,8 @@
 """Reading end of all connections of one tenant: one epoll instance, read in the tenant's own turns of the event loop.
 
+One call of C (native/frame_reader.c) finds the connections that have something to read, reads them, and recognises the
+frames about time.
+
 Frames about time are handled as they are read. Frames about memory are put off (`put_off`), to be answered after
 everything that all tenants had to read; so a token that a program gives back never waits for its allocations.
 
@@ -7,7 +10,7 @@ Guarantees:
 - However many clients a tenant has, the event loop watches one descriptor for them.
 - A tenant's frames take no more of one turn of the loop than the tenant's part of `FrameBudget`.
 - No more than `per_s` frames a second are handled, fewer if they take longer than 25 us each; the rest waits, up to
-  `_PUT_OFF_MAX` frames here and then in the senders' own sockets.
+  `_PUT_OFF_MAX` frames here, and what one reading brings, and then in the senders' own sockets.
 - Frames about time are read while the tenant is over its rate for frames about memory, at `_URGENT` of that rate.
 - The frames that are put off are answered in the order in which they came.
 - Of clients that keep on sending too much without waiting for an answer, the one that sent most is named to `on_flood`.
@@ -16,19 +19,27 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sharepod.agent.sockets._frame_reader import ffi as _ffi
+from sharepod.agent.sockets._frame_reader import lib as _lib
 from sharepod.protocol import ClientFrame
 from sharepod.rate_limit import RateLimiter
 
 from .frame_budget import FrameBudget
 
+_new, _receive = _ffi.new, _lib.shp_receive
+_NO_SOCKET = -1
+"""Descriptor of what was received on a connection that has ended since."""
+
 FRAMES_A_TURN = 32
-"""Frames of one tenant handled in one turn of the loop, before other tenants get their turn."""
+"""Frames of one tenant read in one turn of the loop, and put-off frames answered, before other tenants get their turn.
+With two at least from each of as many clients, up to twice as many are read."""
 _BURST_S = 0.25
 """Seconds of `frames_per_s` that may come at once: all processes of a tenant may start or reconnect together."""
 _FRAME_S = 25e-6
@@ -50,6 +61,19 @@ _STREAK_MAX = 128
 socket."""
 
 
+class Received(Protocol):
+    """Packet from a client, or the end of its connection: shp_received of frame_reader.h."""
+
+    socket: int
+    size: int
+    type: int
+    emptied: int
+    flags: int
+    grant_id: int
+    value: int
+    packet: object
+
+
 class Sender(Protocol):
     """One client's connection, as the inbox reads it."""
 
@@ -60,9 +84,8 @@ class Sender(Protocol):
 
     def fileno(self) -> int: ...
 
-    def read(self, most: int, until: float) -> int:
-        """Handle the frames that have come: at most `most`, and after the first none that begins later than `until`
-        (loop time). Return how many were handled or put off."""
+    def take(self, received: Received) -> None:
+        """Handle what was received from the client, or put it off."""
 
     def answer(self, frame: ClientFrame) -> None:
         """Handle a frame that was put off."""
@@ -101,7 +124,13 @@ class Inbox:
         self._paused: asyncio.TimerHandle | None = None
         self._over_since = self._resumed_at = -math.inf
         """Loop time since when the tenant has been over its rate, and when reading last resumed after a pause."""
+        self._received: Sequence[Received] = _new("shp_received[]", 2 * FRAMES_A_TURN)
+        """What was read last: `_count` frames and ends of connections, of which `_handled` were handled."""
+        self._handled = self._count = 0
+        self._more: asyncio.Handle | None = None
+        """Call of `_handle_more` in the next turn of the loop, while a frame that was read is not handled."""
         self._epoll = select.epoll()
+        self._poller = self._epoll.fileno()
         self._loop.add_reader(self._epoll.fileno(), self._turn)
 
     def add(self, sender: Sender) -> None:
@@ -111,8 +140,12 @@ class Inbox:
 
     def remove(self, sender: Sender) -> None:
         """Stop reading a connection, and forget what it has sent; call it before the socket is closed."""
-        if self._senders.pop(sender.fileno(), None) is not None:
-            self._epoll.unregister(sender.fileno())
+        descriptor = sender.fileno()
+        if self._senders.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+        for one in itertools.islice(self._received, self._handled, self._count):
+            if one.socket == descriptor:  # the next connection may get that number
+                one.socket = _NO_SOCKET
         if self._put_off:
             self._put_off = deque(each for each in self._put_off if each[0] is not sender)
 
@@ -127,12 +160,13 @@ class Inbox:
         """Stop reading all connections."""
         if self._epoll.closed:
             return
-        for handle in (self._paused, self._answering):
+        for handle in (self._paused, self._answering, self._more):
             if handle is not None:
                 handle.cancel()
         if not self._deaf:
             self._loop.remove_reader(self._epoll.fileno())
-        self._paused = self._answering = None
+        self._paused = self._answering = self._more = None
+        self._handled = self._count = 0
         self._epoll.close()
         self._senders.clear()
         self._put_off.clear()
@@ -142,43 +176,56 @@ class Inbox:
         self._limiter.charge(min(seconds, _CHARGED_S) / _FRAME_S)
 
     def _turn(self) -> None:
-        # 1. Take this tenant's part of the loop's turn, and the connections that have something to read.
+        # 1. Take this tenant's part of the loop's turn.
         begun = now = self._loop.time()
         until, frames = self._budget.begin_turn(), 0
-        ready = self._epoll.poll(0, FRAMES_A_TURN)
-        for fd, _events in ready:
-            sender = self._senders.get(fd)
+        if self._handled == self._count and not self._receive(now):
+            return
+        # 2. Handle what was received, at least one frame of it.
+        received, before = self._received, len(self._put_off)
+        while self._handled < self._count:
+            one = received[self._handled]
+            self._handled += 1
+            sender = self._senders.get(one.socket)
             if sender is None:  # closed by a frame of this turn
                 continue
-            # 2. Of a tenant over its rate few frames are read, for those about time; or none for a moment.
-            if self._limiter.wait_s(now) > 0:
-                self._throttle(now)
-                if self._senders.get(fd) is not sender:  # it floods
-                    continue
-            if len(self._put_off) >= _PUT_OFF_MAX or (self._paused is not None and not self._urgent.take(now)):
-                self._stop_reading()
-                break
-            # 3. Read each connection for an equal part of the turn. At least two frames: the second attempt shows an
-            #    empty socket. A connection with more to read comes last in the next turn (epoll's order).
-            before = len(self._put_off)
-            handled = sender.read(max(2, FRAMES_A_TURN // len(ready)), until)
-            handled -= max(0, len(self._put_off) - before)
-            self._limiter.charge(handled)
-            if self._paused is not None:
-                self._urgent.charge(handled - 1)
-            frames += handled
+            sender.take(one)
+            frames += 1
             now = self._loop.time()
             if now >= until:
                 break
-        # 4. Charge time beyond what the frames have paid for.
-        self._charge_time(now - begun, frames)
+        if self._handled < self._count and self._more is None:
+            self._more = self._loop.call_soon(self._handle_more)
+        # 3. Charge the frames that were answered, and time beyond what the frames have paid for.
+        answered = frames - max(0, len(self._put_off) - before)
+        self._limiter.charge(answered)
+        if self._paused is not None:
+            self._urgent.charge(answered)
+        self._charge_time(now - begun, answered)
+
+    def _receive(self, now: float) -> bool:
+        """Receive what the clients have sent. Return whether that is anything."""
+        # Of a tenant over its rate little is read, for frames about time; or nothing for a moment.
+        if self._limiter.wait_s(now) > 0:
+            self._throttle(now)
+        over_rate = self._paused is not None and self._urgent.wait_s(now) > 0
+        if over_rate or len(self._put_off) >= _PUT_OFF_MAX or self._epoll.closed:
+            self._stop_reading()
+            return False
+        self._handled, self._count = 0, _receive(self._poller, self._received, FRAMES_A_TURN)
+        return self._count > 0
+
+    def _handle_more(self) -> None:
+        self._more = None
+        if self._handled < self._count:
+            self._turn()
 
     def _answer(self) -> None:
         """Answer frames that were put off, for this tenant's part of a turn of the loop."""
         self._answering = None
         begun = now = self._loop.time()
         until, frames = self._budget.begin_turn(), 0
-        while self._put_off and now < until:
+        while self._put_off and now < until and frames < FRAMES_A_TURN:
             if not self._limiter.take(now):
                 self._throttle(now)
                 break

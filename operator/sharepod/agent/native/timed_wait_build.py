@@ -1,0 +1,25 @@
+"""Build of `sharepod.agent._timed_wait`, the wait of the agent's event loop in C, by cffi in API mode.
+
+The declarations are read from the header. setuptools runs this file (`cffi_modules` in setup.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+HEADER, SOURCE = HERE / "timed_wait.h", HERE / "timed_wait.c"
+
+ffi = FFI()
+ffi.cdef("\n".join(line for line in HEADER.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
+ffi.set_source(
+    "sharepod.agent._timed_wait",
+    f'#include "{HEADER.name}"\n',
+    sources=[str(SOURCE.relative_to(HERE.parents[3]))],
+    include_dirs=[str(HERE)],
+    depends=[str(HEADER), str(SOURCE)],
+    extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"],
+    py_limited_api=False,
+)
