@@ -101,6 +101,8 @@ class PlacementRequests:
         """Return a request with its effective priority and its standing."""
         standing = self._standing_of(request.namespace)
         priority = standing.effective_priority(request.priority)
+        if (priority, standing.step) == (request.priority, request.standing):
+            return request
         return replace(request, priority=priority, standing=standing.step)
 
     def best_effort(self, request: PlacementRequest) -> PlacementRequest | None:

@@ -168,7 +168,10 @@ class ClusterState:
 
     def pod_of(self, tenant: str) -> PodFacts | None:
         """Return the Pod whose controller is this tenant, the newest if there are several."""
-        found = [pod for uid in self._pods_of.get(tenant, ()) if (pod := self.pods.get(uid)) is not None]
+        uids = self._pods_of.get(tenant)
+        if uids is None or len(uids) == 1:
+            return self.pods.get(next(iter(uids))) if uids else None
+        found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
         return max(found, key=lambda pod: pod.version, default=None)
 
     def put_pod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:

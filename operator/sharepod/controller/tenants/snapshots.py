@@ -86,9 +86,9 @@ class Snapshots:
         gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
         if gpunode is None or reserved.written is None:
             return False
-        gpus = reserved.written.gpus
-        ill = any(gpu.health is Health.UNHEALTHY for gpu in gpunode.status.gpus if gpu.uuid in gpus)
-        return ill or bool(gpunode.gone(gpus))
+        gpus = [gpunode.gpus.get(uuid) for uuid in reserved.written.gpus]
+        ill = any(gpu is not None and gpu.health is Health.UNHEALTHY for gpu in gpus)
+        return ill or bool(gpunode.gone(reserved.written.gpus))
 
     def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)

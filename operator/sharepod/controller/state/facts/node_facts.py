@@ -115,8 +115,12 @@ class GpuNodeFacts(ObjectFacts):
     rows: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
     """Rows of the ledger by tenant, in their order."""
 
+    gpus: Mapping[str, Gpu] = field(init=False, repr=False, compare=False)
+    """GPUs that the agent reports by UUID."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
+        object.__setattr__(self, "gpus", {gpu.uuid: gpu for gpu in self.status.gpus})
 
     def seen(self, tenant: str) -> TenantStatus | None:
         """Return what the agent reports of a tenant."""
@@ -125,10 +129,11 @@ class GpuNodeFacts(ObjectFacts):
 
     def gone(self, gpus: Iterable[str]) -> tuple[str, ...]:
         """Return those of these GPUs that the agent no longer reports; none unless it says that it serves."""
-        reported = {gpu.uuid for gpu in self.status.gpus}
-        missing = tuple(uuid for uuid in gpus if uuid not in reported)
+        missing = tuple([uuid for uuid in gpus if uuid not in self.gpus])
+        if not missing:
+            return ()
         serves = (item.type == CONDITION_AGENT_READY and item.status == "True" for item in self.status.conditions)
-        return missing if missing and self.error is None and any(serves) else ()
+        return missing if self.error is None and any(serves) else ()
 
 
 def node_facts(raw: Json) -> NodeFacts:

@@ -184,10 +184,12 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     gates = tuple(text_of(gate.get("name")) for gate in maps(spec.get("schedulingGates")))
     waits = SHARE_GATE in gates
     needs = resources_of(spec)
+    controller = controller_of(metadata, None)
+    tenant = _tenant(metadata, controller)
     return PodFacts(
         **common(metadata),
-        tenant=_tenant(metadata),
-        orphaned=_tenant(metadata) is not None and controller_of(metadata, None) is None,
+        tenant=tenant,
+        orphaned=tenant is not None and controller is None,
         node=text_of(spec.get("nodeName")) or None,
         pin=None if waits else pin_of(spec),
         phase=str(status.get("phase") or "Pending"),
@@ -244,9 +246,8 @@ def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
         return None
 
 
-def _tenant(metadata: Json) -> str | None:
+def _tenant(metadata: Json, controller: str | None) -> str | None:
     label = str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "") or None
-    controller = controller_of(metadata, None)
     return label if controller is None or controller == label else None
 
 

@@ -55,12 +55,17 @@ def entries(
     models: list[A] = []
     read: dict[str, tuple[Any, A]] = {}
     unreadable: set[str] = set()
+    former = list(before.read.items())
     for number, entry in enumerate(listed[:most]):
         try:
-            key = _key(entry)
-            known = before.read.get(key)
-            if known is None or known[0] != entry:
-                known = (shared(entry), without_notes(kind.model_validate(entry, extra="ignore")))
+            known: tuple[Any, A] | None
+            if number < len(former) and former[number][1][0] == entry:  # as most are: no key is looked for
+                key, known = former[number]
+            else:
+                key = _key(entry)
+                known = before.read.get(key)
+                if known is None or known[0] != entry:
+                    known = (shared(entry), without_notes(kind.model_validate(entry, extra="ignore")))
         except Exception as error:
             faults.append(f"{name}[{number}].{_first(error)}")
             unreadable.add(_id(entry))
