@@ -1,7 +1,9 @@
 """Random trouble for one node's agent, from one seed, and what its tenants notice of it: `make soak-agent`.
 
 The real agent and the real hook run real programs on simulated GPUs. Holders are killed and stopped, the agent is
-killed and started again, programs flood its sockets and ask for more memory than their tenants have.
+killed and started again, and stopped for seconds, its disk is full (where this is root, and so may mount one), programs
+flood its sockets, say that they have drained as soon as they are granted the token, and ask for more memory than their
+tenants have.
 
 Counted:
 - the longest time that an untroubled program went without GPU time;
@@ -13,11 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +45,25 @@ TOO_LONG_S = 5.0
 of at most 100 ms. On a GPU of three tenants both others may be stopped: 2.2 s. The rest is for a slow machine."""
 LOOKED_BACK_S = 1.0
 """Seconds before the end of the longest wait whose troubles are reported with it."""
+STALLED_S = 3.0
+"""Seconds for which the agent is stopped at most."""
+DISK = "8m"
+"""Size of the disk of the state directory."""
+LIAR = """
+import socket
+from sharepod import protocol
+
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+    sock.connect("agent.sock")
+    sock.send(protocol.encode(protocol.Hello(1, 1)))
+    sock.recv(protocol.FRAME_MAX)
+    sock.send(protocol.encode(protocol.Want(1)))
+    while packet := sock.recv(protocol.FRAME_MAX):
+        frame = protocol.parse_agent(packet)
+        if isinstance(frame, protocol.Grant):
+            sock.send(protocol.encode(protocol.Drained(frame.grant_id, wanting=True)))
+"""
+"""Program of a tenant that gives the token back at once, whatever it holds."""
 SETTLE_S = 1.5
 """Seconds after its start or SIGCONT in which a program does not count as waiting."""
 
@@ -75,6 +99,11 @@ class Soak:
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
+    liar: subprocess.Popen[bytes] | None = None
+    liar_until: float = 0.0
+    filler: Path | None = None
+    """File that fills the disk while it is there; None: the state directory is on a disk that is not filled."""
+    filled_until: float = 0.0
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def begin(self) -> None:
@@ -110,6 +139,9 @@ class Soak:
             self.note(f"{worker.label} stopped for {worker.stopped_until - time.monotonic():.2f} s")
 
     def agent(self) -> None:
+        """Kill the agent, which has no keeper here, and start another. Not on a full disk: docs/limits.md says what one
+        does that its container starts there."""
+        self.free_disk()
         begun = time.monotonic()
         self.node.stop_agent(signal.SIGKILL)
         self.note("agent killed")
@@ -128,6 +160,40 @@ class Soak:
             self.flood = subprocess.Popen(floods.command(how), cwd=there, stdout=subprocess.DEVNULL)
             self.flood_until = time.monotonic() + self.run.random.uniform(0.3, 2.0)
             self.note(f"flood of {how} on {there.name}")
+
+    def stall(self) -> None:
+        """Stop the agent for a while. What its tenants wait for meanwhile is no fault of its own."""
+        seconds = self.run.random.uniform(0.1, STALLED_S)
+        self.note(f"agent stopped for {seconds:.2f} s")
+        for worker in self.workers.values():
+            worker.troubled_until = time.monotonic() + seconds + SETTLE_S
+        pids = self.node.agent_pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            self.wait(seconds)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        self.note("agent goes on")
+
+    def lie(self) -> None:
+        """Start a sibling that gives the token back as soon as it has it."""
+        if self.liar is None:
+            there = self.node.path(self.run.random.choice(sorted(TENANTS)))
+            self.liar = subprocess.Popen([sys.executable, "-c", LIAR], cwd=there, stderr=subprocess.DEVNULL)
+            self.liar_until = time.monotonic() + self.run.random.uniform(0.5, 3.0)
+            self.note(f"liar in {there.name}")
+
+    def disk(self) -> None:
+        """Take all that is free on the disk of the state directory, for a while."""
+        if self.filler is None or self.filler.exists():
+            return
+        with self.filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        self.filled_until = time.monotonic() + self.run.random.uniform(0.3, 4.0)
+        self.note("disk full")
 
     def memory(self) -> None:
         """Start a sibling that asks for more memory than is left, and one that does not."""
@@ -163,7 +229,12 @@ class Soak:
             if client.alive:
                 for gpu, usage in client.usage.items():
                     taken[client.label.split(".")[0], gpu] += usage.memory
-        self.over = max(self.over, max(taken.values(), default=0) - LIMIT)
+        over = max(taken.values(), default=0) - LIMIT
+        if over > max(0, self.over):
+            before = [f"{at - now:+.2f} s {what}" for at, what in self.lately if at >= now - TOO_LONG_S]
+            names = [name for name, taken_there in taken.items() if taken_there - LIMIT == over]
+            print(f"{over} bytes over for {names} after {self.run.elapsed():.1f} s: {', '.join(before)}")
+        self.over = max(self.over, over)
         for name, worker in list(self.workers.items()):
             if worker.stopped_until is not None and now >= worker.stopped_until:
                 worker.program.process.send_signal(signal.SIGCONT)
@@ -190,6 +261,10 @@ class Soak:
                 worker.progress_at = now
         if self.flood is not None and now >= self.flood_until:
             self.end_flood()
+        if self.liar is not None and now >= self.liar_until:
+            self.end_liar()
+        if now >= self.filled_until:
+            self.free_disk()
 
     def end_flood(self) -> None:
         if self.flood is not None:
@@ -197,12 +272,39 @@ class Soak:
             self.flood.wait(10)
             self.flood = None
 
+    def free_disk(self) -> None:
+        if self.filler is not None and self.filler.exists():
+            self.filler.unlink()
+            self.note("disk has room")
+
+    def end_liar(self) -> None:
+        if self.liar is not None:
+            self.liar.kill()
+            self.liar.wait(10)
+            self.liar = None
+
     def finish(self) -> None:
+        self.free_disk()
         self.end_flood()
+        self.end_liar()
         for worker in self.workers.values():
             if worker.stopped_until is not None:
                 with contextlib.suppress(ProcessLookupError):
                     worker.program.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path | None]:
+    """Mount a disk at `path`; return the name of a file that may fill it, None where nothing may be mounted."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True, timeout=20).returncode != 0:
+        yield None
+        return
+    try:
+        yield path / "filler"
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
 
 
 def soak(run: Run) -> dict[str, int]:
@@ -210,17 +312,30 @@ def soak(run: Run) -> dict[str, int]:
     rows = [tenant(name, request, gpus=gpus, memory=LIMIT) for name, (request, gpus) in TENANTS.items()]
     with (
         tempfile.TemporaryDirectory(prefix="sa") as directory,
+        small_disk(Path(directory) / "state") as filler,
         running(Path(directory), *rows, log_level="error") as node,
     ):
         run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
-        state = Soak(run, node)
+        state = Soak(run, node, filler=filler)
         try:
             state.begin()
             state.wait(SETTLE_S)
             deck: list[str] = []
             while not run.over():
                 if not deck:
-                    deck = ["kill", "kill", "stop", "stop", "agent", "floods", "floods", "memory"]
+                    deck = [
+                        "kill",
+                        "kill",
+                        "stop",
+                        "stop",
+                        "agent",
+                        "floods",
+                        "floods",
+                        "memory",
+                        "stall",
+                        "lie",
+                        "disk",
+                    ]
                     run.random.shuffle(deck)
                 trouble = deck.pop()
                 state.counts[trouble] += 1
@@ -230,7 +345,7 @@ def soak(run: Run) -> dict[str, int]:
             state.finish()
     if state.longest_after:
         print(f"longest wait: {state.longest_after}")
-    troubles = {name: state.counts[name] for name in ("kill", "stop", "agent", "floods", "memory")}
+    troubles = {name: state.counts[name] for name in TROUBLES}
     return troubles | {
         "longest_gap_ms": state.longest_gap_ms,
         "longest_wait_ms": state.longest_ms,
@@ -240,4 +355,5 @@ def soak(run: Run) -> dict[str, int]:
     }
 
 
+TROUBLES = ("kill", "stop", "agent", "floods", "memory", "stall", "lie", "disk")
 WANTED = {"waits_too_long": 0, "dead": 0, "bytes_over": 0}
