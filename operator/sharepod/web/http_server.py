@@ -14,7 +14,6 @@ import ssl
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from weakref import WeakSet
 
 from aiohttp import web
 
@@ -64,13 +63,14 @@ class KeptConnections:
 
 class HttpServer:
     """Running HTTP server; `await serve(...)` makes one. `probes`, `kept`: see `serve`. `answered`: kept connections
-    that have been answered once."""
+    that have been answered once; those that are closed are taken out with each new one (transports of uvloop cannot be
+    referred to weakly)."""
 
     def __init__(
         self,
         runner: web.AppRunner,
         sock: socket.socket,
-        answered: WeakSet[asyncio.BaseTransport],
+        answered: set[asyncio.BaseTransport],
         *,
         probes: bool,
         kept: KeptConnections | None,
@@ -148,6 +148,7 @@ class HttpServer:
             sock.close()
             return
         client.open.append(transport)
+        self._answered.difference_update([each for each in self._answered if each.is_closing()])
         if self._probes:
             while self._oldest_first and next(iter(self._oldest_first)).is_closing():
                 self._oldest_first.popitem(last=False)
@@ -175,7 +176,7 @@ async def serve(
     `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest. `kept`: clients
     keep their connections; None: each has one request.
     """
-    answered: WeakSet[asyncio.BaseTransport] = WeakSet()
+    answered: set[asyncio.BaseTransport] = set()
 
     async def note_answer(request: web.Request, response: web.StreamResponse) -> None:
         if response.status != HTTPStatus.OK:

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import kopf
 import pytest
+import uvloop
 from sharepod.controller.handlers import give_claim
 from sharepod.controller.webhook.reviews import MOST_PARTS
 from sharepod.controller.webhook.server import LARGEST_REVIEW, WebhookServer
@@ -138,3 +139,33 @@ def test_an_operator_without_the_port_loads_nothing_that_makes_certificates() ->
         "sys.exit(any(name.startswith('cryptography') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=PATIENCE_S * 2).returncode == 0
+
+
+@pytest.mark.promise("operator-line-webhook-certificates")
+def test_it_answers_on_the_event_loop_that_the_operator_has() -> None:
+    async def asked() -> bytes:
+        world = World()
+        world.at = world.now_is()
+        keeper = world.keeper()
+        await world.settle(keeper)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+
+        async def answer(left: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
+            return {"response": {"uid": left["request"]["uid"]}}
+
+        serving = WebhookServer(keeper, "127.0.0.1", port)(answer)
+        trust = ssl.create_default_context(cadata=b"".join(world.server.bundle).decode())
+        trust.check_hostname = False
+        async with asyncio.timeout(PATIENCE_S):
+            await anext(serving)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+            writer.write(b"POST /line HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(REVIEW) + REVIEW)
+            line = await reader.readline()
+        writer.close()
+        await serving.aclose()
+        return line
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(asked()).split()[1] == b"200"
