@@ -73,14 +73,17 @@ class Delivery:
         self.load(node, self.names(cluster))
         _apply(cluster, self.manifests)
 
-    def upgrade(self, cluster: Cluster, node: Node, overlay: Path) -> None:
-        """Apply the manifests by an overlay in the folder `overlay` that names the images by what is in them."""
+    def upgrade(self, cluster: Cluster, node: Node, overlay: Path, *more: str) -> None:
+        """Apply the manifests by an overlay in the folder `overlay` that names the images by what is in them.
+
+        `more`: further folders of the manifests.
+        """
         tags = {part: image.digest.removeprefix("sha256:")[:12] for part, image in self.images.items()}
         names = self.names(cluster)
         bare = {part: name.rpartition(":")[0] for part, name in names.items()}
         self.load(node, {part: f"{bare[part]}:{tag}" for part, tag in tags.items()})
         kustomization = {
-            "resources": [os.path.relpath(self.manifests, overlay)],
+            "resources": [os.path.relpath(self.manifests / each, overlay) for each in ("", *more)],
             "images": [{"name": bare[part], "newTag": tag} for part, tag in tags.items()],
         }
         (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from harness.delivered import Delivery, await_workloads, deliveries
+from harness.delivered import await_workloads, deliveries
+from harness.errors import HarnessError
 from harness.installation import GROUP, NAMESPACE, POOL_LABEL
 from harness.machines import IMAGE, RealNode
 from harness.shares import measured
+from sharepod.api.objects import SELF_TEST_CLAIM
 
 TEAM = "team-a"
 SHAREPODS = f"{GROUP}/namespaces/{TEAM}/sharepods"
@@ -63,10 +66,34 @@ def _await_running(cluster: Cluster, name: str) -> Object:
     return pod
 
 
-def _installed_kinds(cluster: Cluster, release: Delivery) -> list[tuple[str, str]]:
-    """Kind and name of all that the manifests bring and that is not in a namespace."""
+def _holds(kind: str, gpunode: Object | None) -> bool:
+    """Return whether a GPUNode has a condition that is True."""
+    conditions = (gpunode or {}).get("status", {}).get("conditions", [])
+    return (kind, "True") in [(each["type"], each["status"]) for each in conditions]
+
+
+def _await_released(cluster: Cluster, node: str) -> None:
+    """Wait until the ledger of a node is empty. HarnessError with what blocks it, and the logs, if it stays."""
+    unreleased = "{range .items[*].spec.tenants[*]}{.namespace}/{.podName}{.claim.name} {end}"
+    try:
+        wait_until(
+            lambda: not cluster.kubectl("get", "gpunodes", "-o", f"jsonpath={unreleased}").stdout.strip(),
+            what="an empty ledger",
+            timeout=40,
+            interval=0.5,
+        )
+    except HarnessError as error:
+        told = [json.dumps(cluster.api.get(node)), json.dumps(cluster.pods(TEAM))]
+        for name in ("sharepod-agent", "sharepod-operator"):
+            label = f"app.kubernetes.io/name={name}"
+            told.append(cluster.kubectl("logs", "-n", NAMESPACE, "-l", label, "--tail=80", "--prefix").stdout)
+        raise HarnessError("\n".join([str(error), *told])) from None
+
+
+def _installed_kinds(cluster: Cluster, overlay: Path) -> list[tuple[str, str]]:
+    """Kind and name of all that an overlay brings and that is not in a namespace."""
     rendered = yaml.load_all(
-        cluster.kubectl("kustomize", release.manifests).stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        cluster.kubectl("kustomize", overlay).stdout, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
     return [(one["kind"], one["metadata"]["name"]) for one in rendered if "namespace" not in one["metadata"]]
 
@@ -89,8 +116,11 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     was = _await_running(cluster, "alpha")
     time.sleep(3)
     measured(machine.busy_ns).expect(alpha=60)
-    # 3. Upgrade: the same pod runs on, under the new agent, and a new one starts.
-    now.upgrade(cluster, machine.real, tmp_path)
+    # 3. Upgrade, with claims: the same pod runs on, under the new agent, the node tests itself, and a new one starts.
+    now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test")
+    node = f"{GROUP}/gpunodes/{machine.node}"
+    for kind in ("HookLoads", "ClaimsAttach"):
+        cluster.wait_for(node, partial(_holds, kind), what=f"{kind} True", timeout=90)
     running = {
         container["image"]
         for pod in cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
@@ -107,11 +137,13 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     assert pod["metadata"]["uid"] == was["metadata"]["uid"]
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
     # 4. Uninstall, as docs/install.md says, and nothing is left.
-    brought = _installed_kinds(cluster, now)
+    brought = _installed_kinds(cluster, tmp_path)
     cluster.kubectl("delete", "sharepods", "--all", "--all-namespaces", timeout=60)
-    node = f"{GROUP}/gpunodes/{machine.node}"
-    wait_until(lambda: not cluster.api.get(node)["spec"].get("tenants"), what="an empty ledger", timeout=40)
-    cluster.kubectl("delete", "-k", tmp_path, "--timeout=120s", timeout=130)
+    _await_released(cluster, node)
+    cluster.kubectl("delete", "daemonset", SELF_TEST_CLAIM, "-n", NAMESPACE)
+    label = f"app.kubernetes.io/name={SELF_TEST_CLAIM}"
+    cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", label, "--for=delete", "--timeout=60s", timeout=70)
+    cluster.kubectl("delete", "-k", tmp_path, "--ignore-not-found", "--timeout=120s", timeout=130)
     cluster.kubectl("label", "nodes", "--all", f"{POOL_LABEL}-")
     left = [
         f"{kind}/{name}"
@@ -128,7 +160,7 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     machine.real.run(
         "sh",
         "-c",
-        "rm -rf /var/lib/sharepod/* /var/lib/kubelet/plugins/gpu.sharepod.dev /var/run/cdi/sharepod-*.json",
+        "rm -rf /var/lib/sharepod/* /var/lib/kubelet/plugins/gpu.sharepod.dev /var/run/cdi/sharepod*.json",
     )
     found = machine.real.run(
         "find", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/run/cdi", "/etc/cdi"
