@@ -124,6 +124,8 @@ class Tokens:
         self._open: frozenset[str] | None = None
         """GPUs that are open; None: all are."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        """Moment for which the timer is set, in nanoseconds of the clock: that of `_due` or earlier."""
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
         self._sweep: asyncio.TimerHandle | None = None
@@ -391,13 +393,13 @@ class Tokens:
                 log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
                 left.append(action.tenant)
         # 2. Set the timer to the scheduler's next deadline.
-        due, before = self._scheduler.next_deadline(), self._due
-        self._due = due
-        if self._timer is not None and due != before:
+        #    One that is early stays, and is set again when it fires: most deadlines move on before they come.
+        self._due = due = self._scheduler.next_deadline()
+        if self._timer is not None and (due is None or due < self._timer_at):
             self._timer.cancel()
             self._timer = None
         if due is not None and self._timer is None:
-            loop = asyncio.get_running_loop()
+            loop, self._timer_at = asyncio.get_running_loop(), due
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._on_timer)
         if self._look is None and due is not None:
             self._look_in(now, PATIENCE_MOST_NS)

@@ -125,6 +125,23 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
     assert len(other.grants()) == 1
 
 
+async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leaves_it(
+    tokens: Tokens, clock: Clock
+) -> None:
+    add(tokens, "a", "b")
+    one, other = Process(1), Process(2)
+    tokens.want("a", one)
+    tokens.want("b", other)
+    before = tokens._timer_at
+    tokens.draining("a", one, protocol.Draining(one.grants()[0], expected_ns=5 * MS))
+    announced = tokens._timer_at
+    assert announced == tokens._due
+    assert announced < before
+    tokens.drained("a", one, protocol.Drained(one.grants()[0], wanting=True))
+    assert tokens._due is not None
+    assert tokens._timer_at == announced < tokens._due, "it is set again when it fires"
+
+
 async def test_announced_last_work_hands_nothing_off_while_a_sibling_is_disconnected(
     tokens: Tokens, clock: Clock
 ) -> None:
