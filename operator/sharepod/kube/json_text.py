@@ -19,6 +19,7 @@ from .bodies import loads
 
 OBJECT_LIMIT = 1 << 22
 """Longest object that is read, in characters of JSON, 4 MiB: etcd stores at most 1.5 MiB. Parsing it takes 40 ms."""
+_TOO_LARGE = f"is larger than {OBJECT_LIMIT >> 20} MiB"
 _HEAD = 1 << 20
 """Characters of an unreadable object in which its metadata is looked for, 1 MiB: it stands before spec and status."""
 _TRY_AGAIN = 1 << 16
@@ -138,12 +139,14 @@ class ListText:
         except _Incomplete:
             if len(self._text) - self._at <= OBJECT_LIMIT:
                 raise
-            self._skipped = _Skipped(f"is larger than {OBJECT_LIMIT >> 20} MiB")
+            self._skipped = _Skipped(_TOO_LARGE)
             return self._skip()
         except (RecursionError, ValueError) as error:
             self._skipped = _Skipped(_why(error))
             return self._skip()
-        self._at = at
+        begin, self._at = self._at, at
+        if at - begin > OBJECT_LIMIT:  # it came at once
+            return Unreadable(item_metadata(self._text[begin : begin + _HEAD]), _TOO_LARGE)
         return item if isinstance(item, dict) else Unreadable({}, "is not an object")
 
     def _skip(self) -> Unreadable | None:
@@ -176,7 +179,7 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
     except json.JSONDecodeError as error:
         raise NotAnEventError(str(error)) from None
     except (RecursionError, ValueError) as error:
-        why = _why(error) if whole else f"is larger than {OBJECT_LIMIT >> 20} MiB"
+        why = _why(error) if whole else _TOO_LARGE
         text = line[:_HEAD].decode(errors="replace")
         kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
         at = next((at for key, at in _positions(text, 0) if key == "object"), None)

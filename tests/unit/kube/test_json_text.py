@@ -66,9 +66,10 @@ def test_an_object_that_is_nested_too_deep_costs_itself_alone(step: int) -> None
     assert metadata == {"resourceVersion": "3"}
 
 
+@pytest.mark.parametrize("step", [49_999, 1 << 30])
 @pytest.mark.parametrize("written", ['x\\\\\\"{', "\\u003c", "-1e5."])
 def test_an_object_that_is_too_large_is_passed_over_and_no_more_of_it_is_held(
-    monkeypatch: pytest.MonkeyPatch, written: str
+    monkeypatch: pytest.MonkeyPatch, written: str, step: int
 ) -> None:
     monkeypatch.setattr(json_text, "OBJECT_LIMIT", 1 << 20)
     reader = ListText()
@@ -76,8 +77,8 @@ def test_an_object_that_is_too_large_is_passed_over_and_no_more_of_it_is_held(
     text = f'{{"items":[{large},{{"b":2}}],"metadata":{{}}}}'
     found: list[Any] = []
     held = 0
-    for at in range(0, len(text), 49_999):
-        found += reader.feed(text[at : at + 49_999])
+    for at in range(0, len(text), step):
+        found += reader.feed(text[at : at + step])
         held = max(held, len(reader._text))
     found += reader.close()
     assert [getattr(each, "metadata", each) for each in found] == [
