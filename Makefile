@@ -58,7 +58,7 @@ venv: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[operator,agent,dev]'
 	@touch $@
 
-shim: build/shim.built ## the hook, the wire binding, placement's inner loops
+shim: build/shim.built ## the hook, the wire binding, the agent's reading of frames, placement's inner loops
 
 build/shim.built: .venv/installed $(SHIM_SOURCES)
 	@mkdir -p build

@@ -1,5 +1,6 @@
-"""Build of what is not interpreted: the wire binding and placement's inner loops (cffi), the hook (a shared object,
-preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`, compiled by mypyc).
+"""Build of what is not interpreted: the wire binding, placement's inner loops and the agent's reading of frames (cffi),
+the hook (a shared object, preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`, compiled by
+mypyc).
 
 `pip install` does all of it; an editable install builds in place, and leaves the token scheduler as sources that one
 edits. `python setup.py build_hook` builds the hook alone, in place. The project's metadata stands in pyproject.toml.
