@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 from sharepod.api.admission.claim_request import claim_policy
-from sharepod.api.admission.line_policies import plain_pod_policies, plain_pod_webhook
+from sharepod.api.admission.line_policies import plain_pod_policies
+from sharepod.api.admission.line_webhook import plain_pod_webhook, plain_volume_webhook
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
@@ -71,6 +72,8 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         ROOT / "manifests" / "plain" / "sharepod-quota.yaml": quota_policies(),
         ROOT / "manifests" / "plain-webhook" / "sharepod-plain-pods.yaml": plain_pod_webhook(),
         ROOT / "manifests" / "plain-webhook" / "sharepod-quota.yaml": quota_policies(),
+        ROOT / "manifests" / "plain-volume" / "sharepod-plain-pods.yaml": plain_volume_webhook(),
+        ROOT / "manifests" / "plain-volume" / "sharepod-quota.yaml": quota_policies(claims=False),
     }
     return {
         path: _HEADER + yaml.dump_all(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

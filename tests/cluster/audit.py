@@ -22,7 +22,7 @@ from typing import Self
 from cluster.doors import DOOR_LABEL
 from cluster.fake_agents import GPUNODES
 from harness.api import Api, ApiError, Object, Watch
-from sharepod.api.objects import TENANT_LABEL
+from sharepod.api.objects import LINE_TENANT, TENANT_LABEL
 
 PODS = "/api/v1/pods"
 
@@ -154,6 +154,7 @@ class Audit:
                 return
             labels, uid = item["metadata"].get("labels", {}), item["metadata"]["uid"]
             tenant = labels.get(TENANT_LABEL) or (uid if DOOR_LABEL in labels else None)
+            tenant = uid if tenant == LINE_TENANT else tenant
             if tenant is None:
                 return
             if gone:

@@ -20,6 +20,7 @@ from cluster.plain_world import (
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
+from sharepod.api.line_volume import with_volume
 from sharepod.api.plain_pods import lower
 from sharepod.api.sharepod import SpecError
 
@@ -58,6 +59,8 @@ def plugins(resource: str) -> Object:
     return {"name": "first", "image": "test", "resources": {"limits": {resource: "1"}}}
 
 
+GPUS = {"name": "GPUS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}}
+"""A variable with the GPUs that the Pod's annotation names."""
 TAKEN = {
     "a share": line_pod(),
     "a whole GPU": sized("1000"),
@@ -67,6 +70,18 @@ TAKEN = {
     "beside a silent container": line_pod(container(), {"name": "silent", "image": "test"}),
     "an init container": line_pod(initContainers=[container("first", milli="1000")]),
     "a sidecar": line_pod(initContainers=[container("side", milli="100", restartPolicy="Always")]),
+    "a sidecar alone": line_pod(
+        {"name": "main", "image": "test"}, initContainers=[container("side", milli="100", restartPolicy="Always")]
+    ),
+    "thousandths by a suffix": sized("0.4k"),
+    "CPU of the whole Pod beside it": line_pod(resources={"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}),
+    "its annotations by the downward API": line_pod(
+        container(
+            env=[
+                {"name": "GPUS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}}
+            ]
+        )
+    ),
     "all annotations": annotated(
         gpu_limit="0.8",
         gpu_request="0.2",
@@ -128,6 +143,14 @@ REFUSED: dict[str, tuple[Object, str]] = {
 }
 """Pods that Python refuses too, and the field that the API server names."""
 
+
+def by_volume(pod: Object) -> Object:
+    """The Pod as a cluster without claims makes it."""
+    patch = with_volume(pod, "")
+    metadata = {**pod["metadata"], **patch["metadata"]}
+    return {**pod, "metadata": metadata, "spec": {**pod["spec"], **patch["spec"]}}
+
+
 FORGED: dict[str, tuple[Object, str]] = {
     "the line's claim by another name": (
         line_pod(resourceClaims=[{"name": "sharepod", "resourceClaimName": "mine"}]),
@@ -160,7 +183,24 @@ FORGED: dict[str, tuple[Object, str]] = {
         MILLI,
     ),
     "a fraction": (sized("0.4"), MILLI),
+    "more than any number": (sized("9e18"), MILLI),
+    "a limit in one container and its request in another": (
+        line_pod(
+            {"name": "main", "image": "test", "resources": {"limits": {MILLI: "400"}}},
+            {"name": "other", "image": "test", "resources": {"requests": {MILLI: "400"}}},
+        ),
+        "spec.containers[1].resources.limits",
+    ),
+    "a line of the whole Pod": (
+        line_pod({"name": "main", "image": "test"}, resources={"limits": {MILLI: "400"}}),
+        f"spec.resources.limits[{MILLI}]",
+    ),
+    "a mirror of a static Pod": (
+        line_pod(nodeName="node-0", annotations={"kubernetes.io/config.mirror": "a"}),
+        "static pods do not support resource claims",
+    ),
     "the gate of SharePods": (line_pod(schedulingGates=[{"name": "sharepod.dev/share"}]), "spec.schedulingGates"),
+    "a volume in place of the claim": (by_volume(line_pod()), "spec.schedulingGates[sharepod.dev/share]"),
     "a part of the line's claim": (
         line_pod(beside("claims", [{"name": "sharepod", "request": "another"}])),
         "spec.containers[main].resources.claims[sharepod].request",

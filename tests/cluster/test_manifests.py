@@ -230,7 +230,7 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         for port in container.get("ports", [])
     }
     says: dict[str, str] = {}
-    for component in ("conversion", "plain-webhook"):
+    for component in ("conversion", "line-webhook"):
         (patch,) = documents(MANIFESTS / component / "operator.yaml")
         (environment,) = (each["env"] for each in patch["spec"]["template"]["spec"]["containers"])
         says |= {each["name"]: each["value"] for each in environment}

@@ -6,7 +6,6 @@ The API server's Services lead nowhere on the test cluster, so the webhook is as
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,10 +16,10 @@ import yaml
 from cluster.claims_world import claim_made_for, row_of, runs, serves_claims
 from cluster.fake_agents import FakeAgents
 from cluster.operator_world import AGENT_LEASE, GIB, TIMES, World, wait
+from cluster.plain_webhook_world import await_answers, start_with_webhook
 from cluster.plain_world import container, line_pod, said, serves_mutating_policies
-from harness.api import Object
 from harness.build import programs
-from harness.cluster import Cluster, free_ports
+from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
 from harness.installation import MANIFESTS, NAMESPACE
 
@@ -56,23 +55,7 @@ def world() -> Iterator[World]:
 def install_webhook(world: World) -> None:
     """Apply `manifests/claims` and the component, but for the Deployment; start an operator that serves."""
     world.installation.install_claims()
-    (port,) = free_ports(1)
-    folder = MANIFESTS / "plain-webhook"
-    for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
-        documents: list[Object] = list(yaml.safe_load_all((folder / name).read_text()))
-        for one in documents:
-            if one["kind"] == "MutatingWebhookConfiguration":
-                one["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{port}/line"}
-            if one["kind"] not in ("Service", "NetworkPolicy"):
-                world.cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(one))
-    world.times = {**world.times, "SHAREPOD_WEBHOOK_PORT": str(port)}
-    world.start_operator()
-    await_answers(world)
-
-
-def await_answers(world: World) -> None:
-    """Wait until the API server is answered about a Pod with a line."""
-    wait(lambda: said(world.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)
+    start_with_webhook(world, "plain-webhook")
 
 
 @pytest.mark.promise("operator-line-webhook")
@@ -109,7 +92,7 @@ def test_while_no_operator_answers_pods_with_a_line_are_refused_and_no_others(wo
     )
     assert "failed calling webhook" not in said(world.api, line_pod(), left_out), "told by the policy alone"
     world.start_operator("next")
-    await_answers(world)
+    await_answers(world.cluster)
 
 
 @pytest.mark.promise("operator-line-webhook-certificates")

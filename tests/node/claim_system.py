@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster.plain_webhook_world import await_answers, install_webhook
 from cluster.plain_world import install_plain
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
@@ -182,17 +183,23 @@ def system_with_claims(
     *,
     gpus: int = 2,
     plain: bool = False,
+    volume: bool = False,
 ) -> Iterator[ClaimSystem]:
     """Run a node of so many GPUs and SharePod on it, with claims. `directory`: for the node's inventory; `settings`: of
-    the operator; `plain`: with the resource line, too."""
+    the operator; `plain`: with the resource line, too; `volume`: with the resource line, and without claims."""
     listed = directory / "inventory.yaml"
     listed.write_text(inventory(gpus))
     with RealNode(cluster, listed) as machine:
         installation = Installation(cluster)
-        if plain:
+        if volume:
+            settings = {**(settings or {}), **install_webhook(cluster, "plain-volume")}
+        elif plain:
             install_plain(cluster)
         else:
             installation.install_claims()
         installation.add_to_pool(machine.node)
         restricted_namespace(cluster, NAMESPACE)
-        yield ClaimSystem(cluster, machine, installation, settings)
+        system = ClaimSystem(cluster, machine, installation, settings)
+        if volume:
+            await_answers(cluster)
+        yield system

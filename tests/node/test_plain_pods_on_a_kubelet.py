@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.plain_world import MEMORY, MILLI
-from harness.api import Object
+from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.shares import measured, right
 from node.claim_node import container
@@ -58,6 +58,33 @@ def test_plain_pods_share_a_gpu_with_a_sharepod_and_outlive_a_restart_of_the_kub
     assert allocatable(system)[MILLI] == "1k"
     system.cluster.kubectl("delete", "deployment/plain", "sharepod/left", "-n", NAMESPACE, timeout=90)
     wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)
+
+
+@pytest.mark.promise("operator-line-node-anew")
+@pytest.mark.alone
+def test_no_pod_fails_when_its_node_is_registered_anew_and_the_line_is_advertised_again(system: ClaimSystem) -> None:
+    system.apply(deployment("stays", 2, "300"))
+    names = system.await_running("stays", 2)
+    wait_until(lambda: len(system.rows()) == 2, what="two rows", timeout=30)
+    node = f"/api/v1/nodes/{system.machine.node}"
+    before = system.cluster.api.get(node)["metadata"]["uid"]
+    system.machine.real.restart_kubelet(meanwhile=lambda: system.cluster.api.delete(node))
+    wait_until(lambda: uid(system, node) not in ("", before), what="another Node", timeout=30)
+    system.installation.add_to_pool(system.machine.node)
+    wait_until(lambda: allocatable(system).get(MILLI) == "1k", what="the line advertised again", timeout=30)
+    wait_until(lambda: ready(system), what="the node is ready again", timeout=60)
+    assert system.await_running("stays", 2) == names
+    assert system.restarts() == 0
+    assert len(system.rows()) == 2
+    system.clear()
+
+
+def uid(system: ClaimSystem, path: str) -> str:
+    """The uid of an object; empty while it is not there."""
+    try:
+        return str(system.cluster.api.get(path)["metadata"]["uid"])
+    except ApiError:
+        return ""
 
 
 @pytest.mark.promise("node-claim-attached", "node-claim-shared", "node-claim-restarts")

@@ -113,7 +113,7 @@ class Tenant(Model):
     """Reservation of one tenant: one row of the ledger."""
 
     id: str
-    """UID of the SharePod, or of the ResourceClaim where there is no SharePod."""
+    """UID of the SharePod; where there is none, of the ResourceClaim, or of the plain Pod that has no claim."""
     namespace: str
     """Namespace of the tenant."""
     pod_name: str = ""

@@ -25,7 +25,11 @@ the tenants are gone."""
 
 TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets nobody else set it and nobody change
-it, so it identifies the tenant, unless the Pod's controller is another object."""
+it, so it identifies the tenant, unless the Pod's controller is another object. See `LINE_TENANT` for plain Pods."""
+
+LINE_TENANT = "line"
+"""Value of that label on a plain Pod with a resource line whose share is attached by a CSI volume: such a Pod is its
+own tenant. Admission takes it of everybody whose Pod is made as `line_volume` makes it."""
 
 HOLDER_PREFIX = f"{GROUP.partition('.')[0]}-holder-"
 """Beginning of the name of each holder: a Pod of the operator's namespace that takes a GPU from the device plugin."""

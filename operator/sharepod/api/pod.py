@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import attached_volume
+from .attached_volume import VISIBLE_DEVICES
 from .copied_annotations import DEFAULT_ANNOTATIONS, is_copied
 from .dialects import asks_for_node, effective, is_dialect
 from .gpunode import Mode
@@ -31,7 +33,6 @@ from .objects import (
     GPUS_ANNOTATION,
     GROUP,
     NO_GPUS,
-    PRELOAD_FILE,
     PRELOAD_PATH,
     SHARE_CLAIM,
     SHARE_GATE,
@@ -42,10 +43,6 @@ from .objects import (
 )
 from .resource_line import PREFIX, line_of
 from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, GpuRequest, SpecError
-
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-DEFAULT_CAPABILITIES = "compute,utility"
 
 INJECTION_PATTERN = (
     r"^([^/]+[.])?cdi[.]k8s[.]io/|^(cdi-)?devices[.]nri[.]io(/|$)|"
@@ -125,10 +122,7 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
     """Have the runtime class attach the GPUs and a CSI volume the tenant's directory, in place."""
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
-    spec["volumes"] = [
-        *(spec.get("volumes") or []),
-        {"name": VOLUME_NAME, "csi": {"driver": CSI_DRIVER, "readOnly": True}},
-    ]
+    spec["volumes"] = [*(spec.get("volumes") or []), attached_volume.volume()]
     for field in ("initContainers", "containers"):
         if spec.get(field):
             spec[field] = [_with_gpu(container, hook=hook) for container in spec[field]]
@@ -282,16 +276,11 @@ def _selects(term: Mapping[str, Any]) -> bool:
 
 
 def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
-    """Return the container with its GPUs and the tenant's volume. The kubelet reads the GPUs from the annotation when
-    it starts the container. Our variables come first, so that the user's may refer to them."""
-    visible = {"fieldRef": {"fieldPath": f"metadata.annotations['{GPUS_ANNOTATION}']"}}
+    """Return the container with its GPUs and the tenant's volume. Our variables come first, so that the user's may
+    refer to them."""
     own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
-    env: list[Mapping[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": visible}]
-    if all(variable.get("name") != DRIVER_CAPABILITIES for variable in own):
-        env.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})
-    mounts = [{"name": VOLUME_NAME, "mountPath": VOLUME_MOUNT_PATH, "readOnly": True}]
-    if hook:
-        mounts.append({"name": VOLUME_NAME, "mountPath": PRELOAD_PATH, "subPath": PRELOAD_FILE, "readOnly": True})
+    env = attached_volume.variables([variable.get("name") for variable in own])
+    mounts = attached_volume.mounts(hook=hook)
     return {**container, "env": [*env, *own], "volumeMounts": [*(container.get("volumeMounts") or []), *mounts]}
 
 

@@ -21,7 +21,9 @@ import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
+from sharepod.api.admission.line_webhook import BY_CLAIM, BY_VOLUME
 from sharepod.api.line_claim import with_claim
+from sharepod.api.line_volume import with_volume
 from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.kube import configuration
 
@@ -65,7 +67,9 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
         raise kopf.PermanentError(str(error)) from error
     if (webhook := memo.operator.webhook()) is not None:
         settings.admission.server = webhook
-        kopf.on.mutate("", "v1", "pods", id="line", operations=["CREATE"])(give_claim)
+        memo.runtime_class = chosen.pods().runtime_class
+        kopf.on.mutate("", "v1", "pods", id=BY_CLAIM, operations=["CREATE"])(give_claim)
+        kopf.on.mutate("", "v1", "pods", id=BY_VOLUME, operations=["CREATE"])(give_volume)
     memo.ending = asyncio.Event()
     memo.running = asyncio.create_task(memo.operator.run(memo.ending), name="operator")
     memo.running.add_done_callback(lambda task: _ended(task, memo))
@@ -110,6 +114,11 @@ async def probe(memo: Any, **_: Any) -> str:
 async def give_claim(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
     """Give a Pod with a resource line the claim that its share is attached by."""
     patch.update(with_claim(body))
+
+
+async def give_volume(body: kopf.Body, patch: kopf.Patch, memo: Any, **_: Any) -> None:
+    """Give a Pod with a resource line the volume that its share is attached by."""
+    patch.update(with_volume(body, memo.runtime_class))
 
 
 def _ended(task: asyncio.Task[None], memo: Any) -> None:

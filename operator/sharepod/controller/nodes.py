@@ -225,7 +225,7 @@ class NodeReconciler:
             return
         live = []
         for tenant in sorted(gpunode.forced & gpunode.rows.keys()):
-            sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+            sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
             if (
                 sharepod is not None
                 and not sharepod.ended

@@ -166,6 +166,7 @@ class Operator:
             listed=lambda: self.watches.claims.listed,
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
+        self.tenant_reconciler.line_pods.in_force = lambda: bool(self.line_policy.in_force)
         self.preemptor = Preemptor(
             self.state,
             self.client,
@@ -260,6 +261,8 @@ class Operator:
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
         self.routes.all_nodes_changed()
+        for item in self.state.lines:
+            self.routes.tenant_changed(item.uid)
 
     def _attaching_changed(self) -> None:
         self.node_reconciler.attaching = self.attach_mode.now

@@ -24,7 +24,6 @@ import structlog
 from sharepod.api.gpunode import CONDITION_AGENT_READY, KIND, HolderState, PluginHolder, Pool, Tenant, TenantState
 from sharepod.api.holder_pod import holder_pod
 from sharepod.api.objects import HOLDER_PREFIX
-from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -373,9 +372,9 @@ class HolderReconciler:
         why = _NOT_REPORTED.format(gpunode.name, ", ".join(unreported)) if unreported else _LOST
         text = f"ended {pod.namespace}/{pod.name}: {why}"
         self._events.warning(KIND, gpunode, "HolderLost", "Evict", text)
-        sharepod = self._state.sharepods.get(row.id)
+        sharepod = self._state.asking(row.id)
         if sharepod is not None:
-            self._events.warning(SHAREPOD, sharepod, "HolderLost", "Evict", why)
+            self._events.warning(sharepod.kind, sharepod, "HolderLost", "Evict", why)
         else:
             self._events.warning("Pod", pod, "HolderLost", "Evict", why)
         log.warning("ends a tenant whose GPU no holder has", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")

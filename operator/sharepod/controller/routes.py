@@ -98,7 +98,8 @@ class Routes:
         for name in {item.name for item in self._state.nodes} | {item.name for item in self._state.gpunodes}:
             self._nodes.queue.add_resync(name)
             self._holders.queue.add_resync(name)
-        for namespace in self._state.seen_claims.lacking():
+        seen = self._state.seen_claims
+        for namespace in {*seen.lacking(), *(pod.namespace for pod in seen.without_claim())}:
             self._line_templates.want(namespace)
         self._self_test_claims.look_at_all()
         self._loop.room_changed()

@@ -266,8 +266,8 @@ class OperatorSettings(BaseSettings):
     """Key of that certificate, PEM."""
 
     webhook_port: Port = 0
-    """Port on which API servers ask for the claims of Pods with a resource line (TLS), where they serve no
-    MutatingAdmissionPolicy: `manifests/plain-webhook` sets it. 0 turns it off."""
+    """Port on which API servers ask for the claims or volumes of Pods with a resource line (TLS), where they serve no
+    MutatingAdmissionPolicy or the cluster has no claims: `manifests/line-webhook` sets it. 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""

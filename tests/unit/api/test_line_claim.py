@@ -15,7 +15,12 @@ ENTRY = {"name": "sharepod", "resourceClaimTemplateName": "sharepod"}
 
 
 def patched(pod: dict[str, Any]) -> dict[str, Any]:
-    """The Pod with its patch, as a merge patch changes it."""
+    """The Pod with its patch."""
+    return merged(pod, with_claim(pod))
+
+
+def merged(pod: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """The Pod as a merge patch changes it."""
 
     def merge(old: Any, change: Any) -> Any:
         if not isinstance(change, dict):
@@ -25,8 +30,8 @@ def patched(pod: dict[str, Any]) -> dict[str, Any]:
             **{key: merge((old or {}).get(key), value) for key, value in change.items()},
         }
 
-    merged: dict[str, Any] = merge(copy.deepcopy(pod), with_claim(pod))
-    return merged
+    made: dict[str, Any] = merge(copy.deepcopy(pod), patch)
+    return made
 
 
 @pytest.mark.promise("operator-line-webhook")

@@ -16,12 +16,16 @@ _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
 """True where there is nothing to look at: containers change only as images do, and admission judged them."""
 
 
-def past_the_line() -> list[Validation]:
-    """Refuse GPUs by another way, a part of the line's claim, and a mount over the hook, in any container."""
+def past_the_line(own_volume: str | None = None) -> list[Validation]:
+    """Refuse GPUs by another way, a part of the line's claim, and a mount over the hook, in any container.
+
+    `own_volume`: name of the volume that mounts the hook; None where a claim does.
+    """
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
     limits = "c.?resources.?limits.orValue({})"
     part = f"r.name == {text(LINE_CLAIM)} && r.?request.orValue('') != ''"
-    covered = f"m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
+    of_another = f"m.name != {text(own_volume)} && " if own_volume is not None else ""
+    covered = f"{of_another}m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
     return [
         _none(
             f"{limits}.exists(r, {plugin})",

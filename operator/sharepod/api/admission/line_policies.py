@@ -19,6 +19,7 @@ from sharepod.api.objects import (
     LINE_CLAIM,
     LINE_LABEL,
     LINE_REQUEST,
+    LINE_TENANT,
     MAX_GPUS,
     PLACEHOLDER_LABEL,
     PLAIN_PODS_POLICY,
@@ -37,17 +38,14 @@ OPT_OUT_LABEL = f"{GROUP}/plain-pods"
 """Label of a namespace whose Pods get no claims by a line, if its value is `disabled`."""
 DISABLED = "disabled"
 
-WEBHOOK_SERVICE = "sharepod-webhook"
-WEBHOOK_PATH = "/line"
-WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
-_NOT_OPTED_OUT = {"matchExpressions": [{"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}]}
+NOT_OPTED_OUT = {"matchExpressions": [{"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}]}
 
-_API = "admissionregistration.k8s.io/v1"
+API = "admissionregistration.k8s.io/v1"
 _CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
 _LIMITS = "c.?resources.?limits.orValue({})"
 _ASKS = f"({text(MILLI)} in {_LIMITS})"
-_OF_NO_SHAREPOD = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
-"""True for a Pod without the tenant label, which only the operator can set."""
+OF_NO_SHAREPOD = f"object.metadata.?labels[?{text(TENANT_LABEL)}].orValue({text(LINE_TENANT)}) == {text(LINE_TENANT)}"
+"""True for a Pod without the tenant label of a SharePod, which only the operator can set."""
 _OF_NO_PLACEHOLDER = f"!({text(PLACEHOLDER_LABEL)} in object.metadata.?labels.orValue({{}}))"
 """True for a Pod without the label of placeholders, which only the operator can set: they have a line and no claim."""
 PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
@@ -61,49 +59,31 @@ def asks(name: str) -> str:
 
 def plain_pod_policies() -> list[dict[str, Any]]:
     """Return the policies on Pods and on claims of their lines, each with its binding."""
-    selected = {"policyName": PLAIN_PODS_POLICY, "matchResources": {"namespaceSelector": _NOT_OPTED_OUT}}
+    selected = {"policyName": PLAIN_PODS_POLICY, "matchResources": {"namespaceSelector": NOT_OPTED_OUT}}
     return [
-        _object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
-        _object("MutatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, selected),
+        policy_object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
+        policy_object("MutatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, selected),
         *refusing_policies(),
     ]
-
-
-def plain_pod_webhook() -> list[dict[str, Any]]:
-    """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served, and the
-    policies that refuse what cannot be meant. The leading operator writes the certificates that it is trusted by."""
-    service = {"namespace": "sharepod-system", "name": WEBHOOK_SERVICE, "path": WEBHOOK_PATH, "port": 443}
-    webhook = {
-        "name": WEBHOOK_NAME,
-        "admissionReviewVersions": ["v1"],
-        "clientConfig": {"service": service},
-        "failurePolicy": "Fail",
-        "matchConditions": _translated_pods(),
-        "namespaceSelector": _NOT_OPTED_OUT,
-        "reinvocationPolicy": "IfNeeded",
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
-        "sideEffects": "None",
-        "timeoutSeconds": 5,
-    }
-    made = {"apiVersion": _API, "kind": "MutatingWebhookConfiguration", "metadata": {"name": PLAIN_PODS_POLICY}}
-    return [{**made, "webhooks": [webhook]}, *refusing_policies()]
 
 
 def refusing_policies() -> list[dict[str, Any]]:
     """Return the policies that refuse Pods whose line cannot be meant or has no claim, and keep those claims."""
     everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
     return [
-        _object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refusals()),
-        _object("ValidatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, everywhere | {"validationActions": ["Deny"]}),
-        _object("ValidatingAdmissionPolicy", CLAIMS_NAME, _kept_claims()),
-        _object(
+        policy_object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refused_without_claim()),
+        policy_object(
+            "ValidatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, everywhere | {"validationActions": ["Deny"]}
+        ),
+        policy_object("ValidatingAdmissionPolicy", CLAIMS_NAME, _kept_claims()),
+        policy_object(
             "ValidatingAdmissionPolicyBinding", CLAIMS_NAME, {"policyName": CLAIMS_NAME, "validationActions": ["Deny"]}
         ),
     ]
 
 
-def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
+def policy_object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
 
 
 def _rules(group: str, version: str, operations: list[str], *resources: str) -> dict[str, Any]:
@@ -131,7 +111,7 @@ def _translation() -> dict[str, Any]:
         "failurePolicy": "Fail",
         "reinvocationPolicy": "IfNeeded",
         "matchConstraints": _rules("", "v1", ["CREATE"], "pods"),
-        "matchConditions": _translated_pods(),
+        "matchConditions": translated_pods(),
         "mutations": [
             {
                 "patchType": "ApplyConfiguration",
@@ -141,28 +121,43 @@ def _translation() -> dict[str, Any]:
     }
 
 
-def _translated_pods() -> list[dict[str, str]]:
+def translated_pods() -> list[dict[str, str]]:
     """Return the conditions of a Pod that is given a claim for its line."""
     other = (
         f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == {text(LINE_CLAIM)} && "
         f"r.?resourceClaimTemplateName.orValue('') != {text(LINE_CLAIM)})"
     )
+    return [*line_pods(), {"name": "name-is-free", "expression": f"!{other}"}]
+
+
+def line_pods(of_no_sharepod: str = OF_NO_SHAREPOD) -> list[dict[str, str]]:
+    """Return the conditions of a Pod with a line that is no SharePod's and no placeholder."""
     return [
         {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
-        {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
+        {"name": "of-no-sharepod", "expression": of_no_sharepod},
         {"name": "no-placeholder", "expression": _OF_NO_PLACEHOLDER},
-        {"name": "name-is-free", "expression": f"!{other}"},
     ]
 
 
-def _refusals() -> dict[str, Any]:
+def _refused_without_claim() -> dict[str, Any]:
     """Refuse lines and annotations that cannot be meant, and Pods with a line that have no claim for it."""
-    ours = f"k.startsWith({text(PREFIX)})"
-    said = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
     from_template = (
         "object.spec.?resourceClaims.orValue([]).exists(r, "
         f"r.?resourceClaimTemplateName.orValue('') == {text(LINE_CLAIM)})"
     )
+    return refusals(or_also=from_template, made_with="", attached=_translated())
+
+
+def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dict[str, Any]:
+    """Return the policy that refuses lines and annotations that cannot be meant.
+
+    Args:
+        or_also: CEL expression of Pods that are looked at although they have no line.
+        made_with: The annotation with the GPUs of a new Pod.
+        attached: Refusals of what is not attached as it must be.
+    """
+    ours = f"k.startsWith({text(PREFIX)})"
+    said = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
         "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
@@ -171,8 +166,8 @@ def _refusals() -> dict[str, Any]:
         "failurePolicy": "Fail",
         "matchConstraints": _rules("", "v1", ["CREATE", "UPDATE"], "pods"),
         "matchConditions": [
-            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {from_template}"},
-            {"name": "of-no-sharepod", "expression": _OF_NO_SHAREPOD},
+            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {or_also}"},
+            {"name": "of-no-sharepod", "expression": OF_NO_SHAREPOD},
             {"name": "no-placeholder", "expression": _OF_NO_PLACEHOLDER},
             {"name": "new-or-annotations-changed", "expression": changed},
         ],
@@ -187,9 +182,8 @@ def _refusals() -> dict[str, Any]:
             *_sizes(),
             *_exclusive(),
             *_refined(),
-            *_operators(),
-            *_translated(),
-            *past_the_line(),
+            *_operators(made_with),
+            *attached,
         ],
     }
 
@@ -357,7 +351,7 @@ def _refined() -> list[Validation]:
     ]
 
 
-def _operators() -> list[Validation]:
+def _operators(made_with: str) -> list[Validation]:
     """Refuse what only the operator may write, and changes that are not followed."""
     now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
     gpus = f"[?{text(GPUS_ANNOTATION)}].orValue('')"
@@ -366,8 +360,8 @@ def _operators() -> list[Validation]:
     changed = f"({now}.filter(k, k in {fixed} && {differs}) + {before}.filter(k, k in {fixed} && {differs}))"
     return [
         refuse(
-            f"object.metadata.?annotations{gpus} == "
-            f"(request.operation == 'CREATE' ? '' : oldObject.metadata.?annotations{gpus}) || {PATCHES_LEDGER}",
+            f"object.metadata.?annotations{gpus} == (request.operation == 'CREATE' ? '{made_with}' : "
+            f"oldObject.metadata.?annotations{gpus}) || {PATCHES_LEDGER}",
             f"'metadata.annotations[{GPUS_ANNOTATION}]: names the GPUs that the Pod has a share of, and is written by "
             "the operator alone; remove it'",
         ),
@@ -387,11 +381,7 @@ def _translated() -> list[Validation]:
     unnamed = f"variables.asking.filter(c, !c.?resources.?claims.orValue([]).exists(r, r.name == {name}))"
     line = limit_field(MILLI, "variables.asking[0]")
     return [
-        refuse(
-            "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",
-            "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
-            "kubernetes.io/hostname'",
-        ),
+        no_node(),
         refuse(
             "request.operation != 'CREATE' || variables.asking.size() == 0 || "
             f"!object.spec.?schedulingGates.orValue([]).exists(g, g.name == {text(SHARE_GATE)})",
@@ -417,7 +407,17 @@ def _translated() -> list[Validation]:
             f"{line}was not turned into a claim, and the Pod would run without a GPU; remove the label "
             f"{OPT_OUT_LABEL}={DISABLED} of the namespace if it has it, else ask an admin to apply manifests/plain'",
         ),
+        *past_the_line(),
     ]
+
+
+def no_node() -> Validation:
+    """Refuse a Pod with a line that names its node."""
+    return refuse(
+        "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",
+        "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
+        "kubernetes.io/hostname'",
+    )
 
 
 def _kept_claims() -> dict[str, Any]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.dialects import KEYS
-from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST, TENANT_LABEL
+from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PLURAL
 
 from .cel import Validation, refuse, text, texts
-from .line_policies import PATCHES_LEDGER, asks, limit_field
+from .line_policies import OF_NO_SHAREPOD, PATCHES_LEDGER, asks, limit_field
 
 NAME = "sharepod-quota"
 COUNTED = {name: f"requests.{name}" for name in (MILLI, MEMORY)}
@@ -33,9 +33,9 @@ _CHANGED = (
 _QUOTA = "ResourceQuota ' + params.metadata.name + '"
 
 
-def quota_policies() -> list[dict[str, Any]]:
-    """Return the policies on Pods, SharePods and claims, each with its binding."""
-    return [*_pods(), *_sharepods(), *_claims()]
+def quota_policies(*, claims: bool = True) -> list[dict[str, Any]]:
+    """Return the policies on Pods, SharePods and claims, each with its binding. `claims`: the cluster has any."""
+    return [*_pods(), *_sharepods(), *(_claims() if claims else [])]
 
 
 def _counts(name: str) -> str:
@@ -48,7 +48,7 @@ def _cannot(name: str) -> str:
 
 def _pods() -> list[dict[str, Any]]:
     containers = "(object.spec.containers + object.spec.?initContainers.orValue([]))"
-    tenant = f"({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
+    tenant = f"!({OF_NO_SHAREPOD})"
     says = f"{containers}.exists(c, {asks(MEMORY)})"
     first = f"{containers}.filter(c, {asks(MILLI)})[0]"
     whole = "a Pod of mode Exclusive takes memory that is not counted, and belongs in another namespace"

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from sharepod.api import claims, sharepod
+from sharepod.api import claims
 from sharepod.api.gpunode import TenantState
 from sharepod.api.units import Milli, format_fraction
 from sharepod.budgets.forecast import IDLE_AFTER_S, Holding, IdleReservation, unused_since
@@ -85,8 +85,8 @@ class IdleReservations:
             f"{share} of a GPU has been reserved and not used for {IDLE_AFTER_S / 3600:g} h; delete it, or lower "
             "spec.gpu.request, so that others can have it"
         )
-        if (item := self._state.sharepods.get(one.tenant)) is not None:
-            self._events.warning(sharepod.KIND, item, REASON, "Watching", note)
+        if (item := self._state.asking(one.tenant)) is not None:
+            self._events.warning(item.kind, item, REASON, "Watching", note)
         elif (claim := self._state.seen_claims.claims.get(one.tenant)) is not None:
             self._events.warning(claims.KIND, claim, REASON, "Watching", note)
 

@@ -47,6 +47,8 @@ def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_s
         return no
     if (row.request_milli, row.limit_milli) != (asked.request_milli, asked.limit_milli):
         return ResizeWish(True, memory_settled)
+    if sharepod.plain:
+        return no  # its memory stays as it was granted
     if asked.memory is not None:
         return ResizeWish(asked.memory != row.memory, memory_settled)
     return _default_memory(gpunode, row, sharepod, asked, memory_settled)

@@ -92,7 +92,7 @@ class PlacementRequests:
 
     def _parts(self, tenant: str) -> tuple[object, ...]:
         """Return what the request of a SharePod is made of; nothing where that is no matter of a few objects."""
-        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or pod is None or self._memos.of(tenant).avoid:
             return ()
         return sharepod, pod, self._state.claim_of_pod(pod), self._standing_of(sharepod.namespace)
@@ -122,7 +122,7 @@ class PlacementRequests:
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)
-        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             return None
         if pod.claim is not None and self._state.claim_of_pod(pod) is None:

@@ -155,11 +155,13 @@ def _has_request_0(cluster: Cluster, tenant: str) -> bool:
 
 
 def _share_asked(state: ClusterState, tenant: str) -> GpuRequest | None:
-    """Return the share that a SharePod or claim asks for; None if it is gone or its request is invalid."""
-    if (sharepod := state.sharepods.get(tenant)) is not None:
+    """Return the share that a tenant asks for; None if it is gone or its request is invalid."""
+    sharepod, claim = state.asking(tenant), state.seen_claims.claims.get(tenant)
+    if sharepod is not None and not sharepod.plain:
         return sharepod.gpu
-    claim = state.seen_claims.claims.get(tenant)
+    asked = claim.request.gpu if claim is not None and claim.request is not None else None
+    asked = sharepod.gpu if sharepod is not None else asked
     reserved = state.cluster.reservations_of(TenantId(tenant))
-    if claim is None or claim.request is None or not reserved:
+    if asked is None or not reserved:
         return None
-    return replace(claim.request.gpu, memory=reserved[0][1].memory)  # a claim's memory stays as it was granted
+    return replace(asked, memory=reserved[0][1].memory)  # of a claim or a line it stays as it was granted

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import structlog
 
 from sharepod.api.objects import PLACEHOLDER_FOR_ANNOTATION, PLACEHOLDER_LABEL, PLACEHOLDER_SPEC_ANNOTATION
-from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client, NotLeadingError
@@ -189,7 +188,7 @@ class Placeholders:
 
     def _undecided(self, tenant: str) -> bool:
         """Return whether nothing is decided of a tenant yet by this leader, which has just begun."""
-        known = bool(self._state.sharepods.get(tenant) or self._state.seen_claims.claims.get(tenant))
+        known = bool(self._state.asking(tenant) or self._state.seen_claims.claims.get(tenant))
         placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
         early = self._begun is not None and self._clock() < self._begun + _BEGINNING_S
         return early and known and not placed and self._memos.of(tenant).refusal is None
@@ -262,11 +261,11 @@ class Placeholders:
         """Tell the owner of a share that a node is asked for."""
         where = f"{self._settings.namespace}/{placeholder_name(str(request.tenant))}"
         text = f"no node has room: Pod {where} asks the cluster's autoscaler for one"
-        sharepod = self._state.sharepods.get(str(request.tenant))
+        sharepod = self._state.asking(str(request.tenant))
         claim = self._state.seen_claims.claims.get(str(request.tenant))
         pod = waiting_pod(self._state, claim) if claim is not None else None
         if sharepod is not None:
-            self._events.normal(SHAREPOD, sharepod, "NodeAskedFor", "Place", text)
+            self._events.normal(sharepod.kind, sharepod, "NodeAskedFor", "Place", text)
         elif pod is not None:
             self._events.normal("Pod", pod, "NodeAskedFor", "Place", text)
 

@@ -120,6 +120,7 @@ class ClaimsSeen:
         item = self.claims.drop(uid, version)
         if item is not None:
             self._claim_gone(item)
+            self._note_lost(item)
         elif deleted:
             self._on_changed(uid)
 
@@ -131,6 +132,19 @@ class ClaimsSeen:
         """Count each known version of a claim as the oldest, and forget which were deleted."""
         self._deleted.clear()
         self.claims.distrust()
+
+    def _note_lost(self, item: ClaimFacts) -> None:
+        """Tell of the namespace of a claim that is gone while the Pod waits whose line it was for."""
+        pod = self.pods.get(item.made_for or "")
+        if item.by_line and pod is not None and pod.waits and pod.claim_of_line == item.name:
+            self.on_claim_lacking(item.namespace)
+
+    def without_claim(self) -> Iterator[ClaimPodFacts]:
+        """Yield the Pods that wait and whose status names a claim for their line that is not known."""
+        for pod in self.pods:
+            name = pod.claim_of_line if pod.waits else None
+            if name is not None and self.claims.named(name, pod.namespace) is None:
+                yield pod
 
     def _no_longer_made(self, item: ClaimFacts) -> None:
         """Forget which Pod a claim was made for."""

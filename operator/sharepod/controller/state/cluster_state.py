@@ -25,6 +25,7 @@ from .agent_leases import AgentLeases
 from .budgets_seen import BudgetsSeen
 from .claims_seen import ClaimsSeen
 from .facts.claim_facts import ClaimFacts
+from .facts.line_pod_facts import line_pod_facts
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
 from .facts.pod_facts import PodFacts, pod_facts
 from .facts.sharepod_facts import SharePodFacts, sharepod_facts
@@ -80,6 +81,8 @@ class ClusterState:
         self.namespace_labels = NamespaceLabels()
         self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
+        self.lines: Store[SharePodFacts] = Store()
+        """What plain Pods ask that are their own tenants."""
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
@@ -90,7 +93,7 @@ class ClusterState:
         self.ledgers = Ledgers(
             self.cluster,
             self.gpunodes,
-            self.sharepods,
+            self.asking,
             self.seen_claims,
             on_tenant_changed=lambda tenant: self.on_tenant_changed(tenant),
             on_room_changed=lambda: self.on_room_changed(),
@@ -149,8 +152,12 @@ class ClusterState:
             self._deleted[uid] = None
         self.on_tenant_changed(uid)
 
+    def asking(self, tenant: str) -> SharePodFacts | None:
+        """Return what a tenant asks that is no claim: its SharePod, or its plain Pod, as it is known."""
+        return self.sharepods.get(tenant) or self.lines.get(tenant)
+
     def _tell_namespace(self, namespace: str) -> None:
-        for item in self.sharepods:
+        for item in (*self.sharepods, *self.lines):
             if item.namespace == namespace:
                 self.on_tenant_changed(item.uid)
         self.seen_claims.tell_namespace(namespace)
@@ -192,17 +199,26 @@ class ClusterState:
             return
         if before is not None and before.tenant not in (None, item.tenant):
             self._no_longer_of(before)
+        asks_otherwise = item.plain and self._put_line(line_pod_facts(raw, item, self._settings), sure=sure)
         if item.tenant is not None:
             self._pods_of.setdefault(item.tenant, set()).add(item.uid)
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
-        if news and item.tenant is not None and (before is None or before.says() != item.says()):
+        differs = before is None or before.says() != item.says() or asks_otherwise
+        if news and item.tenant is not None and differs:
             self.on_tenant_changed(item.tenant)
+
+    def _put_line(self, item: SharePodFacts, *, sure: bool) -> bool:
+        """Take in what a plain Pod asks; return whether it asks for something else than before."""
+        _, before, _ = self.lines.put(item, sure=sure)
+        return before is not None and (before.gpu, str(before.error)) != (item.gpu, str(item.error))
 
     def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
         """Take out a Pod that is gone, as of `version` if that is known. `last`: as the watch showed it last."""
         if last is not None:
             self.pods.put(pod_facts(last))
+            if self.lines.get(uid) is not None:
+                self._deleted[uid] = None
         pod = self.pods.drop(uid, version)
         if pod is not None:
             self._pod_gone(pod)
@@ -212,9 +228,11 @@ class ClusterState:
         there, or never were."""
         self.lost_pods.clear()
         self.pods.distrust()
+        self.lines.distrust()
 
     def _pod_gone(self, pod: PodFacts) -> None:
         self.cluster.remove_pod(pod.uid)
+        self.lines.drop(pod.uid)
         if pod.tenant is not None:
             if pod.version != DISTRUSTED:
                 self.lost_pods[pod.tenant] = pod
@@ -246,7 +264,7 @@ class ClusterState:
 
     def is_claim(self, tenant: str) -> bool:
         """Return whether a tenant is a claim that is not a SharePod's, known or only in a ledger."""
-        if self.sharepods.get(tenant) is not None:
+        if self.asking(tenant) is not None:
             return False
         known = self.seen_claims.claims.get(tenant)
         if known is not None and known.ours:
@@ -266,7 +284,7 @@ class ClusterState:
 
     def namespace_of(self, tenant: str) -> str:
         """Return the namespace of a tenant; empty if nothing of it is known."""
-        known = self.sharepods.get(tenant) or self.seen_claims.claims.get(tenant) or self.pod_of(tenant)
+        known = self.asking(tenant) or self.seen_claims.claims.get(tenant) or self.pod_of(tenant)
         if known is not None:
             return known.namespace
         return next((row.namespace for _, row in self.cluster.reservations_of(TenantId(tenant))), "")

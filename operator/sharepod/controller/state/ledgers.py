@@ -33,7 +33,7 @@ class Ledgers:
     Args:
         cluster: Placement's view.
         gpunodes: GPUNodes as last read.
-        sharepods: SharePods, and
+        asking: Returns a tenant's SharePod or plain Pod, and
         claims: claims with their Pods, which say what a ledger does not hold of its tenants.
         on_tenant_changed: Called with each tenant whose reservation is not as it was.
         on_room_changed: Called when room may have appeared.
@@ -43,7 +43,7 @@ class Ledgers:
         self,
         cluster: Cluster,
         gpunodes: Store[GpuNodeFacts],
-        sharepods: Store[SharePodFacts],
+        asking: Callable[[str], SharePodFacts | None],
         claims: ClaimsSeen,
         *,
         on_tenant_changed: Callable[[str], None],
@@ -51,7 +51,7 @@ class Ledgers:
     ) -> None:
         self._cluster = cluster
         self._gpunodes = gpunodes
-        self._sharepods = sharepods
+        self._asking = asking
         self._claims = claims
         self._on_tenant_changed = on_tenant_changed
         self._on_room_changed = on_room_changed
@@ -134,7 +134,7 @@ class Ledgers:
 
     def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
         """Return what the ledger does not hold of a tenant: what made it, and what its Pod takes of the node."""
-        if (sharepod := self._sharepods.get(tenant)) is not None:
+        if (sharepod := self._asking(tenant)) is not None:
             return sharepod.owner, sharepod.needs.resources
         claim = self._claims.claims.get(tenant)
         pod = next(iter(self._claims.users(claim)), None) if claim is not None else None

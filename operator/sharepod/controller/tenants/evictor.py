@@ -17,7 +17,6 @@ from collections.abc import Callable
 import structlog
 
 from sharepod.api.gpunode import OFFENCES, Finding, TenantStatus
-from sharepod.api.sharepod import KIND
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
@@ -96,13 +95,13 @@ class Evictor:
                 f"the eviction is refused for now ({error.message}); the pod is deleted in {max(0.0, left):.0f} s "
                 "if the finding still stands then"
             )
-            self._events.warning(KIND, sharepod, "EvictionRefused", "Evict", refused)
+            self._events.warning(sharepod.kind, sharepod, "EvictionRefused", "Evict", refused)
             metrics.EVICTIONS.labels("refused").inc()
             return min(_RETRY_S, left) if left > 0 else 0.1
         eviction.done = text
         metrics.EVICTIONS.labels(how).inc()
         log.warning("evicting", tenant=sharepod.uid, pod=f"{pod.namespace}/{pod.name}", finding=finding.message)
-        self._events.warning(KIND, sharepod, "Evicting", "Evict", text)
+        self._events.warning(sharepod.kind, sharepod, "Evicting", "Evict", text)
         return None
 
 

@@ -1,9 +1,12 @@
-"""Templates of the claims that Pods with a resource line get: one in each namespace where such a Pod waits.
+"""Templates of the claims that Pods with a resource line get, one in each namespace where such a Pod waits; and claims
+that were deleted while their Pods wait.
 
 Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
 - A template of that name that says something else, older than the policy that keeps the name, is replaced.
 - A namespace in which no Pod has a line gets none.
+- A claim that is gone while the Pod waits whose status names it is made again under its name: kube-controller-manager,
+  which made it, takes it for existing for an hour (its mutation cache, Kubernetes 1.30 to 1.36).
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import structlog
 
 from sharepod.api.objects import DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST
-from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, Client
+from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Client
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.state.facts.claim_facts import MADE_FOR, ClaimPodFacts
 from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
 
 from .snapshots import LOOK_AGAIN_S
@@ -52,7 +56,9 @@ class LineTemplates:
             self.queue.add(namespace)
 
     async def reconcile(self, namespace: str) -> None:
-        """Make the template of a namespace if a Pod waits for it. Raises `ApiError` and `NotLeadingError`."""
+        """Make what Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
+        for pod in [pod for pod in self._seen.without_claim() if pod.namespace == namespace]:
+            await self._make_claim(pod)
         if namespace not in self._seen.lacking():
             return
         self._seen_there.discard(namespace)
@@ -81,6 +87,31 @@ class LineTemplates:
         }
         await self._client.create(CLAIM_TEMPLATES, body, namespace)
         log.info("made the template of resource lines", namespace=namespace)
+
+    async def _make_claim(self, pod: ClaimPodFacts) -> None:
+        """Make the claim of a Pod's line again, unless it is there."""
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
+        metadata = {
+            "name": pod.claim_of_line,
+            "annotations": {MADE_FOR: LINE_CLAIM},
+            "ownerReferences": [owner | {"blockOwnerDeletion": True}],
+        }
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": metadata,
+            "spec": {"devices": _DEVICES},
+        }
+        try:
+            self._seen.put_claim(await self._client.create(CLAIMS, body, pod.namespace))
+        except AlreadyExistsError:
+            return  # its watch brings it
+        except ApiError as error:
+            if error.status not in (403, 404):  # the namespace ends
+                raise
+            log.info("no claim", namespace=pod.namespace, pod=pod.name, error=str(error))
+            return
+        log.info("made the claim of a line again", namespace=pod.namespace, pod=pod.name, claim=pod.claim_of_line)
 
     async def _replace(self, namespace: str, found: Json) -> None:
         log.warning("replaced a template of another shape", namespace=namespace, name=LINE_CLAIM)

@@ -186,7 +186,7 @@ class PodControl:
             if self._client.hangs_alone(error):  # it may have happened: the share stays
                 memo.gate_unanswered = True
                 self._events.warning(
-                    KIND, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"
+                    sharepod.kind, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"
                 )
             if not (error.of_admission or isinstance(error, ForbiddenError)):
                 raise
@@ -248,7 +248,7 @@ class PodControl:
             until = self.retries.next_try(sharepod.namespace, sharepod.uid, now, pause)
         memo.blocked = Blocked(reason, message, until, tries, pod)
         tell = self._events.normal if waits else self._events.warning
-        tell(KIND, sharepod, reason, "Bind", message)
+        tell(sharepod.kind, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts, memo: TenantMemo, now: float) -> float | None:
         """Begin to delete a Pod, once. Return seconds until it is looked at again if that is already accepted.

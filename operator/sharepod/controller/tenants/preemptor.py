@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
-from sharepod.api.sharepod import KIND
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
@@ -190,9 +189,9 @@ class Preemptor:
 
     def _subjects(self, tenant: str) -> Iterator[tuple[str, ObjectFacts]]:
         """Yield the objects on which a tenant's Events are written: its SharePod, or the Pods of its claim."""
-        sharepod = self._state.sharepods.get(tenant)
+        sharepod = self._state.asking(tenant)
         if sharepod is not None:
-            yield KIND, sharepod
+            yield sharepod.kind, sharepod
             return
         claim = self._state.seen_claims.claims.get(tenant)
         for pod in self._state.seen_claims.users(claim) if claim is not None else ():

@@ -48,6 +48,7 @@ from sharepod.placement.state.types import Outlook
 from . import quota_gate
 from .confirmations import Confirmations
 from .evictor import Evictor
+from .line_pods import LinePods, is_line
 from .pods import PodControl
 from .quota_gate import QuotaGate
 from .share_claim_writer import ShareClaimWriter
@@ -102,6 +103,7 @@ class TenantReconciler:
         self._clock = clock
         self._snapshots = Snapshots(state, settings, clock, wall)
         self._evictor = Evictor(client, events, settings, clock)
+        self.line_pods = LinePods(pod_control, events, clock)
         self._quota_gate = QuotaGate(client, clock)
         self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers, state.namespace_of)
         self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
@@ -123,7 +125,7 @@ class TenantReconciler:
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             memo.gone = memo.gone or self._state.saw_deleted(tenant)
             if not memo.gone:
-                memo.gone = await self._sharepod_is_gone(snapshot, tenant)
+                memo.gone = await self._is_gone(snapshot, tenant)
                 if not memo.gone:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
@@ -147,7 +149,10 @@ class TenantReconciler:
         if isinstance(step, steps.OpenGate) and not isinstance(lifecycle.decide(snapshot), steps.Wait):
             self.queue.add(tenant)  # its answer, which is no news to anybody, showed more than an open gate
         sharepod = snapshot.sharepod
-        if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
+        if sharepod is not None and sharepod.plain:
+            self.line_pods.tell(snapshot, memo)
+            await self._evict(snapshot, sharepod, memo)
+        elif sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
             written = await self._status.sync(snapshot, sharepod, memo, finish)
             if finish is None:
                 await self._evict(snapshot, sharepod, memo)
@@ -187,9 +192,11 @@ class TenantReconciler:
         unwritten = all(reserved.written is None for reserved in snapshot.reserved)
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
-    async def _sharepod_is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Confirm by a GET that the SharePod is gone; one that is there after all is taken in."""
+    async def _is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
+        """Confirm by a GET that the SharePod, or plain Pod, is gone; one that is there after all is taken in."""
         name, namespace = self._name(snapshot)
+        if is_line(snapshot, tenant):
+            return await self._pod_control.absent(name, namespace, tenant) and self._state.asking(tenant) is None
         try:
             raw = await self._client.get(SHAREPODS, name, namespace)
         except NotFoundError:
@@ -224,7 +231,8 @@ class TenantReconciler:
                 assert sharepod is not None
                 return await self._create_pod(sharepod, memo, snapshot.now)
             case steps.Place():
-                self.loop.want_place(tenant)
+                if self.line_pods.may_be_placed(sharepod, memo):
+                    self.loop.want_place(tenant)
             case steps.OpenGate() | MakeClaim() | AllocateClaim() | FreeClaim():
                 assert sharepod is not None
                 if not await self._give(sharepod, step, memo, snapshot.now):
@@ -248,14 +256,10 @@ class TenantReconciler:
             case steps.BeginRelease(node=node):
                 await self._begin_release(snapshot, tenant, node)
             case RemoveRow():
-                counting = sharepod if sharepod is not None and not sharepod.deleting else None
-                if counting is not None and not await self._status.totals_are_written(snapshot, counting, memo):
-                    self.queue.add_after(tenant, LOOK_AGAIN_S)
-                else:
-                    await self._remove_if_confirmed(snapshot, tenant, step)
+                await self._remove_if_confirmed(snapshot, tenant, memo, step)
             case Finish() | EndRun():
                 if await self._confirmations.ended(snapshot, tenant, *self._name(snapshot), step):
-                    return step
+                    return await self.line_pods.ended(snapshot, memo, step)
                 self.queue.add_after(tenant, LOOK_AGAIN_S)
         return None
 
@@ -300,7 +304,14 @@ class TenantReconciler:
         else:
             self.queue.add_after(tenant, LOOK_AGAIN_S)
 
-    async def _remove_if_confirmed(self, snapshot: TenantSnapshot, tenant: str, step: RemoveRow) -> None:
+    async def _remove_if_confirmed(
+        self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: RemoveRow
+    ) -> None:
+        sharepod = snapshot.sharepod
+        counts = sharepod is not None and not (sharepod.deleting or sharepod.plain)
+        if sharepod is not None and counts and not await self._status.totals_are_written(snapshot, sharepod, memo):
+            self.queue.add_after(tenant, LOOK_AGAIN_S)
+            return
         if self._ledger.leaving(step.node, tenant):
             return
         if await self._confirmations.may_remove(snapshot, tenant, *self._name(snapshot), step):
@@ -356,7 +367,9 @@ class TenantReconciler:
                 memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
         name = f"{pod.namespace}/{pod.name}"
         log.info("took the pod back", tenant=pod.tenant, pod=name, node=pod.pin, why=step.message)
-        if snapshot.sharepod is not None:
+        if snapshot.sharepod is not None and snapshot.sharepod.plain:
+            self.line_pods.taken_back(snapshot.sharepod, step, memo)
+        elif snapshot.sharepod is not None:
             where = f" from {pod.pin}" if pod.pin is not None else ""
             text = f"took the pod back{where}; the SharePod will be placed again: {step.message}"
             self._events.warning(KIND, snapshot.sharepod, "PodTakenBack", "Bind", text)

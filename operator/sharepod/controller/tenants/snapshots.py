@@ -43,7 +43,7 @@ class Snapshots:
 
     def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
         """Return everything known of a tenant now."""
-        sharepod, pod = self._state.sharepods.get(tenant), _as_evicted(self._state.pod_of(tenant), memo)
+        sharepod, pod = self._state.asking(tenant), _as_evicted(self._state.pod_of(tenant), memo)
         reserved = self.reserved(tenant, memo)
         now = self._clock()
         if pod is None or pod.node is not None or pod.gates or not pod.unschedulable:
@@ -54,6 +54,7 @@ class Snapshots:
             memo.unstarted = None
         elif memo.unstarted is None or memo.unstarted[0] != pod.uid:
             memo.unstarted = (pod.uid, now)
+        waits_on_node = sharepod is not None and sharepod.plain and pod is not None and pod.node is not None
         wall, blocked = self._wall(), memo.blocked
         return TenantSnapshot(
             sharepod=sharepod,
@@ -62,7 +63,7 @@ class Snapshots:
             claim=self._state.claim_of_pod(pod) if pod is not None else None,
             lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
-            unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,
+            unstarted_since=memo.unstarted[1] if memo.unstarted is not None and not waits_on_node else None,
             ended_since=_ended_since(sharepod, memo, now, wall),
             blocked_until=blocked.until if blocked is not None and blocked.pod is None else 0.0,
             refused_until=blocked.until if blocked is not None and pod is not None and blocked.pod == pod.uid else 0.0,

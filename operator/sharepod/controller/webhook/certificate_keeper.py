@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.admission.line_policies import WEBHOOK_NAME, WEBHOOK_SERVICE
+from sharepod.api.admission.line_webhook import WEBHOOK_NAME, WEBHOOK_SERVICE
 from sharepod.api.objects import PLAIN_PODS_POLICY
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client
@@ -108,7 +108,7 @@ class CertificateKeeper:
             log.error(
                 "the Secret of the webhook's certificate is missing: nothing is renewed, an operator that starts has "
                 "none, and Pods with a resource line are refused once none serves one. Apply the component "
-                "manifests/plain-webhook again, or set webhook_port to 0 where it is not used",
+                "manifests/line-webhook again, or set webhook_port to 0 where it is not used",
                 secret=f"{self._namespace}/{WEBHOOK_SERVICE}",
                 serves_on=self._served is not None,
             )

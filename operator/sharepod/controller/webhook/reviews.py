@@ -1,24 +1,37 @@
-"""Review as Kopf is shown it: as much of a new Pod as the claim of its line depends on. Pure.
+"""Review as Kopf is shown it: as much of a new Pod as the claim or the volume of its line depends on. Pure.
 
 Kopf keeps something of each object that it is asked about, unless that is new, and compares the whole object with
 itself as patched, in time that grows with all that the object says. So it is shown a review of our own making.
 
 Guarantees:
 - A patch of the Pod that is left is one of the whole Pod: what is left out stands beside what is patched, never in it.
-- What is left has at most `MOST_PARTS` parts, and is the creation of a Pod, whatever was sent.
+- What is left has at most `MOST_PARTS` parts, or `MOST_CONTAINERS` and `MOST_LISTED` where a volume is given, and is
+  the creation of a Pod, whatever was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sharepod.api.objects import LINE_CLAIM, LINE_LABEL
+from sharepod.api.attached_volume import DRIVER_CAPABILITIES, VISIBLE_DEVICES
+from sharepod.api.bounds import MAX_CONTAINERS
+from sharepod.api.dialects import FIELD_OF
+from sharepod.api.objects import GPUS_ANNOTATION, LINE_CLAIM, LINE_LABEL, SHARE_GATE, TENANT_LABEL, VOLUME_NAME
 from sharepod.api.resource_line import MILLI
 
 MOST_PARTS: Final = 512
 """Containers of a Pod, and claims that it and they name, together. No Pod that can run has so many."""
+MOST_LISTED: Final = 2048
+"""Variables and mounts of all containers, volumes and gates of a Pod that a volume is given, together."""
+MOST_CONTAINERS: Final = 2 * MAX_CONTAINERS
+"""Containers of such a Pod: each is patched, and Kopf takes a millisecond for one."""
 _LISTS = ("containers", "initContainers")
+_OF_POD: Final = {"schedulingGates": (SHARE_GATE,), "volumes": (VOLUME_NAME,)}
+"""Lists of a Pod that a volume is given by, and the names in them that are ours."""
+_OF_CONTAINER: Final = {"env": (VISIBLE_DEVICES, DRIVER_CAPABILITIES), "volumeMounts": (VOLUME_NAME,)}
+"""The same of a container."""
+_ANNOTATIONS: Final = frozenset({GPUS_ANNOTATION, *(name for name, field in FIELD_OF.items() if field == "mode")})
 _LONGEST_NAME = 253
 _POD = {"group": "", "version": "v1", "resource": "pods"}
 
@@ -27,49 +40,58 @@ class TooManyPartsError(Exception):
     """Pod with more parts than are compared."""
 
 
-def left_of(review: Any) -> dict[str, Any]:
-    """Return what is left of a review. Raises `ValueError` for what is no review of a new Pod, `TooManyPartsError`."""
+def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:
+    """Return what is left of a review. Raises `ValueError` for what is no review of a new Pod, `TooManyPartsError`.
+
+    `volume`: what a volume is given by is left, in place of what a claim is.
+    """
     request = _map(_map(review).get("request"))
     pod, uid = request.get("object"), request.get("uid")
     asked = (request.get("operation"), request.get("subResource") or "", request.get("resource"))
     if asked != ("CREATE", "", _POD) or not isinstance(pod, Mapping) or not isinstance(uid, str):
         raise ValueError("it is not about a new Pod")
-    left = _pod(pod)
+    left = _pod(pod, _by_volume if volume else _by_claim)
     asks = {"uid": uid[:_LONGEST_NAME], "operation": "CREATE", "resource": _POD, "userInfo": {}, "object": left}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asks}
 
 
-def refusal(review: Any) -> dict[str, Any]:
+def refusal(review: Any, *, volume: bool = False) -> dict[str, Any]:
     """Return the answer to a review of a Pod with too many parts."""
-    status = {
-        "code": 422,
-        "message": f"spec.containers: with their claims they are more than {MOST_PARTS}; write fewer",
-    }
+    text = f"with their claims they are more than {MOST_PARTS}"
+    if volume:
+        text = f"they are more than {MOST_CONTAINERS}, or have more than {MOST_LISTED} variables and mounts"
+    status = {"code": 422, "message": f"spec.containers: {text}; write fewer"}
     response = {"uid": str(review["request"]["uid"])[:_LONGEST_NAME], "allowed": False, "status": status}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def _pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    metadata, spec = _map(pod.get("metadata")), _map(pod.get("spec"))
+def _pod(pod: Mapping[str, Any], held: Callable[[Mapping[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    metadata = _map(pod.get("metadata"))
+    names = {name: metadata.get(name) for name in ("name", "namespace")}
+    left: dict[str, Any] = {name: value[:_LONGEST_NAME] for name, value in names.items() if isinstance(value, str)}
+    if isinstance(labels := metadata.get("labels"), Mapping):
+        left["labels"] = {name: value for name, value in labels.items() if name in (LINE_LABEL, TENANT_LABEL)}
+    if isinstance(said := metadata.get("annotations"), Mapping):
+        left["annotations"] = {name: value for name, value in said.items() if name in _ANNOTATIONS}
+    return {"metadata": left, "spec": held(_map(pod.get("spec")))}
+
+
+def _by_claim(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the claim of a line depends on."""
     containers = {name: _list(spec[name]) for name in _LISTS if name in spec}
     claims = _list(spec.get("resourceClaims"))
     named = sum(len(_claims(one)) for listed in containers.values() for one in listed)
     if sum(map(len, containers.values())) + named + len(claims) > MOST_PARTS:
         raise TooManyPartsError
-    names = {name: metadata.get(name) for name in ("name", "namespace")}
-    left: dict[str, Any] = {name: value[:_LONGEST_NAME] for name, value in names.items() if isinstance(value, str)}
-    if isinstance(labels := metadata.get("labels"), Mapping):
-        left["labels"] = {name: value for name, value in labels.items() if name == LINE_LABEL}
-    held = {"resourceClaims": _names(claims)} if "resourceClaims" in spec else {}
-    listed = {name: [_container(one) for one in some] for name, some in containers.items()}
-    return {"metadata": left, "spec": {**listed, **held}}
+    held = {"resourceClaims": _names(claims, (LINE_CLAIM,))} if "resourceClaims" in spec else {}
+    return {**{name: [_container(one) for one in some] for name, some in containers.items()}, **held}
 
 
 def _container(container: Any) -> dict[str, Any]:
     resources = _map(_map(container).get("resources"))
     if MILLI not in _map(resources.get("limits")):
         return {}
-    claims = {"claims": _names(_claims(container))} if "claims" in resources else {}
+    claims = {"claims": _names(_claims(container), (LINE_CLAIM,))} if "claims" in resources else {}
     return {"resources": {"limits": {MILLI: "1"}, **claims}}
 
 
@@ -77,9 +99,32 @@ def _claims(container: Any) -> list[Any]:
     return _list(_map(_map(container).get("resources")).get("claims"))
 
 
-def _names(claims: list[Any]) -> list[dict[str, str]]:
-    """Return as many claims, of which only ours has a name."""
-    return [{"name": LINE_CLAIM} if _map(one).get("name") == LINE_CLAIM else {} for one in claims]
+def _by_volume(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the volume of a line depends on."""
+    containers = {name: [_map(one) for one in _list(spec[name])] for name in _LISTS if name in spec}
+    parts = sum(len(_list(one.get(name))) for some in containers.values() for one in some for name in _OF_CONTAINER)
+    parts += sum(len(_list(spec.get(name))) for name in _OF_POD)
+    if parts > MOST_LISTED or sum(map(len, containers.values())) > MOST_CONTAINERS:
+        raise TooManyPartsError
+    left: dict[str, Any] = {name: _names(_list(spec[name]), own) for name, own in _OF_POD.items() if name in spec}
+    if "runtimeClassName" in spec:
+        left["runtimeClassName"] = str(spec["runtimeClassName"] or "")[:_LONGEST_NAME]
+    return {**{name: [_listing(one) for one in some] for name, some in containers.items()}, **left}
+
+
+def _listing(container: Mapping[str, Any]) -> dict[str, Any]:
+    left: dict[str, Any] = {
+        name: _names(_list(container[name]), own) for name, own in _OF_CONTAINER.items() if name in container
+    }
+    if MILLI in _map(_map(container.get("resources")).get("limits")):
+        left["resources"] = {"limits": {MILLI: "1"}}
+    return left
+
+
+def _names(items: list[Any], own: tuple[str, ...]) -> list[dict[str, str]]:
+    """Return as many items, of which only `own` have a name."""
+    names = (_map(one).get("name") for one in items)
+    return [{"name": name} if isinstance(name, str) and name in own else {} for name in names]
 
 
 def _map(value: Any) -> Mapping[str, Any]:

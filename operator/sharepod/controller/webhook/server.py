@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
-from sharepod.api.admission.line_policies import WEBHOOK_PATH
+from sharepod.api.admission.line_webhook import BY_VOLUME, HANDLERS
 from sharepod.web.http_server import KeptConnections, serve
 
 from .certificate_keeper import CertificateKeeper
@@ -56,7 +56,7 @@ class WebhookServer:
         turns = ReviewTurns()
 
         application = web.Application(client_max_size=LARGEST_REVIEW)
-        application.add_routes([web.post(WEBHOOK_PATH, respond)])
+        application.add_routes([web.post(path, respond) for path in HANDLERS])
         kept = KeptConnections(tls=self._keeper.context, open_each=_OPEN_EACH, open_max=_OPEN_MAX)
         server = await serve(application, self._address, self._port, kept=kept)
         try:
@@ -77,7 +77,7 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns) -> 
                 content = await request.read()
                 await turns.begin(address)
             try:
-                return web.json_response(await _answered(json.loads(content), answer))
+                return web.json_response(await _answered(json.loads(content), answer, HANDLERS[request.path]))
             finally:
                 turns.end()
     except TimeoutError:
@@ -89,9 +89,11 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns) -> 
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")
 
 
-async def _answered(review: Any, answer: Answer) -> Mapping[str, Any]:
+async def _answered(review: Any, answer: Answer, handler: str) -> Mapping[str, Any]:
+    """Have a review answered by one of Kopf's handlers."""
+    volume = handler == BY_VOLUME
     try:
-        left = left_of(review)
+        left = left_of(review, volume=volume)
     except TooManyPartsError:
-        return refusal(review)
-    return await answer(left)
+        return refusal(review, volume=volume)
+    return await answer(left, webhook=handler)

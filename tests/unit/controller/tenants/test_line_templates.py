@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, Resource
+from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Resource
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.tenants.line_templates import LineTemplates
 from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
-from unit.controller.state.test_claims_seen import line_pod
+from unit.controller.state.test_claims_seen import line_claim, line_pod
 
 
 class _Templates:
@@ -17,10 +17,13 @@ class _Templates:
 
     def __init__(self) -> None:
         self.there: Json | None = None
+        self.claims: dict[str, Json] = {}
         self.calls: list[str] = []
         self.refusal: ApiError | None = None
 
     async def create(self, resource: Resource, body: Json, namespace: str) -> Json:
+        if resource is CLAIMS:
+            return self._claim(body, namespace)
         assert resource is CLAIM_TEMPLATES
         self.calls.append("create")
         if self.refusal is not None:
@@ -29,6 +32,17 @@ class _Templates:
             raise AlreadyExistsError("POST templates", 409, "Refused", "exists")
         self.there = body | {"metadata": {"name": body["metadata"]["name"], "uid": f"u{len(self.calls)}"}}
         return self.there
+
+    def _claim(self, body: Json, namespace: str) -> Json:
+        name = body["metadata"]["name"]
+        self.calls.append(f"claim {name}")
+        if self.refusal is not None:
+            raise self.refusal
+        if name in self.claims:
+            raise AlreadyExistsError("POST claims", 409, "Refused", "exists")
+        metadata = {**body["metadata"], "namespace": namespace, "uid": f"claim-{len(self.calls)}"}
+        self.claims[name] = {**body, "metadata": metadata | {"resourceVersion": "9"}}
+        return self.claims[name]
 
     async def get(self, _resource: Resource, _name: str, _namespace: str) -> Json:
         self.calls.append("get")
@@ -55,6 +69,7 @@ async def test_a_namespace_whose_pod_waits_gets_a_template_once() -> None:
     await templates.reconcile("a")
     assert server.there is not None
     assert server.there["metadata"]["name"] == "sharepod"
+    seen.put_claim(line_claim("l", "p"))
     seen.put_pod(line_pod("p", "l"))
     await templates.reconcile("a")
     assert server.calls == ["create"]
@@ -99,3 +114,38 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
     server.refusal = ApiError("POST templates", 503, "Refused", "away")
     with pytest.raises(ApiError):
         await templates.reconcile("a")
+
+
+@pytest.mark.promise("operator-line-claim-again")
+async def test_a_claim_that_is_deleted_while_its_pod_waits_is_made_again_under_its_name_and_for_it() -> None:
+    templates, server, seen = made()
+    lacking: list[str] = []
+    seen.put_claim(line_claim("l", "p"))
+    seen.put_pod(line_pod("p", "l"))
+    (uid,) = [claim.uid for claim in seen.claims]
+    seen.on_claim_lacking = lacking.append
+    seen.drop_claim(uid, deleted=True)
+    assert lacking == ["a"]
+    assert [pod.uid for pod in seen.without_claim()] == ["p"]
+    await templates.reconcile("a")
+    claim = server.claims["l"]
+    (owner,) = claim["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("Pod", "p", True)
+    (known,) = seen.claims
+    assert known.by_line
+    assert known.request is not None
+    assert known.request.gpu.request_milli == 400
+    await templates.reconcile("a")
+    assert server.calls == ["claim l"]
+
+
+async def test_one_that_the_watch_has_not_shown_yet_is_left_as_it_is() -> None:
+    templates, server, seen = made()
+    server.claims["l"] = {}
+    seen.put_pod(line_pod("p", "l"))
+    await templates.reconcile("a")
+    assert server.claims == {"l": {}}
+    seen.put_pod(line_pod("p", "l", node="n"))
+    server.calls.clear()
+    await templates.reconcile("a")
+    assert server.calls == [], "a Pod on a node has its claim, or is to end"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sharepod.api.admission.line_policies import WEBHOOK_NAME
+from sharepod.api.admission.line_webhook import WEBHOOK_NAME
 from sharepod.controller import metrics
 from sharepod.controller.webhook import certificate_keeper
 from sharepod.controller.webhook.certificate_keeper import CertificateKeeper
@@ -233,7 +233,7 @@ async def test_an_operator_that_serves_no_certificate_which_others_do_is_not_rea
 
 @pytest.mark.promise("operator-line-webhook-rollout")
 def test_api_servers_ask_no_operator_that_starts_or_ends() -> None:
-    folder = Path(__file__).resolve().parents[4] / "manifests" / "plain-webhook"
+    folder = Path(__file__).resolve().parents[4] / "manifests" / "line-webhook"
     service = yaml.safe_load((folder / "service.yaml").read_text())
     assert not service["spec"].get("publishNotReadyAddresses")
     deployment = yaml.safe_load((folder / "operator.yaml").read_text())

@@ -15,23 +15,56 @@ from kopf._cogs.structs.references import Insights, Resource
 from kopf._core.engines.admission import serve_admission_request
 from kopf._core.reactor.inventory import ResourceMemories
 from sharepod.api.line_claim import with_claim
+from sharepod.api.line_volume import with_volume
 from sharepod.controller.handlers import give_claim
-from sharepod.controller.webhook.reviews import MOST_PARTS, TooManyPartsError, left_of, refusal
+from sharepod.controller.webhook.reviews import (
+    MOST_CONTAINERS,
+    MOST_LISTED,
+    MOST_PARTS,
+    TooManyPartsError,
+    left_of,
+    refusal,
+)
 
 LINE = {"sharepod.dev/gpu-milli": "400"}
 _claims = st.lists(st.sampled_from([{"name": "sharepod"}, {"name": "other"}]), max_size=3)
+_named = st.lists(
+    st.sampled_from(
+        [{"name": "A"}, {"name": "B", "value": "c"}, {"name": "NVIDIA_VISIBLE_DEVICES"}, {"name": "sharepod-gpu"}]
+    ),
+    max_size=3,
+)
+_gates = st.lists(st.sampled_from([{"name": "other"}, {"name": "sharepod.dev/share"}]), max_size=2)
 _resources = st.fixed_dictionaries(
     {}, optional={"limits": st.sampled_from([{}, {"cpu": "1"}, LINE, {"cpu": "1", **LINE}]), "claims": _claims}
 )
 _container = st.fixed_dictionaries(
-    {"name": st.sampled_from("ab")}, optional={"resources": _resources, "env": st.just([1])}
+    {"name": st.sampled_from("ab")}, optional={"resources": _resources, "env": _named, "volumeMounts": _named}
 )
 _spec = st.fixed_dictionaries(
     {"containers": st.lists(_container, max_size=3)},
-    optional={"initContainers": st.lists(_container, max_size=2), "resourceClaims": _claims, "nodeName": st.just("n")},
+    optional={
+        "initContainers": st.lists(_container, max_size=2),
+        "resourceClaims": _claims,
+        "nodeName": st.just("n"),
+        "volumes": _named,
+        "schedulingGates": _gates,
+        "runtimeClassName": st.sampled_from(["nvidia", "other"]),
+    },
 )
-_labels = st.dictionaries(st.sampled_from(["a", "sharepod.dev/line"]), st.sampled_from(["true", "b"]))
-_metadata = st.fixed_dictionaries({}, optional={"name": st.just("p"), "generateName": st.just("p-"), "labels": _labels})
+_labels = st.dictionaries(
+    st.sampled_from(["a", "sharepod.dev/line", "sharepod.dev/tenant"]), st.sampled_from(["true", "b", "line"])
+)
+_annotations = st.dictionaries(st.sampled_from(["a", "sharepod.dev/gpus", "kubeshare/gpu-mode"]), st.just("Exclusive"))
+_metadata = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.just("p"),
+        "generateName": st.just("p-"),
+        "labels": _labels,
+        "annotations": _annotations,
+    },
+)
 _pods = st.fixed_dictionaries({"spec": _spec}, optional={"metadata": _metadata})
 
 
@@ -40,9 +73,10 @@ def review(pod: Any) -> dict[str, Any]:
     return {"request": {"uid": "u", "operation": "CREATE", "resource": pods, "object": pod}}
 
 
-def patched(pod: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+def patched(pod: dict[str, Any], by: dict[str, Any], *, volume: bool = False) -> dict[str, Any]:
     """The Pod with the patch that Kopf makes of it when it is shown `by`."""
-    operations = kopf.Patch(with_claim(by), body=kopf.Body(by)).as_json_patch()
+    patch = with_volume(by, "nvidia") if volume else with_claim(by)
+    operations = kopf.Patch(patch, body=kopf.Body(by)).as_json_patch()
     return dict(jsonpatch.apply_patch(copy.deepcopy(pod), operations))
 
 
@@ -51,9 +85,12 @@ def patched(pod: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
 def test_the_patch_of_what_is_left_is_one_of_the_whole_pod(pod: dict[str, Any]) -> None:
     pod = {"metadata": {}, **pod}  # an API server always sends it
     assert patched(pod, left_of(review(pod))["request"]["object"]) == patched(pod, pod)
+    left = left_of(review(pod), volume=True)["request"]["object"]
+    assert patched(pod, left, volume=True) == patched(pod, pod, volume=True)
 
 
 @pytest.mark.promise("operator-line-webhook-bounded")
+@pytest.mark.promise("operator-line-volume-bounded")
 def test_a_pod_with_too_many_parts_is_refused_wherever_they_are() -> None:
     claims = [{"name": "a"}] * (MOST_PARTS + 1)
     specs: tuple[dict[str, Any], ...] = (
@@ -66,6 +103,18 @@ def test_a_pod_with_too_many_parts_is_refused_wherever_they_are() -> None:
             left_of(review({"spec": spec}))
     assert refusal(review({}))["response"]["allowed"] is False
     left_of(review({"spec": {"containers": [{}] * MOST_PARTS}}))
+    many = [{"name": "A"}] * (MOST_LISTED + 1)
+    crowds: tuple[dict[str, Any], ...] = (
+        {"volumes": many},
+        {"containers": [{"env": many}]},
+        {"initContainers": [{"volumeMounts": many}]},
+        {"containers": [{}] * (MOST_CONTAINERS + 1)},
+    )
+    for spec in crowds:
+        with pytest.raises(TooManyPartsError):
+            left_of(review({"spec": spec}), volume=True)
+        left_of(review({"spec": spec}))
+    assert refusal(review({}), volume=True)["response"]["allowed"] is False
 
 
 @pytest.mark.promise("operator-line-webhook-bounded")
@@ -79,6 +128,7 @@ def test_no_pod_makes_it_raise_anything_else(said: Any) -> None:
     pods += [{"spec": {"initContainers": [{"resources": {"limits": LINE, "claims": said}}]}}]
     for pod in pods:
         assert json.dumps(with_claim(left_of(review(pod))["request"]["object"]))  # nothing raises
+        assert json.dumps(with_volume(left_of(review(pod), volume=True)["request"]["object"], "nvidia"))
     for other in (said, {"request": said}):
         with pytest.raises(ValueError, match="not about a new Pod"):
             left_of(other)

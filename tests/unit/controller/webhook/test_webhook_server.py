@@ -58,7 +58,8 @@ async def asking() -> AsyncIterator[Asking]:
     keeper = world.keeper()
     await world.settle(keeper)
 
-    async def answer(left: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(left: Mapping[str, Any], webhook: str) -> Mapping[str, Any]:
+        assert webhook == "line"
         assert left["request"]["operation"] == "CREATE"
         assert "oldObject" not in left["request"]
         return {"response": {"uid": left["request"]["uid"]}}

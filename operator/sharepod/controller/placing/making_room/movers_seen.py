@@ -122,7 +122,7 @@ class MoversSeen:
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)
-        sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
+        sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or sharepod.gpu is None or pod is None:
             return None
         request = self._requests.ranked(self._requests.of_sharepod(sharepod, pod))
@@ -141,7 +141,7 @@ class MoversSeen:
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return 0 if claim.request is not None and claim.request.gpu.movable else None
-        sharepod = self._state.sharepods.get(tenant)
+        sharepod = self._state.asking(tenant)
         if sharepod is None or sharepod.gpu is None or not self._returns(tenant):
             return None
         if sharepod.gpu.movable is not None:
@@ -151,7 +151,7 @@ class MoversSeen:
 
     def _returns(self, tenant: TenantId) -> bool:
         """Return whether another run follows where the Pod of a tenant is evicted; of a claim, `asks` knows."""
-        sharepod = self._state.sharepods.get(tenant)
+        sharepod = self._state.asking(tenant)
         if sharepod is None:
             return self._state.seen_claims.claims.get(tenant) is not None
         return not (sharepod.ended or sharepod.deleting or sharepod.restart_policy is RestartPolicy.NEVER)

@@ -286,7 +286,7 @@ class Moving:
         """Return whether a SharePod that moves will have no further run. A claim goes with its Pod."""
         if mover.claim is not None and mover.pod_uid is None:
             return False
-        sharepod = self._state.sharepods.get(mover.tenant)
+        sharepod = self._state.asking(mover.tenant)
         return sharepod is None or sharepod.ended or sharepod.deleting
 
     def _end(self, tenant: TenantId, outcome: str) -> None:

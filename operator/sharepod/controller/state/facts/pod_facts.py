@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from sharepod.api.bounds import clipped
 from sharepod.api.objects import (
+    LINE_TENANT,
     SHARE_CLAIM,
     SHARE_GATE,
     TAKEN_BACK,
@@ -58,7 +59,7 @@ class PodFacts(ObjectFacts):
 
     tenant: str | None
     """Value of the label, which admission lets only the operator set. None if the Pod has another controller than that
-    SharePod: then it is not the operator's. An orphaned Pod still is.
+    SharePod: then it is not the operator's. An orphaned Pod still is. Its own uid for a plain Pod with a resource line.
     """
     orphaned: bool
     """True if it has the label and no controller: its SharePod was deleted without it."""
@@ -118,6 +119,11 @@ class PodFacts(ObjectFacts):
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while it waits for its share."""
+
+    @property
+    def plain(self) -> bool:
+        """True for a plain Pod with a resource line, which is its own tenant."""
+        return self.tenant == self.uid
 
     @property
     def ended(self) -> bool:
@@ -189,7 +195,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     return PodFacts(
         **common(metadata),
         tenant=tenant,
-        orphaned=tenant is not None and controller is None,
+        orphaned=tenant not in (None, metadata.get("uid")) and controller is None,
         node=text_of(spec.get("nodeName")) or None,
         pin=None if waits else pin_of(spec),
         phase=str(status.get("phase") or "Pending"),
@@ -248,6 +254,8 @@ def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
 
 def _tenant(metadata: Json, controller: str | None) -> str | None:
     label = str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "") or None
+    if label == LINE_TENANT:
+        return str(metadata["uid"])
     return label if controller is None or controller == label else None
 
 

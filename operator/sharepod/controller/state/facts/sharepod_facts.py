@@ -20,6 +20,7 @@ from sharepod.api.bounds import MAX_DEPTH, MAX_LABEL, MAX_VALUES, beyond
 from sharepod.api.dialects import effective
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import (
+    KIND,
     MAX_TTL_S,
     TTL,
     GpuRequest,
@@ -72,6 +73,13 @@ class SharePodFacts(ObjectFacts):
     """Runs that may follow one that ended; Never where that cannot be read."""
     readable: bool = True
     """False if only the metadata is known: neither what it asks nor its status."""
+    plain: bool = False
+    """True if there is no SharePod: a plain Pod with a resource line asks this, and is its own tenant."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the object that asks."""
+        return "Pod" if self.plain else KIND
 
     @property
     def ended(self) -> bool:

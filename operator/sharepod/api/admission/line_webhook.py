@@ -1,0 +1,54 @@
+"""Webhook of plain Pods with a resource line, for API servers without MutatingAdmissionPolicy, and its policies. Pure.
+
+It gives such a Pod the claim of its line, or, where the cluster has no claims, the volume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sharepod.api.objects import PLAIN_PODS_POLICY, TENANT_LABEL
+
+from .cel import text
+from .line_policies import API, NOT_OPTED_OUT, line_pods, refusing_policies, translated_pods
+from .line_volume_policies import refusing_policy
+
+WEBHOOK_SERVICE = "sharepod-webhook"
+WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
+BY_CLAIM, BY_VOLUME = "line", "line-volume"
+"""Kopf's handlers."""
+HANDLERS: Final[Mapping[str, str]] = {"/line": BY_CLAIM, "/line-volume": BY_VOLUME}
+"""Path of a question, and the handler that answers it."""
+
+
+def plain_pod_webhook() -> list[dict[str, Any]]:
+    """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served, and the
+    policies that refuse what cannot be meant. The leading operator writes the certificates that it is trusted by."""
+    return [_webhook(BY_CLAIM, translated_pods()), *refusing_policies()]
+
+
+def plain_volume_webhook() -> list[dict[str, Any]]:
+    """Return the webhook that gives Pods with a line a volume, where the cluster has no claims, and the policy that
+    refuses what cannot be meant."""
+    unlabelled = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
+    return [_webhook(BY_VOLUME, line_pods(unlabelled)), *refusing_policy()]
+
+
+def _webhook(handler: str, conditions: list[dict[str, str]]) -> dict[str, Any]:
+    path = next(path for path, answered_by in HANDLERS.items() if answered_by == handler)
+    service = {"namespace": "sharepod-system", "name": WEBHOOK_SERVICE, "path": path, "port": 443}
+    webhook = {
+        "name": WEBHOOK_NAME,
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": service},
+        "failurePolicy": "Fail",
+        "matchConditions": conditions,
+        "namespaceSelector": NOT_OPTED_OUT,
+        "reinvocationPolicy": "IfNeeded",
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+    }
+    made = {"apiVersion": API, "kind": "MutatingWebhookConfiguration", "metadata": {"name": PLAIN_PODS_POLICY}}
+    return {**made, "webhooks": [webhook]}

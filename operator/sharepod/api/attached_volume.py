@@ -1,0 +1,45 @@
+"""Attachment of a share by a CSI volume: what a container has of it. Pure.
+
+One place for the Pods of SharePods, which the operator makes, and for plain Pods with a resource line, to which
+admission adds it where a cluster has no claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .objects import CSI_DRIVER, GPUS_ANNOTATION, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH, VOLUME_NAME
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+DEFAULT_CAPABILITIES = "compute,utility"
+GPUS_FIELD = f"metadata.annotations['{GPUS_ANNOTATION}']"
+"""Field of the Pod from which the kubelet reads the GPUs of a container when it starts it."""
+
+
+def volume() -> dict[str, Any]:
+    """Return the Pod's volume."""
+    return {"name": VOLUME_NAME, "csi": {"driver": CSI_DRIVER, "readOnly": True}}
+
+
+def mounts(*, hook: bool) -> list[dict[str, Any]]:
+    """Return the mounts of a container with a share. `hook`: it preloads the hook."""
+    found = [{"name": VOLUME_NAME, "mountPath": VOLUME_MOUNT_PATH, "readOnly": True}]
+    if hook:
+        found.append({"name": VOLUME_NAME, "mountPath": PRELOAD_PATH, "subPath": PRELOAD_FILE, "readOnly": True})
+    return found
+
+
+def variables(named: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the variables by which the runtime attaches the share's GPUs to a container. `named`: those that the
+    container has itself."""
+    found: list[dict[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": GPUS_FIELD}}}]
+    if DRIVER_CAPABILITIES not in named:
+        found.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})
+    return found
+
+
+def no_gpus() -> dict[str, Any]:
+    """Return the variable by which the runtime attaches no GPU to a container, whatever its image says."""
+    return {"name": VISIBLE_DEVICES, "value": NO_GPUS}

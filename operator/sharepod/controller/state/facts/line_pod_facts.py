@@ -1,0 +1,59 @@
+"""Facts of a plain Pod with a resource line whose share a CSI volume attaches, as those of a SharePod that has this
+Pod.
+
+Such a Pod is its own tenant: what it asks is read as a SharePod's, and so it is queued, placed, booked, preempted and
+released by what does that for SharePods.
+
+Guarantees:
+- No object that has a uid and a name makes these functions raise, whatever else is in it.
+- There is nothing to run again: the Pod's controller brings the next Pod, which is another tenant.
+"""
+
+from __future__ import annotations
+
+from sharepod.api import plain_pods
+from sharepod.api.pod import PodSettings
+from sharepod.api.sharepod import GpuRequest, Phase, RestartPolicy, SharePodStatus, SpecError
+from sharepod.placement.state.types import PodNeeds
+
+from .object_facts import Json, controller_of, mapping
+from .pod_facts import PodFacts
+from .sharepod_facts import SharePodFacts
+
+
+def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodFacts:
+    """Return what a Pod that is its own tenant asks. `pod`: its facts."""
+    metadata = mapping(raw.get("metadata"))
+    gpu, error = _asked(raw, settings)
+    end = {"phase": Phase(pod.phase), "endTime": "ended"} if pod.ended else {}
+    return SharePodFacts(
+        uid=pod.uid,
+        name=pod.name,
+        namespace=pod.namespace,
+        version=pod.version,
+        generation=gpu.request_milli if gpu is not None else 0,
+        created=str(metadata.get("creationTimestamp") or ""),
+        deleting=pod.deleting,
+        owner=controller_of(metadata, None),
+        gpu=gpu,
+        needs=pod.asks or PodNeeds(resources=pod.needs),
+        error=error,
+        status=SharePodStatus.model_validate(end),
+        raw={},
+        status_text=b"{}",
+        restart_policy=RestartPolicy.NEVER,
+        plain=True,
+    )
+
+
+def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, SpecError | None]:
+    try:
+        own = mapping(raw.get("spec")).get("runtimeClassName")
+        if settings.runtime_class and own != settings.runtime_class:
+            text = f"{own} does not attach the GPU; write {settings.runtime_class}, or leave it out in a new Pod"
+            return None, SpecError("spec.runtimeClassName", text)
+        return plain_pods.lower(raw).gpu, None
+    except SpecError as error:
+        return None, error
+    except Exception as found:  # whatever a user has written costs that user alone
+        return None, SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")

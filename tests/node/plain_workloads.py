@@ -1,0 +1,106 @@
+"""Workloads of examples/plain on a real node, and what they get of its simulated GPUs.
+
+Images and commands are the test's; what the examples say of GPUs, labels, probes and hooks stays.
+"""
+
+from __future__ import annotations
+
+import yaml
+from cluster.plain_world import MILLI
+from harness.api import Object
+from harness.cluster import wait_until
+from harness.installation import MANIFESTS
+from harness.node import BASE_IMAGE
+from harness.shares import POINTS, measured
+from node.claim_node import RESTRICTED, container
+from node.claim_system import NAMESPACE, ClaimSystem
+
+EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
+KERNEL_US = "10000"
+"""Length of the kernels: thirteen programs that launch long ones take little of two cores."""
+
+
+def example(number: str, *, seconds: float | None = None) -> list[Object]:
+    """The objects of an example, able to run on the test's node. `seconds`: for which its Pods work."""
+    (path,) = [each for each in EXAMPLES if each.name.startswith(number)]
+    objects: list[Object] = list(yaml.safe_load_all(path.read_text()))
+    for each in objects:
+        for spec in pod_specs(each):
+            ends = ("--seconds", str(seconds)) if seconds is not None else ()
+            spec["containers"] = [runnable(one, *ends) for one in spec["containers"]]
+            spec["terminationGracePeriodSeconds"] = 2
+    return objects
+
+
+def pod_specs(item: Object) -> list[Object]:
+    if item["kind"] == "Pod":
+        return [item["spec"]]
+    return [item["spec"]["template"]["spec"]] if "template" in item["spec"] else []
+
+
+def runnable(one: Object, *args: str) -> Object:
+    """A container with a program of the test: one that launches kernels where it has a line, else one that waits."""
+    mine = container("--kernel-us", KERNEL_US, *args, name=one["name"], claim=None)
+    if MILLI not in one["resources"].get("limits", {}):
+        mine = {"name": one["name"], "image": BASE_IMAGE, "command": ["sleep", "600"], "securityContext": RESTRICTED}
+    hooks = {"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}} if "lifecycle" in one else {}
+    kept = {name: value for name, value in one.items() if name not in ("image", "command", "args", "lifecycle", "env")}
+    return {**kept, **hooks, **{name: value for name, value in mine.items() if name not in ("name", "resources")}}
+
+
+def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
+    """Measure the shares of Pods that all want everything: on each GPU each has its request, within two points, and of
+    what nobody has requested a part, up to its limit; and no time of the GPU is left."""
+    found = measured(system.machine.busy_ns)
+    slack = POINTS + found.stolen
+    for uuid in {uuid for row in rows for uuid in row["gpus"]}:
+        here = [row for row in rows if uuid in row["gpus"]]
+        free = 100 - sum(row["requestMilli"] for row in here) / 10
+        got = {row["podName"]: found.percent.get((row["podName"], uuid), 0.0) for row in here}
+        for row in here:
+            asked, limit = row["requestMilli"] / 10, row["limitMilli"] / 10
+            most = min(asked + free, limit) + slack
+            assert asked - slack <= got[row["podName"]] <= most, (row["podName"], asked, most, got, found.stolen)
+        usable = min(100.0, sum(row["limitMilli"] for row in here) / 10)
+        assert sum(got.values()) >= usable - slack, (uuid, got, found.stolen)
+
+
+def rows_by_pod(system: ClaimSystem) -> list[Object]:
+    """The ledger, each row with the name of its Pod, or of the one that its claim was made for."""
+    if all(row.get("podName") for row in system.rows()):
+        return system.rows()
+    claims = system.cluster.api.get(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims")["items"]
+    owner = {one["metadata"]["uid"]: one["metadata"]["ownerReferences"][0]["name"] for one in claims}
+    return [row | {"podName": row.get("podName") or owner.get(row["id"], "")} for row in system.rows()]
+
+
+def with_line(system: ClaimSystem) -> dict[str, Object]:
+    """Pods with a line that have not ended, by name."""
+    living = [pod for pod in system.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+    return {
+        pod["metadata"]["name"]: pod
+        for pod in living
+        if "deletionTimestamp" not in pod["metadata"]
+        and any(MILLI in one["resources"].get("limits", {}) for one in pod["spec"]["containers"])
+    }
+
+
+def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
+    """Wait until so many Pods with a line run and their programs are connected; their rows."""
+
+    def connected() -> bool:
+        told = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
+        pods = with_line(system)
+        return (
+            len(pods) == count
+            and all(pod["status"].get("phase") == "Running" for pod in pods.values())
+            and {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"} == pods.keys()
+            and sum(bool(one.get("connected")) for one in told) >= count
+        )
+
+    wait_until(connected, what=f"{count} Pods that share", timeout=90)
+    return [row for row in rows_by_pod(system) if row["state"] == "Reserved"]
+
+
+def kubectl(system: ClaimSystem, *args: str) -> None:
+    system.cluster.kubectl(*args, "-n", NAMESPACE, timeout=90)

@@ -1,0 +1,46 @@
+"""Plain Pods with a resource line on a real node of a cluster that does without claims: by gate, CSI volume and
+NVIDIA's runtime they have the shares of their lines, beside others on the same GPU.
+
+API server, its policies, the operator's webhook, scheduler, controllers, kubelet, containerd, operator, agent and hook
+are real; the GPUs are the double's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness.cluster import Cluster, wait_until
+from node.claim_system import ClaimSystem, system_with_claims
+from node.plain_workloads import await_sharing, example, kubectl, share_as_asked, with_line
+
+
+@pytest.fixture(scope="module")
+def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
+    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=8, volume=True) as running:
+        yield running
+
+
+@pytest.mark.promise("operator-line-volume-examples")
+@pytest.mark.alone
+def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: ClaimSystem) -> None:
+    for number in ("01", "04", "05", "06", "07"):
+        system.apply(*example(number))
+    await_sharing(system, 11)
+    system.apply(*example("02", seconds=25))
+    rows = await_sharing(system, 13)
+    assert sorted(row["requestMilli"] for row in rows) == [200] * 2 + [250] * 4 + [300] * 3 + [500] * 4
+    assert all(row.get("claim") is None and row["id"] == row["podUID"] for row in rows)
+    share_as_asked(system, rows)
+
+    running = {name for name in with_line(system) if not name.startswith("line-batch")}
+    system.machine.real.restart_kubelet()
+    system.kill_agent()
+    system.start_agent()
+    wait_until(lambda: running == with_line(system).keys(), what="the Job has ended, all others run on", timeout=120)
+    assert system.restarts() == 0
+    share_as_asked(system, await_sharing(system, 11))
+
+    kubectl(system, "delete", "deployments,statefulsets,jobs", "--all")
+    kubectl(system, "delete", "pods", "--all")
+    wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)

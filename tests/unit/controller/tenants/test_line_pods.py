@@ -1,0 +1,176 @@
+"""A plain Pod that is its own tenant, from its first look until nothing is left, over the API server double."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.api.line_volume import with_volume
+from sharepod.kube import Json
+from unit.controller.acting_world import NAMESPACE, World
+from unit.controller.tenants.server_history import gates
+
+LINE = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "1024"}
+
+
+def line_pod(
+    world: World, *, owner: str | None = None, annotations: Json | None = None, line: Json = LINE, **spec: Any
+) -> str:
+    """Create the Pod `one` with a line, as admission makes it; its uid, which is the tenant."""
+    containers = [{"name": "main", "image": "i", "resources": {"limits": line, "requests": line}}]
+    metadata: Json = {"name": "one", "annotations": annotations or {}}
+    if owner is not None:
+        metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "uid": owner, "controller": True}]
+    body: Json = {"metadata": metadata, "spec": {"containers": containers, **spec}}
+    patch = with_volume(body, "nvidia")
+    said = patch["metadata"]
+    body["metadata"] |= {"labels": said["labels"], "annotations": {**metadata["annotations"], **said["annotations"]}}
+    body["spec"] |= patch["spec"]
+    made = world.server.storage.create(world.kind("pods"), NAMESPACE, body)
+    world.tenant = str(made["metadata"]["uid"])
+    return world.tenant
+
+
+async def opened(world: World, **options: Any) -> str:
+    """The uid of a Pod whose gate is open."""
+    tenant = line_pod(world, **options)
+    await world.look()
+    await world.until(lambda: tenant in world.rows())
+    assert gates(world) == ["sharepod.dev/share"], "the row comes first"
+    await world.look()
+    assert gates(world) == []
+    return tenant
+
+
+@pytest.mark.promise("operator-line-volume")
+async def test_the_row_is_the_pods_own_and_then_the_gate_is_opened_in_one_patch(world: World) -> None:
+    world.node()
+    tenant = await opened(world)
+    row = world.rows()[tenant]
+    assert (row["podUID"], row["podName"], row["requestMilli"], row["memory"]) == (tenant, "one", 400, 1 << 30)
+    pod = world.read("pods")
+    assert pod is not None
+    assert pod["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
+    (patch,) = world.server.made("patch", "pods")
+    assert "affinity" in str(patch.body)
+    await world.until(lambda: bool(world.told("Placed")))
+    assert world.server.made("patch", "sharepods") == []
+
+
+@pytest.mark.promise("operator-line-volume-end")
+@pytest.mark.parametrize("ends", ["Succeeded", "Failed", "deleted", "lost"])
+async def test_a_share_ends_in_two_steps_however_its_pod_does(world: World, ends: str) -> None:
+    world.node()
+    tenant = await opened(world)
+    world.pod_phase("Running")
+    await world.look()
+    if ends in ("Succeeded", "Failed"):
+        world.pod_phase(ends)
+    else:
+        world.delete("pods")
+        if ends == "deleted":
+            await world.look()
+            assert world.rows()[tenant]["state"] == "Reserved", "it may have processes"
+        world.pod_gone()
+    await world.look()
+    await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
+    await world.look()
+    assert tenant in world.rows(), "its agent has not said that nothing is left"
+    world.report({"id": tenant, "drained": True})
+    await world.look()
+    await world.until(lambda: tenant not in world.rows())
+
+
+@pytest.mark.promise("operator-line-volume-end")
+async def test_one_deleted_behind_its_gate_gives_its_row_back(world: World) -> None:
+    world.node()
+    tenant = line_pod(world)
+    await world.look()
+    await world.until(lambda: tenant in world.rows())
+    world.delete("pods")  # nothing runs yet, so it is gone at once
+    await world.look()
+    await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
+    world.report({"id": tenant, "drained": True})
+    await world.look()
+    await world.until(lambda: tenant not in world.rows())
+
+
+@pytest.mark.promise("operator-line-volume-refused")
+async def test_what_admission_lets_through_and_cannot_be_meant_is_told_and_never_placed(world: World) -> None:
+    world.node()
+    sums = [{"name": "first", "image": "i", "resources": {"limits": {"sharepod.dev/gpu-milli": "1500"}}}]
+    tenant = line_pod(world, initContainers=sums)
+    await world.look()
+    await world.until(lambda: bool(world.told("Invalid")))
+    assert tenant not in world.rows()
+    assert gates(world) == ["sharepod.dev/share"]
+
+
+@pytest.mark.promise("operator-line-volume-elsewhere")
+async def test_one_that_fits_nowhere_on_its_node_is_taken_back_and_the_next_one_stays_away(world: World) -> None:
+    world.node()
+    tenant = await opened(world, owner="replicas")
+    unschedulable = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}]
+    world.change("pods", "one", lambda item: item.update(status={"conditions": unschedulable}), status=True)
+    await world.look()
+    world.now += world.settings.bind_timeout + 1
+    world.renew()
+    for _ in range(6):
+        await world.look()
+    assert world.read("pods") is None, "its controller makes another"
+    await world.until(lambda: world.rows()[tenant]["state"] == "Releasing")
+    world.report({"id": tenant, "drained": True})
+    await world.look()
+    await world.until(lambda: tenant not in world.rows())
+    (note,) = world.told("PodTakenBack")
+    assert "its controller makes another: no cpu" in note
+    following = line_pod(world, owner="replicas")
+    await world.look()
+    await world.until_answered(following)
+    assert "node-a" in world.memos.of(following).avoid
+    assert following not in world.rows()
+
+
+@pytest.mark.promise("operator-line-volume-lost")
+async def test_one_whose_row_is_gone_is_ended(world: World) -> None:
+    world.node()
+    await opened(world)
+    world.pod_phase("Running")
+    await world.look()
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    await world.look()
+    deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "gone"}})["metadata"].get("deletionTimestamp")
+    assert deleted
+    assert world.told("ReservationLost")
+
+
+@pytest.mark.promise("operator-line-volume-resize")
+async def test_the_annotation_lowers_the_share_and_its_memory_stays(world: World) -> None:
+    world.node()
+    tenant = await opened(world, line={"sharepod.dev/gpu-milli": "400"})
+    memory = world.rows()[tenant]["memory"]
+    world.pod_phase("Running")
+    await world.look()
+    told: list[str] = []
+    world.state.on_tenant_changed = told.append
+    world.change(
+        "pods", "one", lambda item: item["metadata"]["annotations"].update({"sharepod.dev/gpu-request": "0.2"})
+    )
+    await world.relist()
+    assert tenant in told
+    await world.look()
+    await world.until(lambda: world.rows()[tenant]["requestMilli"] == 200)
+    assert world.rows()[tenant]["memory"] == memory
+
+
+@pytest.mark.promise("operator-line-volume-in-use")
+async def test_none_is_placed_while_nodes_do_not_advertise_the_line(world: World) -> None:
+    world.node()
+    world.tenants.line_pods.in_force = lambda: False
+    tenant = line_pod(world)
+    await world.look()
+    await world.until(lambda: bool(world.told("Waiting")))
+    assert tenant not in world.rows()
+    world.tenants.line_pods.in_force = lambda: True
+    await world.look()
+    await world.until(lambda: tenant in world.rows())
