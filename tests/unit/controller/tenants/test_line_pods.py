@@ -141,7 +141,7 @@ async def test_one_whose_row_is_gone_is_ended(world: World) -> None:
     await world.look()
     deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "gone"}})["metadata"].get("deletionTimestamp")
     assert deleted
-    assert world.told("ReservationLost")
+    await world.until(lambda: bool(world.told("ReservationLost")))
 
 
 @pytest.mark.promise("operator-line-volume-resize")
