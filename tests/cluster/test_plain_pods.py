@@ -132,12 +132,12 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 
 @pytest.mark.promise("operator-line-claim-again")
 def test_a_claim_that_is_deleted_while_its_pod_waits_is_there_again_and_gets_the_share(world: World) -> None:
-    world.nodes("lost")
-    namespace = world.cluster.namespace("lost")
+    world.nodes("bereft")
+    namespace = world.cluster.namespace("bereft")
     for name in ("one", "two"):
-        start(world, namespace, name, container(milli="900"), on="lost")
+        start(world, namespace, name, container(milli="900"), on="bereft")
         runs(world, namespace, name)
-    start(world, namespace, "waits", container(milli="900"), on="lost")
+    start(world, namespace, "waits", container(milli="900"), on="bereft")
     wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, "waits")), what="it waits")
     before = claim_made_for(world, namespace, "waits")
     assert before is not None
