@@ -74,6 +74,7 @@ def test_a_job_that_fails_has_a_share_for_each_try_and_leaves_none(world: World)
 
 @pytest.mark.promise("operator-line-scheduler-preemption")
 def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_waits_without(world: World) -> None:
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "urgent"}, "value": 1000})
     (node,) = world.nodes("cpu", cpu="4")
     namespace = world.cluster.namespace("cpu")
     spec = {
@@ -85,7 +86,6 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     world.api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", low)
     wait(lambda: [pod for pod in pods(world, namespace) if pod["spec"].get("nodeName")], what="it runs", timeout=60)
     first = pods(world, namespace)[0]["metadata"]["name"]
-    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "urgent"}, "value": 1000})
     urgent: Object = {
         "apiVersion": "v1",
         "kind": "Pod",

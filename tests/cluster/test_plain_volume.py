@@ -238,6 +238,7 @@ def test_nobody_opens_its_gate_or_writes_its_gpus(world: World) -> None:
 
 @pytest.mark.promise("operator-line-volume-preempted")
 def test_it_is_preempted_and_its_controller_brings_another_that_waits(world: World) -> None:
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "vhigh"}, "value": 1000})
     (node,) = world.nodes("vpre")
     namespace = world.cluster.namespace("vpre")
     body = line_pod(container(milli="800", mib="12288"), nodeSelector={"test": "vpre"}, restartPolicy="Always")
@@ -251,7 +252,6 @@ def test_it_is_preempted_and_its_controller_brings_another_that_waits(world: Wor
         return found
 
     wait(lambda: sum(bool(pod["spec"].get("nodeName")) for pod in pods()) == 2, what="both run", timeout=60)
-    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "vhigh"}, "value": 1000})
     start(world, namespace, "high", container(milli="800", mib="12288"), on="vpre", priorityClassName="vhigh")
     runs(world, namespace, "high")
 
