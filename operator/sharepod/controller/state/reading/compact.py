@@ -44,7 +44,7 @@ def shared(value: Any) -> Any:
 def packed(value: Mapping[str, Any]) -> bytes:
     """Return a JSON object as text, by a fast library where it takes the object. Raises as `json.dumps` does."""
     try:
-        return orjson.dumps(value)
+        return bytes(memoryview(orjson.dumps(value)))  # a copy: what orjson has made keeps the room that it was made in
     except TypeError:  # half a pair, a number of more than 64 bits, 250 levels
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
