@@ -1,4 +1,4 @@
-"""What is kept of many objects as JSON: equal to what was given, and no larger than its text."""
+"""Packed JSON of what is kept of many objects: equal to what was given, and no larger than its text."""
 
 from __future__ import annotations
 
