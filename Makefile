@@ -112,10 +112,10 @@ cluster: .venv/installed ## builds the test cluster's programs into the cache (o
 taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
-demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; one minute, the first time six to nine more
+demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time nine to sixteen more
 	@$(BIN)/python demo/run.py
 
-demo-images: shim doubles cluster ## the same with operator and agent as pods, from the images of this tree and the manifests as they are (root; a minute more for the images)
+demo-images: shim doubles cluster ## the same, and a failure where operator and agent cannot run as pods, from images of this tree
 	@$(BIN)/python demo/run.py --images
 
 demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder has from NVIDIA's device plugin, beside a whole-GPU pod (a minute; root)

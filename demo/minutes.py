@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "manifests")]
 
 from harness import build, releases  # noqa: E402  it is found through the line above
 from harness.assets import VARIABLE  # noqa: E402
 from harness.errors import HarnessError  # noqa: E402
 from harness.node_packages import why_no_node  # noqa: E402
+from images.roots import roots_to_make, why_no_images  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class Step:
     takes: str
 
 
-def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool) -> list[Step]:
+def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool, images: bool) -> list[Step]:
     """Return what has to be done once before the demo runs.
 
     Args:
         root: root of the repository.
         to_build: programs of the test cluster.
         containerd: the real node's containerd has to be built.
+        images: the Debian roots of SharePod's images have to be made.
     """
     found = []
     if not (root / ".venv" / "installed").exists():
@@ -46,6 +48,8 @@ def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool) -> list[St
         )
     if containerd:
         found.append(Step(f"{releases.CONTAINERD.name} from source, for the real node", releases.CONTAINERD.duration))
+    if images:
+        found.append(Step("Debian packages and wheels of SharePod's images", "two to three minutes"))
     return found
 
 
@@ -55,15 +59,17 @@ def main() -> int:
     except HarnessError as error:
         print(error, file=sys.stderr)
         return 1
-    containerd = why_no_node() is None and build.built(releases.CONTAINERD) is None
-    first = steps(ROOT, to_build, containerd=containerd)
+    node = why_no_node() is None
+    containerd = node and build.built(releases.CONTAINERD) is None
+    images = node and why_no_images() is None and roots_to_make()
+    first = steps(ROOT, to_build, containerd=containerd, images=images)
     if not first:
-        print("make demo: about one minute")
+        print("make demo: about a minute and a quarter")
         return 0
-    print("make demo: the first run installs and builds, later runs take about one minute")
+    print("make demo: the first run installs and builds, later runs take about a minute and a quarter")
     for step in first:
         print(f"  {step.what}: {step.takes}")
-    print("  the demo itself: about one minute", flush=True)
+    print("  the demo itself: about a minute and a quarter", flush=True)
     if to_build and not os.environ.get(VARIABLE):
         print(f"  (with binaries of setup-envtest, set {VARIABLE}: see CONTRIBUTING.md)", flush=True)
     return 0

@@ -4,8 +4,9 @@ Everything but the GPU is real: API server, scheduler, kubelet, containerd, the 
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
 device for a stated time. Exits non-zero if a share or a phase is not as promised, and leaves nothing running.
 
-With `--images` (`make demo-images`) the operator is a Deployment and the agent a DaemonSet, from the images of this
-tree and the manifests as they are, as users install them; without, both are processes.
+Where images can be made (root on a Debian-like machine) the operator is a Deployment and the agent a DaemonSet, from
+the images of this tree and the manifests as they are, as users install them. Elsewhere, or with `--processes`, both are
+processes; one line says why. With `--images` (`make demo-images`) that is a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from harness.installation import POOL_LABEL, Installation
 from harness.machines import BareMachine, Machine, RealNode
 from harness.shares import POINTS, QUIET, WINDOW_S, Shares, measured, right
 from images.roots import why_no_images
-from images.steps import NotHadError
+from images.steps import ImageError
 from results import Row, write
 from screen import DemoError, Phase, Screen
 
@@ -44,8 +45,8 @@ SETTLE_RAISED_S = 1.0
 
 CONTROL_PLANE = Phase("starting a Kubernetes control plane", 4)
 NODE = Phase("starting a node with two simulated GPUs; meanwhile installing SharePod: kubectl apply -k manifests", 7)
-AGENT = Phase("starting the agent on the node (agent and operator run as processes here)", 3)
-IMAGES = Phase("making the images of this tree", 60)
+AGENT = Phase("starting the agent on the node", 3)
+IMAGES = Phase("making the images of this tree", 4)
 DELIVERED = Phase("starting a node with two simulated GPUs", 7)
 INSTALL = Phase("installing SharePod: kubectl apply -k manifests, as it is", 15)
 APPLY = Phase("two SharePods for one GPU, and one that asks half of both GPUs", 4)
@@ -95,14 +96,22 @@ class Share:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--images", action="store_true", help="install from images and the manifests as they are")
-    from_images: bool = parser.parse_args().images
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--images", action="store_true", help="fail where no images can be made")
+    way.add_argument("--processes", action="store_true", help="make no images; operator and agent are processes")
+    chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
-    screen = Screen(PLAN_OF_IMAGES if from_images else PLAN)
+    screen = Screen(PLAN_OF_IMAGES)
     try:
         programs()
         with ExitStack() as stack:
-            cluster, machine = (_delivered if from_images else _as_processes)(screen, stack)
+            made = "--processes is given" if chosen.processes else _images(screen, stack)
+            if isinstance(made, Delivery):
+                cluster, machine = _delivered(screen, stack, made)
+            elif chosen.images:
+                raise DemoError(f"no images here: {made}; `make demo` needs none")
+            else:
+                cluster, machine = _as_processes(screen, stack, made)
             shares = _show(screen, cluster, machine)
             screen.begin(CLEAN)
         screen.end()
@@ -110,7 +119,7 @@ def main() -> int:
         for share in shares:
             if not right(share.due, share.got, share.stolen):
                 raise DemoError(f"{share.case} is {share.points_off:.1f} points off, more than {POINTS}{_busy()}")
-    except (DemoError, HarnessError, NotHadError) as error:
+    except (DemoError, HarnessError) as error:
         print(f"\ndemo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -131,8 +140,21 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _as_processes(screen: Screen, stack: ExitStack) -> tuple[Cluster, Machine]:
-    """Start a cluster with SharePod, whose operator and agent are processes."""
+def _images(screen: Screen, stack: ExitStack) -> Delivery | str:
+    """Make the images of this tree; return why there are none, in one line, where they cannot be made."""
+    if (reason := RealNode.unavailable() or why_no_images()) is not None:
+        return reason
+    screen.begin(IMAGES)
+    try:
+        return Delivery.of(HERE.parent, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-"))))
+    except ImageError as error:
+        return str(error).splitlines()[0]
+
+
+def _as_processes(screen: Screen, stack: ExitStack, why: str) -> tuple[Cluster, Machine]:
+    """Start a cluster with SharePod, whose operator and agent are processes. `why`: why they have no images."""
+    screen.follow(PLAN)
+    screen.say(f"Operator and agent run as processes, not as pods from images: {why}")
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
     machine, installation = _machine_and_installation(screen, stack, cluster)
@@ -143,14 +165,8 @@ def _as_processes(screen: Screen, stack: ExitStack) -> tuple[Cluster, Machine]:
     return cluster, machine
 
 
-def _delivered(screen: Screen, stack: ExitStack) -> tuple[Cluster, Machine]:
+def _delivered(screen: Screen, stack: ExitStack, delivery: Delivery) -> tuple[Cluster, Machine]:
     """Start a cluster with SharePod installed from images and the manifests as they are."""
-    if (reason := RealNode.unavailable() or why_no_images()) is not None:
-        raise DemoError(f"no images here: {reason}; `make demo` needs none")
-    screen.begin(IMAGES)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-")))
-    delivery = Delivery.of(HERE.parent, folder)
-
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=True))
     screen.begin(DELIVERED)

@@ -58,6 +58,11 @@ class Screen:
         self._shown: dict[tuple[str, ...], str] = {}
         self._versions: dict[tuple[str, ...], list[str]] = {}
 
+    def follow(self, plan: Sequence[Phase]) -> None:
+        """Take another plan, of which no phase has begun."""
+        self._end_phase()
+        self._plan = list(plan)
+
     def begin(self, phase: Phase, title: str = "") -> None:
         """End the phase before, and print this one's title (`title`: another one) with what is left."""
         self._end_phase()

@@ -45,6 +45,8 @@ _OPTIONS = (
 # By content, so that Python asks for no times of sources, which differ from machine to machine: a read-only root that
 # has stale ones compiles at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
+_MADE_OF = {"base": [*_OPTIONS, _COMPILED, *_BASE], "root": [*_OPTIONS, *_COMPILES]}
+"""What each root is made of, beside suite and sources."""
 _TIMEOUT = 1800.0
 _EPOCH = "0"
 _BY = "1"
@@ -97,20 +99,29 @@ def why_no_images() -> str | None:
         return "images are made as root"
     if shutil.which("apt-get") is None:
         return "images are made of Debian packages, and there is no apt-get here"
-    if not _sources():
+    try:
+        known = _sources()
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"images are made of Debian packages, and apt does not say where from: {error}"
+    if not known:
         return "images are made of Debian packages, and apt knows no source of them here (apt-get update)"
     return None
 
 
+def roots_to_make() -> bool:
+    """Return whether the next image costs minutes: whether a root is not in the cache yet."""
+    return not all((cache_dir() / "images" / _entry(kind, parts)).is_dir() for kind, parts in _MADE_OF.items())
+
+
 def base_layer() -> Layer:
     """Return the layer with the C library, a shell, and Python."""
-    folder = _cached("base", [*_OPTIONS, _COMPILED, *_BASE], _make_base)
+    folder = _cached("base", _make_base)
     return Layer.read(folder)
 
 
 def compiling_root() -> CompilingRoot:
     """Return the root in which the package is compiled."""
-    folder = _cached("root", [*_OPTIONS, *_COMPILES], _make_root)
+    folder = _cached("root", _make_root)
     python, libc = json.loads((folder / "versions.json").read_text())
     return CompilingRoot(folder / "root", (python[0], python[1]), (libc[0], libc[1]))
 
@@ -163,11 +174,15 @@ def _debootstrap(label: str, options: Sequence[str], packages: Sequence[str], ta
         run(label, argv, timeout=_TIMEOUT, env=env, usual_s=usual_s, failure=NotHadError)
 
 
-def _cached(kind: str, made_of: Sequence[str], make: object) -> Path:
-    """Return the entry of the cache that is made of this, made by `make(folder)` if it is absent."""
-    assert callable(make)
+def _entry(kind: str, made_of: Sequence[str]) -> str:
+    """Return the name of the cache's entry that is made of this."""
     parts = [_BY, _suite(), _sources(), *made_of]
-    return cached(f"{kind}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}", make)
+    return f"{kind}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+
+
+def _cached(kind: str, make: object) -> Path:
+    """Return the root of a kind, made by `make(folder)` if it is absent."""
+    return cached(_entry(kind, _MADE_OF[kind]), make)
 
 
 def cached(name: str, make: object) -> Path:

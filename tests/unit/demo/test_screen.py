@@ -45,6 +45,16 @@ def test_what_is_left_counts_down_within_a_phase_and_never_below_the_phases_to_c
     assert screen.left() == "about 45 s left"
 
 
+def test_another_plan_tells_what_is_left_of_it() -> None:
+    screen, clock = _screen(io.StringIO())
+    screen.begin(FIRST)
+    clock.now += 4
+    screen.follow((SECOND, THIRD))
+    assert screen.left() == "about 0 s left"
+    screen.begin(THIRD)
+    assert screen.left() == "about 30 s left"
+
+
 def test_without_a_terminal_progress_is_lines_and_only_where_it_is_asked_for() -> None:
     out = io.StringIO()
     screen, clock = _screen(out)
@@ -82,13 +92,14 @@ def test_the_end_tells_where_the_seconds_went() -> None:
 
 
 def test_the_minutes_name_what_is_still_to_do(tmp_path: Path) -> None:
-    assert [step.what.partition(",")[0] for step in steps(tmp_path, ("kubelet",), containerd=True)] == [
+    assert [step.what.partition(",")[0] for step in steps(tmp_path, ("kubelet",), containerd=True, images=True)] == [
         "Python packages into .venv",
         "hook",
         f"Kubernetes {KUBERNETES} from source: kubelet",
         f"{CONTAINERD.name} from source",
+        "Debian packages and wheels of SharePod's images",
     ]
     for path in (".venv/installed", "build/shim.built", "build/doubles.built"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
-    assert steps(tmp_path, (), containerd=False) == []
+    assert steps(tmp_path, (), containerd=False, images=False) == []

@@ -1,0 +1,43 @@
+"""Images of the demo: where they cannot be made, it goes on without them, and says why in one line."""
+
+from __future__ import annotations
+
+import io
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import run
+from harness.delivered import Delivery
+from harness.machines import RealNode
+from images.steps import ImageError, NotHadError
+from screen import Screen
+
+
+def made(monkeypatch: pytest.MonkeyPatch, *, node: str | None, images: str | None) -> tuple[Delivery | str, str]:
+    """Make the images; return them or the reason, and the output. `node`, `images`: why this machine has none."""
+    monkeypatch.setattr(RealNode, "unavailable", staticmethod(lambda: node))
+    monkeypatch.setattr(run, "why_no_images", lambda: images)
+    out = io.StringIO()
+    with ExitStack() as stack:
+        return run._images(Screen(run.PLAN_OF_IMAGES, out=out), stack), out.getvalue()
+
+
+@pytest.mark.parametrize(("node", "images"), [("no root", None), (None, "no apt-get"), ("no root", "no apt-get")])
+def test_a_machine_without_a_node_or_images_tries_none(
+    monkeypatch: pytest.MonkeyPatch, node: str | None, images: str | None
+) -> None:
+    assert made(monkeypatch, node=node, images=images) == (node or images, "")
+
+
+@pytest.mark.parametrize("failure", [NotHadError, ImageError])
+def test_images_that_cannot_be_made_are_a_reason_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, failure: type[ImageError]
+) -> None:
+    def fails(_source: Path, _into: Path) -> Delivery:
+        raise failure("Debian base with Python: status 25\nE: no mirror")
+
+    monkeypatch.setattr(Delivery, "of", fails)
+    reason, printed = made(monkeypatch, node=None, images=None)
+    assert reason == "Debian base with Python: status 25"
+    assert run.IMAGES.title in printed
