@@ -103,6 +103,7 @@ MIXES: dict[str, Mix] = {
     "exclusive nodes with much CPU": Mix(
         (Kind(0.06, 1000, 8, cpu=88_000, whole=True), Kind(0.5, 300, cpu=8_000), Kind(0.3, 500, cpu=2_000))
     ),
+    "wholes and 0.3": Mix((Kind(0.5, 1000), Kind(0.5, 300)), ((13, 8, 96, "A", 80),)),
     "fours of Interactive and halves": Mix(
         (Kind(0.3, 300, interactive=True), Kind(0.4, 500), Kind(0.2, 700), Kind(0.1, 1000, 4))
     ),
