@@ -27,9 +27,12 @@ def largest_kinds(nodes: Iterable[NodeState | None]) -> list[tuple[int, int]]:
     """Return GPUs and thousandths of a core of the kinds of nodes of which no other has as much of both, those with the
     most GPUs first; none where all are such."""
     kinds = {(len(node.gpus), node.allocatable.cpu_milli) for node in nodes if node is not None and node.gpus}
+    most: dict[int, int] = {}  # sorted instead of all kinds, of which there may be as many as nodes
+    for gpus, cpu in kinds:
+        most[gpus] = max(cpu, most.get(gpus, cpu))
     largest: list[tuple[int, int]] = []
-    for gpus, cpu in sorted(kinds, reverse=True):
-        if all(cpu > known for _, known in largest):
+    for gpus, cpu in sorted(most.items(), reverse=True):
+        if not largest or cpu > largest[-1][1]:
             largest.append((gpus, cpu))
     return largest[:_MOST_KINDS] if len(largest) < len(kinds) else []
 
