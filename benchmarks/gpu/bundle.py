@@ -2,7 +2,7 @@
 
 The kit is whole: hook, agent, the agent's Python packages as wheels for each of PYTHONS, workloads, runner, and the
 fake driver to try it without a GPU. Whoever unpacks it needs CPython of one of these versions, x86-64, and for most of
-its workloads PyTorch. The binding of the wire format is compiled once, against CPython's stable ABI.
+its workloads PyTorch. The agent's C modules are compiled once, against CPython's stable ABI.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ast
 import hashlib
 import json
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -32,6 +33,12 @@ MOST_BYTES = 60 << 20
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _PARTS = ("api", "timeshare", "protocol", "web", "agent")
 """Packages of `sharepod` that the agent is made of; its modules (logs, tasks, ...) are copied too."""
+_MODULES = (
+    "shim/wire_build.py",
+    "operator/sharepod/agent/sockets/native/frame_reader_build.py",
+    "operator/sharepod/agent/native/timed_wait_build.py",
+)
+"""Scripts that say how the C modules are built that the agent imports."""
 _DOWNLOAD_S = 300
 
 
@@ -87,11 +94,11 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _copy_sources(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.o"))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "native", "*.so", "*.c", "*.o"))
 
 
 def _copy_agent(lib: Path) -> None:
-    """The package `sharepod` as far as the agent goes, with the hook, the binding, and its version."""
+    """The package `sharepod` as far as the agent goes, with the hook, its C modules, and its version."""
     package = ROOT / "operator" / "sharepod"
     hook = package / "agent" / "hook" / "libsharepod.so"
     if not hook.is_file():
@@ -103,29 +110,27 @@ def _copy_agent(lib: Path) -> None:
         _copy_sources(package / part, lib / "sharepod" / part)
     (lib / "sharepod" / "agent" / "hook").mkdir(exist_ok=True)
     shutil.copy2(hook, lib / "sharepod" / "agent" / "hook")
-    _binding(lib / "sharepod" / "protocol" / "_wire.abi3.so")
+    for script in _MODULES:
+        _compile(ROOT / script, lib)
     described = lib / f"sharepod-{_version()}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sharepod\nVersion: {_version()}\n")
 
 
-def _binding(target: Path) -> None:
-    """The cffi module of the wire format for every CPython from this one's oldest on: cffi's own header takes
-    the limited API unless it is told not to."""
-    sys.path.insert(0, str(ROOT / "shim"))
-    from wire_build import ffi
-
+def _compile(script: Path, lib: Path) -> None:
+    """Make the C module that a script of cffi's describes, for every CPython from this one's oldest on: cffi's own
+    header takes the limited API unless it is told not to."""
     with tempfile.TemporaryDirectory() as made:
-        source = Path(made) / "_wire.c"
-        ffi.emit_c_code(str(source))
+        extension = runpy.run_path(str(script))["ffi"].distutils_extension(made, verbose=False)
         compiler = shlex.split(os.environ.get("CC") or "cc")
         command = [
-            *compiler, "-std=c11", "-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000",
-            f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'shim' / 'include'}", str(source), "-o", str(target),
+            *compiler, *extension.extra_compile_args, "-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000",
+            f"-I{sysconfig.get_path('include')}", *(f"-I{folder}" for folder in extension.include_dirs),
+            *extension.sources, "-o", str(lib.joinpath(*extension.name.split("."))) + ".abi3.so",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
-            raise BundleError(f"the wire binding does not compile: {done.stderr.strip()[-2000:]}")
+            raise BundleError(f"{extension.name} does not compile: {done.stderr.strip()[-2000:]}")
 
 
 def _copy_fake(target: Path) -> None:

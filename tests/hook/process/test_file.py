@@ -30,8 +30,8 @@ def built_in(folder: Path) -> Path:
     """Build the hook from a copy of its sources and of the headers in `folder`."""
     shutil.copytree(ROOT / "shim", folder / "shim", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(HEADERS, folder / "headers")
-    native = Path("operator", "sharepod", "placement", "binpack", "native")  # setup.py asks that it is there
-    shutil.copytree(ROOT / native, folder / native)
+    for native in (ROOT / "operator" / "sharepod").rglob("native"):  # setup.py asks that they are there
+        shutil.copytree(native, folder / native.relative_to(ROOT))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder)
     target = folder / "built" / "libsharepod.so"
