@@ -5,6 +5,8 @@ Images and commands are the test's; what the examples say of GPUs, labels, probe
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 from cluster.plain_world import MILLI
 from harness.api import Object
@@ -104,3 +106,14 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
 
 def kubectl(system: ClaimSystem, *args: str) -> None:
     system.cluster.kubectl(*args, "-n", NAMESPACE, timeout=90)
+
+
+def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
+    """Wait for the end of a Job none of whose Pods fails."""
+    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job}"
+
+    def status() -> Any:
+        return system.cluster.api.get(path)["status"]
+
+    wait_until(lambda: status().get("succeeded") == completions, what=f"{job} complete", timeout=60 * completions)
+    assert not status().get("failed")

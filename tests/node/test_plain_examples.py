@@ -8,13 +8,12 @@ the double's (plain_workloads.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
-from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
-from node.plain_workloads import await_sharing, example, kubectl, rows_by_pod, share_as_asked, with_line
+from node.claim_system import ClaimSystem, system_with_claims
+from node.plain_workloads import await_complete, await_sharing, example, kubectl, rows_by_pod, share_as_asked, with_line
 
 GPUS = 8
 
@@ -85,16 +84,6 @@ def one_of_sweep(system: ClaimSystem) -> Object:
 
     wait_until(came, what="a row of the indexed Job", timeout=60, interval=0.2)
     return seen[0]
-
-
-def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
-    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job}"
-
-    def status() -> Any:
-        return system.cluster.api.get(path)["status"]
-
-    wait_until(lambda: status().get("succeeded") == completions, what=f"{job} complete", timeout=60 * completions)
-    assert not status().get("failed")
 
 
 def drained(system: ClaimSystem) -> set[str]:

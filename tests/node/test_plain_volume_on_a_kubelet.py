@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from harness.cluster import Cluster, wait_until
 from node.claim_system import ClaimSystem, system_with_claims
-from node.plain_workloads import await_sharing, example, kubectl, share_as_asked, with_line
+from node.plain_workloads import await_complete, await_sharing, example, kubectl, share_as_asked, with_line
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,8 @@ def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: Cl
     system.machine.real.restart_kubelet()
     system.kill_agent()
     system.start_agent()
-    wait_until(lambda: running == with_line(system).keys(), what="the Job has ended, all others run on", timeout=120)
+    await_complete(system, "line-batch", 4)
+    assert running == with_line(system).keys()
     assert system.restarts() == 0
     share_as_asked(system, await_sharing(system, 11))
 
