@@ -40,8 +40,8 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 from .snapshots import asks_for_another_share
 
 _FIRST_USAGE_S = 10.0
-"""Seconds from an agent's first word of a tenant to the first write of usage: what the tenant holds is a mean of as many,
-and one that has just begun has held next to nothing."""
+"""Seconds from an agent's first word of a tenant to the first write of usage: what the tenant holds is a mean of as
+many, and one that has just begun has held next to nothing."""
 _MINOR_PERIOD_S = 1.0
 """Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 
