@@ -179,8 +179,8 @@ class OperatorSettings(BaseSettings):
     """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 
     usage_interval: Seconds = 30
-    """Least time between two writes of `status.usage` of one SharePod; the first comes ten seconds after the agent's
-    first word. Usage that moves by less than five points is not written.
+    """Least time between two writes of `status.usage` of one SharePod. Usage that moves by less than five points is not
+    written.
     """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"

@@ -126,8 +126,6 @@ class TenantMemo:
     """Origin of the deciding fields of the status at that write (`decisions.status.major`)."""
     usage_written: float | None = None
     """When `status.usage` was last written."""
-    usage_seen: float | None = None
-    """When there was something to write there for the first time."""
     shown: tuple[object, ...] | None = None
     """What the status as it is written was made of (`decisions.status.looked_at`); None: compose it."""
     _of_claim: ClaimMemo | None = None

@@ -39,9 +39,6 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 
 from .snapshots import asks_for_another_share
 
-_FIRST_USAGE_S = 10.0
-"""Seconds from an agent's first word of a tenant to the first write of usage: what the tenant holds is a mean of as
-many, and one that has just begun has held next to nothing."""
 _MINOR_PERIOD_S = 1.0
 """Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 
@@ -125,7 +122,7 @@ class StatusWriter:
         cleared = pod is not None and pod.taken_back and sharepod.status.pod_uid == pod.uid
         now = self._clock()
         if usage_moved(sharepod.status.usage, inputs.seen, inputs.row):
-            due = self._usage_due(sharepod, memo, now)
+            due = now if memo.usage_written is None else memo.usage_written + self._settings.usage_interval
             inputs = replace(inputs, usage_due=now >= due)
             if now < due:
                 self._requeue_after(sharepod.uid, due - now)
@@ -249,17 +246,6 @@ class StatusWriter:
                 if node is not None and (not node.ready or self._state.agent_away(reserved.node)):
                     return reserved.node
         return None
-
-    def _usage_due(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> float:
-        """Return when usage that has moved is to be written."""
-        interval = self._settings.usage_interval
-        if memo.usage_written is not None:
-            return memo.usage_written + interval
-        if sharepod.status.usage is not None:
-            return now
-        if memo.usage_seen is None:
-            memo.usage_seen = now
-        return memo.usage_seen + min(_FIRST_USAGE_S, interval)
 
     def _later(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
         """Look again once a change of minor fields may be written."""

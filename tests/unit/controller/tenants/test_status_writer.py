@@ -25,16 +25,6 @@ def writes(world: World) -> int:
     return len(world.server.made("patch", "sharepods"))
 
 
-async def reports_first(world: World, held: int) -> None:
-    """The agent reports usage for the first time, and some of it until that is written."""
-    report = {"id": world.tenant, "connected": True, "heldMilli": held, "memory": 1 << 20}
-    world.report(report)
-    await world.look()
-    world.now += world.settings.usage_interval
-    world.report(report)
-    await world.look()
-
-
 @pytest.fixture
 def compositions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The SharePods whose status was composed, in order."""
@@ -89,30 +79,15 @@ async def test_a_status_that_cannot_be_read_is_left_as_it_is_and_the_owner_is_to
 
 @pytest.mark.promise("operator-usage")
 async def test_usage_is_written_once_an_interval_and_the_last_figure_is_not_lost(world: World) -> None:
-    await reports_first(world, 100)
-    for held in (200, 300):
+    world.now += world.settings.usage_interval
+    for held in (100, 200, 300):
         world.report({"id": world.tenant, "connected": True, "heldMilli": held, "memory": held})
         await world.look()
     assert world.status()["usage"]["heldMilli"] == 100
-    assert world.due_in(world.tenant) is not None
+    assert world.looks_again(world.settings.usage_interval)
     world.now += world.settings.usage_interval
     await world.look()
     assert world.status()["usage"]["heldMilli"] == 300
-
-
-@pytest.mark.promise("operator-usage")
-async def test_usage_is_not_written_before_it_says_something(world: World) -> None:
-    """The mean of ten seconds that the agent reports holds, at first, what was before the program began."""
-    for seconds, held in ((1.0, 5), (8.0, 350)):
-        world.now += seconds
-        world.report({"id": world.tenant, "connected": True, "heldMilli": held, "memory": 1 << 20})
-        await world.look()
-        assert "usage" not in world.status()
-    assert world.looks_again(2.0)
-    world.now += 2
-    world.report({"id": world.tenant, "connected": True, "heldMilli": 400, "memory": 1 << 20})
-    await world.look()
-    assert world.status()["usage"]["heldMilli"] == 400
 
 
 async def test_a_status_is_not_written_over_a_sharepod_that_has_changed(world: World) -> None:
@@ -177,7 +152,9 @@ async def test_a_finding_is_told_once_and_again_when_it_comes_back(world: World)
 
 
 async def test_a_status_is_composed_again_only_when_an_input_has_changed(world: World, compositions: list[str]) -> None:
-    await reports_first(world, 400)
+    world.now += world.settings.usage_interval
+    world.report({"id": world.tenant, "connected": True, "heldMilli": 400, "memory": 1 << 20})
+    await world.look()
     compositions.clear()
     for _ in range(5):
         world.now += world.settings.usage_interval
@@ -254,7 +231,6 @@ async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_point
         await world.look()
         return int(world.status()["usage"]["heldMilli"])
 
-    await reports_first(world, 400)
     assert await reports(400) == 400
     before = writes(world)
     for held in (380, 420, 449, 351, 400):
@@ -278,8 +254,6 @@ async def test_a_new_operator_repeats_no_event(world: World) -> None:
     before = [call.body["reason"] for call in world.server.made("create", "events")]
     world.now += world.settings.usage_interval
     world.report(seen | {"heldMilli": 300})
-    await world.look()
-    world.now += world.settings.usage_interval
     await world.look()
     assert world.status()["usage"]["heldMilli"] == 300
     assert not world.events._waiting
