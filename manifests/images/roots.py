@@ -46,7 +46,7 @@ _OPTIONS = (
 # has stale ones compiles at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
 _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *_BASE], "root": [*_OPTIONS, *_COMPILES]}
-"""What each root is made of, beside suite and sources."""
+"""Parts of each root, beside suite and sources."""
 _TIMEOUT = 1800.0
 _EPOCH = "0"
 _BY = "1"

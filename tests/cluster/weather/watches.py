@@ -30,7 +30,7 @@ ODD_WORDS = (
     b'[1]\nnull\n\n{}\n"\xff"\n',
     b'{"type":"ADDED","object":' + b'{"a":[' * 50_000,
 )
-"""What no API server says, but a proxy, a bug or another version of one may."""
+"""Lines that no API server says, but a proxy, a bug or another version of one may."""
 
 
 def half_open(weather: Weather) -> float:

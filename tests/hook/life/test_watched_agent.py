@@ -12,7 +12,7 @@ import pytest
 from hook.conftest import Tenant
 from hook.life.watched_agent import CAME_LATER, OUTLASTED, Counts, WatchedAgent
 from hook.world.gate_state import Gate, caught_inside
-from hook.world.held_thread import held, hook_thread
+from hook.world.held_thread import Hold, held, hook_thread
 from sharepod.protocol import Drained, Want
 
 GRACE_MS = 50
@@ -59,6 +59,16 @@ def _asked(agent: WatchedAgent) -> int:
     )
 
 
+def _held_inside(agent: WatchedAgent, gate: Gate, deadline: float) -> Hold:
+    """Hold a thread inside a launch while the agent goes on. AssertionError if none was caught by `deadline`."""
+    hold = None
+    while hold is None:
+        assert time.monotonic() < deadline, agent.seen
+        hold = caught_inside(gate)
+        agent.step()
+    return hold
+
+
 @pytest.mark.promise("program-outlasts")
 @pytest.mark.parametrize("restarts", [False, True], ids=["drained", "agent restarted"])
 def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
@@ -72,11 +82,7 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
     gate = Gate(process.pid, hook_file)
     deadline = time.monotonic() + 60
     while agent.seen[OUTLASTED] == 0:
-        assert time.monotonic() < deadline, agent.seen
-        hold = caught_inside(gate)
-        agent.step()
-        if hold is None:
-            continue
+        hold = _held_inside(agent, gate, deadline)
         if restarts:
             agent.vanish()
             agent.appear()
@@ -101,11 +107,7 @@ def test_such_a_launch_may_come_between_a_later_grant_and_its_reading(
     gate = Gate(process.pid, hook_file)
     deadline = time.monotonic() + 60
     while agent.seen[CAME_LATER] == 0:
-        assert time.monotonic() < deadline, agent.seen
-        hold = caught_inside(gate)
-        agent.step()
-        if hold is None:
-            continue
+        hold = _held_inside(agent, gate, deadline)
         asked, granted = _asked(agent), agent.seen["grants"]
         if _until(agent, lambda asked=asked: _asked(agent) > asked, 1):  # type: ignore[misc]
             with held(hook_thread(process.pid)):

@@ -125,7 +125,7 @@ class Inbox:
         self._over_since = self._resumed_at = -math.inf
         """Loop time since when the tenant has been over its rate, and when reading last resumed after a pause."""
         self._received: Sequence[Received] = _new("shp_received[]", 2 * FRAMES_A_TURN)
-        """What was read last: `_count` frames and ends of connections, of which `_handled` were handled."""
+        """Room for one reading: `_count` frames and ends of connections last, of which `_handled` were handled."""
         self._handled = self._count = 0
         self._more: asyncio.Handle | None = None
         """Call of `_handle_more` in the next turn of the loop, while a frame that was read is not handled."""

@@ -82,7 +82,7 @@ class ClusterState:
         self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
         self.lines: Store[SharePodFacts] = Store()
-        """What plain Pods ask that are their own tenants."""
+        """Plain Pods that are their own tenants: what they ask."""
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
