@@ -9,7 +9,12 @@
 
 #include "session/pages.h"
 
-/* Tell the agent what this process holds from an earlier connection (S3). With the locks of gpus and session. False:
+static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t size, uint32_t seq) {
+    return (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
+}
+
+/* Tell the agent what this process holds from an earlier connection (S3), and that this was all: the agent counts what
+ * it knew of the process until then, and it takes any other frame for that. With the locks of gpus and session. False:
  * the connection is lost. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
@@ -18,18 +23,17 @@ static bool hand_over(struct gpus *gpus, uint16_t version) {
             continue;
         struct shp_reserve frame;
         memset(&frame, 0, sizeof frame);
-        frame.header = (struct shp_header){.magic = SHP_MAGIC,
-                                           .version = version,
-                                           .type = SHP_RESERVE,
-                                           .size = sizeof frame,
-                                           .seq = SESSION_SEQ_HANDOVER};
+        frame.header = header_of(version, SHP_RESERVE, sizeof frame, SESSION_SEQ_HANDOVER);
         frame.gpu = (uint32_t)gpu->wire;
         frame.flags = SHP_RESERVE_HANDOVER;
         frame.bytes = gpu->credited;
         if (!session_put(&frame, sizeof frame))
             return false;
     }
-    return true;
+    struct shp_meminfo all;
+    memset(&all, 0, sizeof all);
+    all.header = header_of(version, SHP_MEMINFO, sizeof all, SESSION_SEQ_PING);
+    return session_put(&all, sizeof all);
 }
 
 /* Return whether the number of GPUs and their shares are in range. */

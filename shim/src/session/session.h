@@ -3,7 +3,8 @@
  * Guarantees:
  * - S1 one receiver: only the hook thread receives frames and calls handlers; any thread may send.
  * - S2 no answer is awaited without a bound: session_ask ends at its timeout or when the connection is lost.
- * - S3 handover first: the agent of a new connection learns what the process holds before any other request.
+ * - S3 handover first: the agent of a new connection learns what the process holds before any other request, and at
+ *   once that this is all.
  * - S4 without a connection launches go on by the file `limits` only if the agent is away, see enum session_admission.
  *
  * The session knows no frame but HELLO and the requests that it sends. Each room registers handlers of the frames that

@@ -30,12 +30,15 @@ from hook.world.allocating import CAPTURED, CONTEXTS, MODULES, PAGE, WAYS, take
 from hook.world.caller import Caller, DriverError, Out
 from hook.world.ledger_and_driver import Driver, Observer, ledger_use
 from hook.world.memory_moves import MOVES, Held, Move
+from sharepod.agent.state import handover
 
 MIB = 1 << 20
 LIMITS = (512 * MIB, 768 * MIB, 1024 * MIB)
 CONTEXT = 32 * MIB
 ON = GPUS[:2]
 """GPUs of the tenant; each has a ledger of its own."""
+HANDOVER = "state/handover/a"
+"""File in which the agent's ledgers stand by process."""
 PROCESSES = 4
 MOST_HELD = 24
 OUT_OF_MEMORY = 2
@@ -154,11 +157,23 @@ class Soak:
         print(f"WRONG: {what}\nthe latest steps:")
         for step in self.latest:
             print(f"  {step}")
+        counted = {left.pid: left.bytes for left in handover.read(self.node.directory / HANDOVER, ON).survivors}
         for process in self.processes:
+            pid, gpu = process.caller.pid, process.gpu
             held = ", ".join(held.name for held in process.held)
-            has = self.driver.memory(process.caller.pid, process.gpu)
-            print(f"  process {process.caller.pid} has {has:,} of GPU {process.gpu}: {held}")
+            has, counts = self.driver.memory(pid, gpu), counted.get(pid, [0] * len(ON))[gpu]
+            print(f"  process {pid} has {has:,} of GPU {gpu}, the agent counts {counts:,} for it: {held}")
+        self.tell_after_asking()
         print((self.node.directory / "agent.log").read_text()[-2000:])
+
+    def tell_after_asking(self) -> None:
+        """Print what each process says is free, and the ledgers before and after: to be asked makes a hook speak."""
+        with contextlib.suppress(DriverError, AssertionError, EOFError, OSError):
+            print(f"  ledgers before: {[f'{self.observer.ask(gpu).used:,}' for gpu in range(len(ON))]}")
+            for process in self.processes:
+                free, _ = process.caller.ok("cuMemGetInfo_v2", Out(8), Out(8))
+                print(f"  process {process.caller.pid} is told {int.from_bytes(free, 'little'):,} free")
+            print(f"  ledgers after: {[f'{self.observer.ask(gpu).used:,}' for gpu in range(len(ON))]}")
 
     def close(self) -> None:
         for process in self.processes:
@@ -203,6 +218,8 @@ class Soak:
         ledger has to be between what the driver has taken and that plus all idle credits.
         """
         credited = self.observer.ask(gpu).used
+        if credited < used:  # also while a process that asks has no agent
+            return credited
         if callers and credited <= self.limit:
             return ledger_use(self.observer, callers, gpu)
         return used if used <= credited <= used + IDLE_MOST * len(callers) else credited

@@ -112,6 +112,20 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
         assert first.ok("memory_info") == [0, LIMIT]
 
 
+@pytest.mark.promise("memory-freed-meanwhile")
+def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(tmp_path: Path) -> None:
+    """The process says nothing after that: it has no memory left, and calls nothing."""
+    with siblings(tmp_path) as (node, (first, second)):
+        address = first.ok("alloc", 200 * MIB)
+        second.ok("alloc", 20 * MIB)
+        node.stop_agent(signal.SIGKILL)
+        wait_for(lambda: first.ok("memory_info")[0] == LIMIT - 200 * MIB, "the process to see no agent: no siblings")
+        first.ok("free", address)
+        node.start_agent()
+        second.ok("alloc", 200 * MIB)
+        wait_for(lambda: credited(node) == 220 * MIB, "nothing to be counted for the first process")
+
+
 LARGEST_CALL = 24 * MIB
 ANY, IN_POOL, GRAPHS = 0, 5, 9
 """Kinds of memoryrace; of any kind: two pools, the device's own and one that the program made."""

@@ -49,6 +49,7 @@ def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None
     probe.ok("free", probe.ok("alloc", 20 * MIB))
     client = agent.client()
     idle = agent.used(0)
+    asked = len(agent.frames(client, MemInfo))
     agent.mute = True
     deadline = time.monotonic() + 10
     for _ in range(2000):
@@ -61,7 +62,9 @@ def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None
                 time.sleep(0.001)
     time.sleep(0.2)
     agent.mute = False
-    tenant.until(lambda: bool(probe.ok("memory_info") and agent.frames(client, MemInfo)), "the agent to read on")
+    tenant.until(
+        lambda: bool(probe.ok("memory_info")) and len(agent.frames(client, MemInfo)) > asked, "the agent to read on"
+    )
     answers = len(agent.frames(client, Release))
     assert 0 < answers < 2000, "the test has not filled the queue"
     agent.recall(client, 0, 1 << 40)
