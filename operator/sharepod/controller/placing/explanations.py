@@ -16,7 +16,6 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,13 +31,13 @@ from sharepod.rate_limit import RateLimiter
 
 from . import slices
 from .requests import borrower_advice
-from .waiting import WaitingTenant, who_asks_matters
+from .unexplained import Unexplained
+from .waiting import NEVER, WaitingTenant, who_asks_matters
 
 _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
 """Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
-_NEVER = float("-inf")
 _TOLD_ANEW_PER_S = 50.0
 """Tenants a second whose reason is worked out anew. A status that is written and read back costs the operator some
 2 ms."""
@@ -110,31 +109,31 @@ class Explanations:
         self._arrived = arrived
         self._rests = rests
         self._next_look = 0.0
-        self._tells_anew_at = _NEVER
+        self._tells_anew_at = NEVER
         """When those that were told before are looked at again."""
         self._told_anew = RateLimiter(clock(), per_s=_TOLD_ANEW_PER_S, burst=_TOLD_ANEW_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
         """Answers by what was asked."""
 
-    async def work_out(self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]) -> None:
+    async def work_out(self, unexplained: Unexplained, places: Mapping[str, WaitingTenant]) -> None:
         """Work out why SharePods were refused that have no reason yet, or an old one.
 
         Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
         """
         began = time.monotonic()
         ends = began + _EXPLAIN_S
-        oldest = self._clock() - _EXPLAIN_PERIOD_S
+        now = self._clock()
+        oldest = now - _EXPLAIN_PERIOD_S
         self._answers = {asked: answer for asked, answer in self._answers.items() if answer.at > oldest}
-        for waiting in self._due(unexplained, places):
+        paced = now < self._tells_anew_at
+        for waiting in unexplained.due(places, NEVER if paced else oldest):
             if slices.is_over(began):
                 enough = time.monotonic() > ends
                 await slices.rest(began, self._kick, self._rests())
                 if self._arrived.is_set() or (self._kick.is_set() and enough):
                     return
                 began = time.monotonic()
-            if waiting.explained_at > _NEVER and not self._may_tell_anew():
-                continue
-            if unexplained.pop(waiting.tenant, None) is None:
+            if not unexplained.has(waiting) or (waiting.explained_at > NEVER and not self._may_tell_anew()):
                 continue
             request = self._request_of(waiting) if places.get(waiting.tenant) is waiting else None
             if request is None or not self._may_act():
@@ -142,35 +141,17 @@ class Explanations:
             answer = self._answer(waiting, request)
             if not isinstance(answer, _Answer):  # room has appeared meanwhile
                 waiting.refused_at_version = None
+                unexplained.leave_out(waiting)
                 self._kick.set()
                 continue
             if not await self._look_for_tenants(waiting, request, answer):
-                unexplained.setdefault(waiting.tenant, waiting)
                 return
             if places.get(waiting.tenant) is waiting:
-                waiting.explained_at = self._clock()
+                unexplained.explained(waiting, self._clock())
                 self._take(waiting, request, answer)
-
-    def _due(
-        self, unexplained: dict[str, WaitingTenant], places: Mapping[str, WaitingTenant]
-    ) -> Iterator[WaitingTenant]:
-        """Return those to explain now, by turns of their namespaces; come back for the others. Those that wait no
-        longer are left out."""
-        now = self._clock()
-        paced = now < self._tells_anew_at
-        latest = _NEVER if paced else now - _EXPLAIN_PERIOD_S
-        gone = [tenant for tenant, waiting in unexplained.items() if places.get(tenant) is not waiting]
-        for tenant in gone:
-            del unexplained[tenant]
-        due = [waiting for waiting in unexplained.values() if waiting.explained_at <= latest]
-        if len(due) < len(unexplained):
-            told = (waiting.explained_at for waiting in unexplained.values() if waiting.explained_at > latest)
-            self._later(self._tells_anew_at if paced else min(told) + _EXPLAIN_PERIOD_S)
-        by_namespace: dict[str, list[WaitingTenant]] = {}
-        for waiting in sorted(due, key=lambda each: each.explained_at):
-            by_namespace.setdefault(waiting.key[3] if waiting.key is not None else "", []).append(waiting)
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*by_namespace.values()))
-        return filter(None, turns)
+        told = unexplained.next_after(NEVER if paced else oldest)
+        if told is not None:
+            self._later(self._tells_anew_at if paced else told + _EXPLAIN_PERIOD_S)
 
     def _may_tell_anew(self) -> bool:
         """Return whether one more that was told before may be told now; come back for the others if not."""

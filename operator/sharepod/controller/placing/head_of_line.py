@@ -100,10 +100,13 @@ class HeadOfLine:
 
     def _look(self, places: Mapping[str, WaitingTenant], now: float) -> None:
         cluster = self._cluster
-        may_reserve_at = min((waiting.since for waiting in places.values()), default=now) + self._after
-        if now < max(may_reserve_at, self._next_check):
-            if places:
-                self._later(max(may_reserve_at, self._next_check))
+        if not places:
+            return
+        if now >= self._next_check:
+            may_reserve_at = min(waiting.since for waiting in places.values()) + self._after
+            self._next_check = max(self._next_check, may_reserve_at)  # who comes later has waited less
+        if now < self._next_check:
+            self._later(self._next_check)
             return
         self._next_check = now + _CHECK_PERIOD_S
         self._debt.gpus = sum(len(node.gpus) for node in cluster.nodes())

@@ -46,6 +46,7 @@ from .making_room.preemptions import Preemptions
 from .making_room.victims_seen import VictimsSeen
 from .requests import PlacementRequests, budget_wait
 from .resizes import Resizes
+from .unexplained import Unexplained
 from .waiting import Asked, WaitingTenant, asked_of
 from .waiting_line import WaitingLine
 
@@ -107,11 +108,11 @@ class PlacementLoop:
         self._on_answered = on_answered
         self._clock = clock
         self._on_holder_wanted = on_holder_wanted
-        self._unexplained: dict[str, WaitingTenant] = {}
         self._resizes = Resizes(
             state, memos, on_decided=on_decided, on_answered=on_answered, on_room=self.room_changed, clock=clock
         )
         self._line = WaitingLine(self.requests, self.leave, clock)
+        self._unexplained = Unexplained(lambda: self._line.lots)
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS
@@ -202,9 +203,9 @@ class PlacementLoop:
         self._explanations.forget()
         refused = [waiting for waiting in self._line.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
-            self._unexplained[waiting.tenant] = waiting
             if number < _EXPLAINED_AT_ONCE:
                 waiting.explained_at = float("-inf")
+            self._unexplained.add_anew(waiting)
         if refused:
             self._alarm.ring()
 
@@ -282,9 +283,8 @@ class PlacementLoop:
                 return True
             request = self._asked_now(tried)
             if request is not None and not self._is_placed(tried, request, refused):
-                self._refused(tried)
-                for other in self._line.alike(tried, cluster, turns):
-                    self._refused(other)
+                self._line.refused(tried, cluster, turns)
+                self._unexplained.add(tried)
         await slices.turns_of_others(began)
         await self._resizes.decide(of_request_0=True, arrivals=lambda: self._line.arrivals)
         cycle.end_of("place")
@@ -295,13 +295,13 @@ class PlacementLoop:
         self._head.look(self._line.places)
         await slices.let_others_go_on()
         cycle.end_of("head")
-        await self.preemptions.look(self._line.places)
+        await self.preemptions.look(self._line)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
         await self._explanations.work_out(self._unexplained, self._line.places)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
-        again = min((waiting.retry_at for waiting in self._line.places.values()), default=float("inf"))
+        again = min((waiting.retry_at for waiting in self._line.alone.values()), default=float("inf"))
         if again < float("inf"):
             self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
@@ -350,10 +350,6 @@ class PlacementLoop:
         """Try one; return False if it is refused."""
         return self._could_be_served(waiting, request, refused) and self._place(waiting, request, refused)
 
-    def _refused(self, waiting: WaitingTenant) -> None:
-        waiting.refused_at_version = self._state.cluster.room_version
-        self._unexplained[waiting.tenant] = waiting
-
     def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
         """Decide for one SharePod; return False if it is refused. `refused`: what was asked in vain in this pass."""
         cluster = self._state.cluster
@@ -389,7 +385,7 @@ class PlacementLoop:
                 sharepod=f"{request.namespace}/{request.name}",
                 error=str(error),
             )
-            waiting.refused_at_version = cluster.room_version
+            waiting.refused_at_version = waiting.explained_version = cluster.room_version
             return True  # its own fault, and not that there is no room
         metrics.DECISIONS.labels("placed").inc()
         for one in (request, *request.beside) if request.claim is not None and request.pod_uid is None else ():

@@ -6,8 +6,8 @@ Guarantees:
   (n+1)-th of any other, and of several that are n-th the oldest first.
 - One that comes during a pass has a turn with its namespace, whose next turn is the present one at the earliest: the
   first of a namespace waits for one of each other namespace, and not for all of them.
-- Those that ask the same may be lined up as one: the oldest is tried first, and each other one after it unless the
-  answer was for all of them.
+- A lot is lined up as one: the oldest is tried first, and alone from then on, and each other one after it unless the
+  lot is left out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Iterable
 
 from sharepod.placement.engine import QueueKey
 
-from .waiting import WaitingTenant
+from .waiting import Lot, WaitingTenant
 
 _Rank = tuple[int, int]
 """Priority and standing, as a queue key begins."""
 Keyed = tuple[QueueKey, WaitingTenant]
 """One that waits, with its key."""
-_Entry = tuple[QueueKey, int, WaitingTenant, list[Keyed]]
-"""Key, number of the entry, and one that waits, with those that ask the same, the oldest last."""
+_Entry = tuple[QueueKey, int, WaitingTenant, Lot | None]
+"""Key, number of the entry, and one that waits, with the lot of which it is the oldest."""
 
 
 class NamespaceTurns:
@@ -42,10 +42,9 @@ class NamespaceTurns:
         """Next turn of each namespace."""
         self._present: dict[_Rank, int] = {}
         """Turn of the one that was taken last."""
-        self._alike: list[Keyed] = []
-        """Those that ask the same as the one that was taken last, the oldest last."""
+        self.lot: Lot | None = None
+        """Lot of the one that was taken last."""
         self._untried: set[str] = set()
-        self._count = 0
 
     @property
     def has_untried(self) -> bool:
@@ -54,44 +53,42 @@ class NamespaceTurns:
 
     def add_all(self, waiting: Iterable[Keyed]) -> None:
         """Add some that wait, each with its key."""
-        entries: list[_Entry] = [(key, next(self._numbers), each, []) for key, each in waiting]
-        self._count += len(entries)
-        self._add(entries)
+        self._add([(key, next(self._numbers), each, None) for key, each in waiting])
 
-    def add_alike(self, waiting: Iterable[Keyed]) -> None:
-        """Add some of one namespace and rank that ask the same, each with its key."""
-        youngest_first = sorted(waiting, key=lambda item: item[0], reverse=True)
-        self._count += len(youngest_first)
-        if youngest_first:
-            key, oldest = youngest_first.pop()
-            self._add([(key, next(self._numbers), oldest, youngest_first)])
+    def add_lot(self, lot: Lot) -> None:
+        """Add those of a lot."""
+        oldest = lot.oldest
+        if oldest is not None and oldest.key is not None:
+            self._add([(oldest.key, next(self._numbers), oldest, lot)])
 
     def take(self) -> WaitingTenant | None:
         """Take the next one; None if there is none."""
-        if self._alike:
-            key, oldest = self._alike.pop()
-            self._add([(key, next(self._numbers), oldest, self._alike)])
-            self._alike = []
+        if self.lot is not None:
+            self.add_lot(self.lot)
+            self.lot = None
         while self._next:
             rank, turn, key, namespace = heapq.heappop(self._next)
             line = self._lines[rank, namespace]
             if not line or line[0][0] != key or self._turns[rank, namespace] != turn:
                 continue
-            _, _, waiting, self._alike = heapq.heappop(line)
-            self._count -= 1
+            _, _, waiting, lot = heapq.heappop(line)
             self._untried.discard(waiting.tenant)
+            if lot is not None and lot.oldest is not waiting:  # it has left the lot meanwhile
+                self._push(rank, namespace)
+                self.add_lot(lot)
+                continue
+            if lot is not None:
+                lot.remove(waiting)
+            self.lot = lot
             self._present[rank] = turn
             self._turns[rank, namespace] = turn + 1
-            if line:
-                heapq.heappush(self._next, (rank, turn + 1, line[0][0], namespace))
+            self._push(rank, namespace)
             return waiting
         return None
 
-    def take_alike(self) -> list[WaitingTenant]:
-        """Take those that were lined up as asking the same as the one that was taken last."""
-        alike, self._alike = self._alike, []
-        self._count -= len(alike)
-        return [waiting for _, waiting in alike]
+    def leave_out_lot(self) -> None:
+        """Try those no more that are left in the lot of the one that was taken last."""
+        self.lot = None
 
     def _add(self, entries: list[_Entry]) -> None:
         changed = set()
@@ -104,7 +101,15 @@ class NamespaceTurns:
         for rank, namespace in changed:
             turn = max(self._turns.get((rank, namespace), 0), self._present.get(rank, 0))
             self._turns[rank, namespace] = turn
-            heapq.heappush(self._next, (rank, turn, self._lines[rank, namespace][0][0], namespace))
+            self._push(rank, namespace)
+
+    def _push(self, rank: _Rank, namespace: str) -> None:
+        """Have a namespace's first wait for its next turn, if it has any."""
+        line = self._lines[rank, namespace]
+        if line:
+            heapq.heappush(self._next, (rank, self._turns[rank, namespace], line[0][0], namespace))
 
     def __len__(self) -> int:
-        return self._count
+        rest = len(self.lot) if self.lot is not None else 0
+        entries = itertools.chain.from_iterable(self._lines.values())
+        return rest + sum(len(lot) if lot is not None else 1 for _, _, _, lot in entries)

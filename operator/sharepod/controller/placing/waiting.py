@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import sys
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from sharepod.placement.engine import QueueKey
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest, Refusal
+
+NEVER = float("-inf")
+"""Time of what has not happened yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,10 @@ class WaitingTenant:
 
     tenant: str
     since: float
-    refused_at_version: int | None = None
-    """The cluster's `room_version` at its last refusal; None: try it whatever has changed."""
+    lot: Lot | None = None
+    """Those it was refused with as one; None: it is tried alone."""
+    refused_alone_at: int | None = None
+    """Its `refused_at_version` while it is in no lot."""
     key: QueueKey | None = None
     """Where it stands in the queue, as its last request said; None: no request was worked out."""
     retry_at: float = float("inf")
@@ -54,16 +63,30 @@ class WaitingTenant:
     """The cluster's `room_version` and when preemption last found nobody to make room for it; None: it has not."""
     kept_in_vain: int = 0
     """Head-of-line reservations for it that ended before it was placed."""
-    not_kept_before: float = float("-inf")
+    not_kept_before: float = NEVER
     """When it may have the next one at the earliest."""
-    kept_nowhere_at: float = float("-inf")
+    kept_nowhere_at: float = NEVER
     """When GPUs to keep for it were last looked for in vain."""
-    explained_at: float = float("-inf")
+    explained_at: float = NEVER
     """When the reason of its refusal was last worked out."""
+    explained_version: int | None = None
+    """Of which refusal, by its `refused_at_version`."""
     worked_out: WorkedOut | None = None
     """Its last request."""
     refusal: Refusal | None = None
     """Last refusal as placement worded it, without what would help."""
+
+    @property
+    def refused_at_version(self) -> int | None:
+        """The cluster's `room_version` at its last refusal; None: try it whatever has changed. What is set is its own
+        alone: it leaves its lot."""
+        return self.lot.refused_at_version if self.lot is not None else self.refused_alone_at
+
+    @refused_at_version.setter
+    def refused_at_version(self, version: int | None) -> None:
+        if self.lot is not None:
+            self.lot.remove(self)
+        self.refused_alone_at = version
 
     @property
     def is_like_others(self) -> bool:
@@ -71,6 +94,115 @@ class WaitingTenant:
         which it is tried again."""
         known = self.worked_out is not None and self.key is not None
         return known and self.arrival_counted and self.retry_at == float("inf")
+
+
+class Lot:
+    """Some of one namespace that ask the same and were refused as one: what a pass notes of them it notes once.
+
+    Args:
+        asks: What they ask, as `asks` says it.
+        refused_at_version: The `refused_at_version` of each of them.
+        alone: Takes those that leave the lot.
+    """
+
+    def __init__(self, asks: str, refused_at_version: int | None, alone: dict[str, WaitingTenant]) -> None:
+        self.asks = asks
+        self.refused_at_version = refused_at_version
+        self._alone = alone
+        self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
+        """The oldest first."""
+        self._numbers = itertools.count()
+        self._unexplained: list[tuple[float, int, WaitingTenant]] = []
+        """Heap of those whose refusal is to be explained, by their last explanation; an entry that is no longer so is
+        passed over."""
+        self._queued: dict[str, float] = {}
+        """Last explanations in this heap, by tenant."""
+        self._explained: list[WaitingTenant] = []
+        """Those that were explained since the last refusal, and are not in the heap."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[WaitingTenant]:
+        return iter(self._members.values())
+
+    @property
+    def oldest(self) -> WaitingTenant | None:
+        return next(iter(self._members.values()), None)
+
+    @property
+    def first_unexplained(self) -> WaitingTenant | None:
+        """The one whose refusal is to be explained next; None if all were."""
+        while self._unexplained:
+            at, _, first = self._unexplained[0]
+            is_so = first.lot is self and first.explained_at == at
+            if is_so and first.explained_version != self.refused_at_version:
+                return first
+            heapq.heappop(self._unexplained)
+            if is_so:
+                self._explained.append(first)
+            if self._queued.get(first.tenant) == at:
+                del self._queued[first.tenant]
+        return None
+
+    def add(self, waiting: list[WaitingTenant]) -> None:
+        """Take some in, which know their keys and have the lot's version."""
+        by_age = sorted(waiting, key=_age)
+        youngest, oldest = next(reversed(self._members.values()), None), self.oldest
+        for each in by_age:
+            self._alone.pop(each.tenant, None)
+            each.lot = self
+            self._members[each.tenant] = each
+            self.not_explained(each)
+        if oldest is None or youngest is None or _age(youngest) < _age(by_age[0]):
+            return
+        if _age(by_age[-1]) < _age(oldest):
+            for each in reversed(by_age):
+                self._members.move_to_end(each.tenant, last=False)
+            return
+        self._members = OrderedDict((each.tenant, each) for each in sorted(self._members.values(), key=_age))
+
+    def refused(self, version: int) -> None:
+        """Note that all of them were refused at this `room_version`."""
+        self.refused_at_version = version
+        explained, self._explained = self._explained, []
+        for waiting in explained:
+            self.not_explained(waiting)
+
+    def remove(self, waiting: WaitingTenant) -> None:
+        """Let one of them go: it is alone from now on, refused as it was."""
+        waiting.lot, waiting.refused_alone_at = None, self.refused_at_version
+        del self._members[waiting.tenant]
+        self._alone[waiting.tenant] = waiting
+
+    def take_apart(self) -> list[WaitingTenant]:
+        """Let all of them go; return them."""
+        members = list(self._members.values())
+        for waiting in members:
+            self.remove(waiting)
+        return members
+
+    def explained(self, waiting: WaitingTenant) -> None:
+        """Note that the refusal of one of them was explained just now."""
+        self._explained.append(waiting)
+
+    def not_explained(self, waiting: WaitingTenant) -> None:
+        """Note that the refusal of one of them may have to be explained."""
+        if self._queued.get(waiting.tenant) != waiting.explained_at:
+            self._queued[waiting.tenant] = waiting.explained_at
+            heapq.heappush(self._unexplained, (waiting.explained_at, next(self._numbers), waiting))
+
+    def due(self, latest: float) -> Iterator[WaitingTenant]:
+        """Yield those whose refusal is to be explained and was last before that time, while each is `explained`."""
+        yielded = None
+        while (first := self.first_unexplained) is not None and first is not yielded and first.explained_at <= latest:
+            yield first
+            yielded = first
+
+
+def _age(waiting: WaitingTenant) -> QueueKey:
+    assert waiting.key is not None
+    return waiting.key
 
 
 Asked: TypeAlias = tuple[int, int | None, str]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -104,6 +106,34 @@ async def test_a_pass_costs_one_step_for_all_who_ask_the_same(monkeypatch: pytes
         await world.ends("small")
         assert looked.count("waits-0") >= 1, "the oldest was tried"
         assert set(looked) <= {"waits-0", "small"}
+
+
+@pytest.mark.promise("security-flood")
+async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same() -> None:
+    async def calls(many: int) -> int:
+        """Calls of functions in the passes after a share has ended, while so many wait."""
+        async with playing() as world:
+            await world.runs("full", 0.6, memory="1Gi")
+            for number in range(many):
+                await world.want(f"waits-{number}", 0.9, memory="1Gi")
+            for name in ("small", "other"):
+                await world.want(name, 0.1, memory="1Gi")
+            await world.later(5)
+            await world.ends("small")  # with the looks of each second
+            counted = 0
+
+            def count(_frame: FrameType, event: str, _argument: object) -> None:
+                nonlocal counted
+                counted += event == "call"
+
+            sys.setprofile(count)
+            await world.ends("other")
+            sys.setprofile(None)
+            return counted
+
+    few, many = await calls(_MANY), await calls(4 * _MANY)
+    assert few > 100
+    assert many - few < _MANY
 
 
 @pytest.mark.promise("placement-no-lost-wake-up")

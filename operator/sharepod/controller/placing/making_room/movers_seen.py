@@ -65,10 +65,13 @@ class MoversSeen:
     def any_marked(self) -> bool:
         """Return whether any owner lets a tenant be moved: only then is it worth looking for one that makes room for
         an equal."""
-        sharepods, claims = self._state.sharepods, self._state.seen_claims.claims
-        return any(one.gpu is not None and one.gpu.movable for one in sharepods) or any(
-            one.request is not None and one.request.gpu.movable for one in claims
-        )
+        return any(self._is_marked(tenant) for node in self._state.cluster.nodes() for tenant in node.rows)
+
+    def _is_marked(self, tenant: TenantId) -> bool:
+        claim, sharepod = self._state.seen_claims.claims.get(tenant), self._state.asking(tenant)
+        if claim is not None:
+            return claim.request is not None and bool(claim.request.gpu.movable)
+        return sharepod is not None and sharepod.gpu is not None and bool(sharepod.gpu.movable)
 
     async def look(self, request: PlacementRequest, evicted: Collection[TenantId]) -> dict[TenantId, Movable]:
         """Return the tenants that may be moved for a request. Others have a turn meanwhile.

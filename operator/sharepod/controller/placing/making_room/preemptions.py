@@ -24,6 +24,7 @@ import structlog
 from sharepod.api.units import Milli, TenantId
 from sharepod.controller import metrics
 from sharepod.controller.placing.waiting import WaitingTenant
+from sharepod.controller.placing.waiting_line import WaitingLine
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.engine import queue_key
 from sharepod.placement.preemption.planner import plans, still_holds
@@ -159,9 +160,9 @@ class Preemptions:
         self._slow.clear()
         self.moving.clear()
 
-    async def look(self, places: Mapping[str, WaitingTenant]) -> None:
-        """Give up what holds no longer, and begin preemptions for the first of those that wait. `places`: they."""
-        now = self._clock()
+    async def look(self, line: WaitingLine) -> None:
+        """Give up what holds no longer, and begin preemptions for the first of those that wait. `line`: theirs."""
+        now, places = self._clock(), line.places
         if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
             return  # a former leader, with other settings, may have begun moves
         if now < self._next_look:
@@ -169,7 +170,7 @@ class Preemptions:
             return
         self._next_look = now + _PERIOD_S
         self.moving.review()
-        asked = self._asked(places, now)
+        asked = await self._asked(line, now)
         if not asked and not self._running:
             if self.moving:
                 self._later(self._next_look)
@@ -196,19 +197,18 @@ class Preemptions:
         elif asked:
             self._later(now + _AGAIN_S)
 
-    def _asked(self, places: Mapping[str, WaitingTenant], now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
+    async def _asked(self, line: WaitingLine, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
         """Return those whose turn it is: they may preempt, and room was not looked for in vain just now."""
+        least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
         waits = [
             waiting
-            for waiting in places.values()
+            for waiting in line.of_priority(least)
             if waiting.refused_at_version is not None
             and waiting.tenant not in self._running
             and not self._looked(waiting, now)
         ]
         if not waits:
             return []
-        least = self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
-        waits = [waiting for waiting in waits if waiting.key is None or -waiting.key[0] >= least]
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [

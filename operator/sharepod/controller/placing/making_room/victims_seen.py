@@ -77,17 +77,17 @@ class VictimsSeen:
         """Return whether the Pod of a tenant is being deleted, or is gone."""
         return all(pod.deleting or pod.ended or pod.uid in self._evicted for pod in self.pods_of(tenant))
 
-    def lowest(self) -> int:
-        """Return the lowest effective priority of all Pods that may have a share."""
-        state = self._state
-        standings: dict[str, Standing] = {}
+    async def lowest(self) -> int:
+        """Return the lowest effective priority of all tenants that hold a share. Others have a turn meanwhile."""
         found = 1 << 40
-        for pods in (state.pods, state.seen_claims.pods):
-            for pod in pods:
-                standing = standings.get(pod.namespace)
-                if standing is None:
-                    standing = standings[pod.namespace] = self._standing(pod.namespace)
-                found = min(found, standing.effective_priority(pod.priority))
+        for number, node in enumerate(list(self._state.cluster.nodes())):
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            for tenant in node.rows:
+                for pod in self.pods_of(tenant):
+                    found = min(found, self._standing(pod.namespace).effective_priority(pod.priority))
+                if self.leaves(tenant):
+                    found = min(found, self._gone(tenant).priority)
         return found
 
     def goes_within(self, tenant: str, seconds_: float) -> bool:

@@ -1,0 +1,66 @@
+"""Lots: those that ask the same in the order of their age and of their explanations, however they come and go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.controller.placing.waiting import NEVER, Lot, WaitingTenant
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("add", "remove", "refused", "explain", "anew", "oldest")), st.integers(0, 9)),
+    max_size=60,
+)
+
+
+def first_to_explain(members: list[WaitingTenant], version: int) -> float | None:
+    """When the one that is to be explained next was last explained."""
+    return min((each.explained_at for each in members if each.explained_version != version), default=None)
+
+
+@given(STEPS)
+def test_a_lot_knows_its_oldest_and_who_waits_longest_for_an_explanation(steps: list[tuple[str, int]]) -> None:
+    alone: dict[str, WaitingTenant] = {}
+    lot, now, version = Lot("asks", 0, alone), 0.0, 0
+    for number in range(10):
+        waiting = alone[f"{number}"] = WaitingTenant(f"{number}", 0.0, refused_alone_at=0)
+        waiting.key = (0, 0, f"{number}", "n", "")
+    everyone = dict(alone)
+    for step, number in steps:
+        now += 1.0
+        waiting = everyone[f"{number}"]
+        if step == "add" and waiting.lot is None:
+            some = [each for each in (waiting, everyone[f"{(number + 5) % 10}"]) if each.lot is None]
+            for each in some:
+                each.refused_at_version = version
+            lot.add(some)
+        elif step == "remove" and waiting.lot is lot:
+            lot.remove(waiting)
+            assert waiting.refused_at_version == version
+        elif step == "refused":
+            version += 1
+            lot.refused(version)
+        elif step == "explain" and (first := lot.first_unexplained) is not None:
+            first.explained_at, first.explained_version = now, version
+            lot.explained(first)
+        elif step == "anew" and waiting.lot is lot:
+            waiting.explained_at, waiting.explained_version = NEVER, None
+            lot.not_explained(waiting)
+        elif step == "oldest" and (oldest := lot.oldest) is not None:  # as it is tried and refused
+            lot.remove(oldest)
+            lot.add([oldest])
+        members = [each for each in everyone.values() if each.lot is lot]
+        assert len(lot) == len(members) == 10 - len(alone)
+        assert lot.oldest is min(members, key=lambda each: each.tenant, default=None)
+        next_one = lot.first_unexplained
+        assert (None if next_one is None else next_one.explained_at) == first_to_explain(members, version)
+
+
+def test_what_is_set_for_one_of_a_lot_is_its_own() -> None:
+    alone: dict[str, WaitingTenant] = {}
+    some = [WaitingTenant(name, 0.0, key=(0, 0, name, "n", name), refused_alone_at=3) for name in "abc"]
+    lot = Lot("asks", 3, alone)
+    lot.add(some)
+    some[1].refused_at_version = None
+    lot.refused(4)
+    assert [each.refused_at_version for each in some] == [4, None, 4]
+    assert list(alone) == ["b"]
