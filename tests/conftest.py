@@ -9,6 +9,8 @@ Properties are not judged by how long the machine takes for an example: it may b
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for function in functions if percent != 100 else ():
         own = getattr(function, _SETTINGS)
         setattr(function, _SETTINGS, settings(own, max_examples=max(1, own.max_examples * percent // 100)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say of each class of attempts in tests/attack how many were made, and how many were neither refused nor found."""
+    tried: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            path = report.nodeid.partition("::")[0]
+            if "tests/attack/" in path and (report.when == "call" or outcome == "skipped"):
+                tried.setdefault(Path(path).stem.removeprefix("test_"), Counter())[outcome] += 1
+    if tried:
+        terminalreporter.section("attempts of an attacker")
+    for kind, count in sorted(tried.items()):
+        made = count["passed"] + count["failed"]
+        skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
+        terminalreporter.write_line(f"{kind.replace('_', ' ')}: {made} made, {count['failed']} succeeded{skipped}")
 
 
 try:

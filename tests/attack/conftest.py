@@ -1,7 +1,7 @@
-"""The control plane of the attempts that only the API server sees."""
+"""The control planes of the attempts: of those that only the API server sees, and with an operator that acts."""
 
 from __future__ import annotations
 
-from cluster.conftest import alice, server
+from cluster.conftest import alice, server, world
 
-__all__ = ["alice", "server"]
+__all__ = ["alice", "server", "world"]

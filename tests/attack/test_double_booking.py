@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
+from cluster.operator_world import GPUNODES, World, condition_of, wait
 
 
 def advertise(world: World, node: str, count: str | None) -> None:

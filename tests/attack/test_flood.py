@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.operator_world import World, a_world, condition_of
+from cluster.operator_world import World, condition_of
 
 FLOOD = 300
 """SharePods: ten times what the operator writes a second here."""
@@ -14,12 +13,6 @@ MESSAGE_MAX = 1024
 """Characters of a condition's message: what a list of SharePods costs whoever reads it."""
 
 pytestmark = pytest.mark.timeout(400)
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def longest(number: int) -> dict[str, Any]:

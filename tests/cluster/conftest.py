@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from cluster import operator_world
+from cluster.claims_world import serves_claims
+from cluster.operator_world import World, a_world
 from cluster.weather.world import Weather, bad_weather
 from harness.build import programs
 from harness.cluster import Cluster
@@ -50,6 +52,17 @@ def operators_run() -> None:
     """Begin each test with operators that run: one that failed after it had killed its own costs no other test."""
     for world in operator_world.OPEN:
         world.revive_operator()
+
+
+@pytest.fixture(scope="module")
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """The file's cluster with an operator that acts; with claims, if the file says WORLD_HAS_CLAIMS."""
+    with a_world() as running:
+        if getattr(request.module, "WORLD_HAS_CLAIMS", False):
+            if not serves_claims(running.api):
+                pytest.skip("the API server does not serve resource.k8s.io/v1")
+            running.installation.install_claims()
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import yaml
-from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
+from cluster.operator_world import GPUNODES, World, condition_of, wait
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
 
 _EXAMPLE = MANIFESTS.parent / "examples" / "budgets"
 MILLION_HOURS = {"gpuSeconds": 3_600_000_000}
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def path(namespace: str, name: str | None = None) -> str:

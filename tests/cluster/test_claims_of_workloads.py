@@ -4,14 +4,13 @@ kube-scheduler, made by the real kube-controller-manager or, for KServe, KubeRay
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from cluster import frameworks
-from cluster.claims_world import allocation, claim_path, make_claim, serves_claims
-from cluster.operator_world import GIB, World, a_world, wait
+from cluster.claims_world import allocation, claim_path, make_claim
+from cluster.operator_world import GIB, World, wait
 from cluster.plain_world import install_plain, serves_mutating_policies
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
@@ -23,13 +22,8 @@ CLAIM_EXAMPLES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        if not serves_claims(running.api):
-            pytest.skip("the API server does not serve resource.k8s.io/v1")
-        running.installation.install_claims()
-        yield running
+WORLD_HAS_CLAIMS = True
+"""The file's world has claims."""
 
 
 def bound(world: World, namespace: str) -> dict[str, Object]:

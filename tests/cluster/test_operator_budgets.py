@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from cluster.operator_world import World, a_world, wait
+from cluster.operator_world import World, wait
 from harness.api import ApiError
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 @pytest.mark.promise("operator-budgets")

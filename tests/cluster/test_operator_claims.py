@@ -21,20 +21,13 @@ from cluster.claims_world import (
     make_template,
     row_of,
     runs,
-    serves_claims,
 )
-from cluster.operator_world import GIB, World, a_world, gpu_uuid, wait
+from cluster.operator_world import GIB, World, gpu_uuid, wait
 from harness.api import ApiError, Object
 from harness.installation import NAMESPACE
 
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        if not serves_claims(running.api):
-            pytest.skip("the API server does not serve resource.k8s.io/v1")
-        running.installation.install_claims()
-        yield running
+WORLD_HAS_CLAIMS = True
+"""The file's world has claims."""
 
 
 @pytest.mark.promise("operator-claim-bound")

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster.operator_world import GPUNODES, World, a_world, wait
+from cluster.operator_world import GPUNODES, World, wait
 
 NODES = "/api/v1/nodes"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:

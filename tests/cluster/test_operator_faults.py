@@ -5,20 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-from cluster.operator_world import World, a_world, gpu_uuid, wait
+from cluster.operator_world import World, gpu_uuid, wait
 from harness.api import Object
 from harness.webhook import Webhook
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases/sharepod-operator"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def kill(world: World) -> None:

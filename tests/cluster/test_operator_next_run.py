@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from cluster.operator_world import World, a_world, condition_of, wait
+from cluster.operator_world import World, condition_of, wait
 from harness.api import Object
 
 NODES = "/api/v1/nodes"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def drain(world: World, namespace: str, name: str, node: str) -> None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from cluster.operator_world import GIB, GPUNODES, World, a_world, condition_of, gpu_uuid, wait
+from cluster.operator_world import GIB, GPUNODES, World, condition_of, gpu_uuid, wait
 from harness.api import ApiError, Object
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def bound(world: World, namespace: str) -> list[Object]:

@@ -8,22 +8,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from cluster.fake_agents import GPUNODES
-from cluster.operator_world import World, a_world, wait
+from cluster.operator_world import World, wait
 from harness.api import Object
 from harness.installation import MANIFESTS, NAMESPACE
 
 ROOT = MANIFESTS.parent
 STATEMENTS = "/apis/sharepod.dev/v1alpha1/gpustatements"
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def report(world: World, node: str, held: int, *, closed: bool = False) -> None:

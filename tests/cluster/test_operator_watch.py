@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
+from cluster.operator_world import GPUNODES, World, condition_of, wait
 
 EVICT = {
     "SHAREPOD_UNENFORCED_POLICY": "Evict",
@@ -16,12 +15,6 @@ EVICT = {
 }
 UNHOOKED = {"reason": "ProcessWithoutHook", "message": "process 7 uses the GPU without the hook"}
 GAP = {"reason": "MemoryBeyondTracked", "message": "the driver counts 600 MiB more"}
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def running(world: World, prefix: str, **options: Any) -> tuple[str, str, str]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cluster.operator_world import GPUNODES, World, a_world, wait
+from cluster.operator_world import GPUNODES, World, wait
 from harness.api import ApiError, Object
 from harness.installation import NAMESPACE
 from sharepod.api.objects import HOLDER_LABEL
 
 GPU = "nvidia.com/gpu"
 ROUNDS = 6
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as made:
-        yield made
 
 
 def plugin_node(world: World, prefix: str, gpus: int = 2) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.operator_world import World, a_world, wait
+from cluster.operator_world import World, wait
 from harness.api import Object
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "what-people-do.md"
@@ -20,12 +19,6 @@ SAID = {
     if len(cells) > 5 and cells[1].strip().isdigit()
 }
 """By row of the page: the words that are printed."""
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with a_world() as running:
-        yield running
 
 
 def kubectl(world: World, *arguments: str, body: Object | None = None, **options: Any) -> str:

@@ -169,7 +169,7 @@ class ClaimSystem:
         return said(self.cluster.wait_for(self.gpunode, holds, what=f"{kind} {reason}", timeout=timeout))
 
     def clear(self) -> None:
-        kinds = "deployments,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"
+        kinds = "deployments,statefulsets,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"
         self.cluster.kubectl("delete", kinds, "--all", "-n", NAMESPACE, timeout=90)
         wait_until(lambda: not self.pods(), what="no Pods", timeout=60)
         wait_until(lambda: not self.rows(), what="an empty ledger", timeout=60)

@@ -17,6 +17,7 @@ from harness.delivered import deliveries
 from harness.node import Node
 from harness.node_packages import install_packages, why_no_node
 from harness.releases import CONTAINERD, DEVICE_PLUGIN
+from node.claim_system import ClaimSystem, system_with_claims
 
 _HERE = Path(__file__).parent
 _KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
@@ -55,3 +56,21 @@ def node(cluster: Cluster) -> Iterator[Node]:
     with Node(cluster, keep_logs=_KEEP_LOGS) as running:
         cluster.runtime_class()
         yield running
+
+
+@pytest.fixture(scope="module")
+def whole(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClaimSystem]:
+    """SharePod on the module's cluster and one real node, with the options of `system_with_claims` in its SYSTEM."""
+    with system_with_claims(
+        cluster, tmp_path_factory.mktemp("gpus"), **getattr(request.module, "SYSTEM", {})
+    ) as system:
+        yield system
+
+
+@pytest.fixture
+def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
+    """The module's system, which each test leaves empty."""
+    yield whole
+    whole.clear()

@@ -8,24 +8,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from harness.cluster import Cluster, wait_until
+from harness.cluster import wait_until
 from harness.shares import measured
-from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus")) as system:
-        yield system
-
-
-@pytest.fixture
-def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
-    yield whole
-    whole.clear()
+from node.claim_system import NAMESPACE, ClaimSystem
 
 
 @pytest.mark.promise("node-claim-attached")

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from harness.api import Object
-from harness.cluster import Cluster, wait_until
+from harness.cluster import wait_until
 from harness.shares import measured
 from node.claim_node import RESOURCE, container
-from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
+from node.claim_system import NAMESPACE, ClaimSystem
 
 CLAIMS = f"{RESOURCE}/namespaces/{NAMESPACE}/resourceclaims"
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus")) as system:
-        yield system
-
-
-@pytest.fixture
-def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
-    yield whole
-    whole.clear()
 
 
 def delete(system: ClaimSystem, kind: str, name: str, *options: str) -> None:

@@ -7,21 +7,14 @@ the double's (plain_workloads.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from harness.api import Object
-from harness.cluster import Cluster, wait_until
-from node.claim_system import ClaimSystem, system_with_claims
+from harness.cluster import wait_until
+from node.claim_system import ClaimSystem
 from node.plain_workloads import await_complete, await_sharing, example, kubectl, rows_by_pod, share_as_asked, with_line
 
-GPUS = 8
-
-
-@pytest.fixture(scope="module")
-def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=GPUS, plain=True) as running:
-        yield running
+SYSTEM = {"gpus": 8, "plain": True}
+"""Options of the file's system (conftest.py)."""
 
 
 @pytest.mark.promise("operator-line-examples")

@@ -6,21 +6,16 @@ double.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from cluster.plain_world import MEMORY, MILLI
 from harness.api import ApiError, Object
-from harness.cluster import Cluster, wait_until
+from harness.cluster import wait_until
 from harness.shares import measured, right
 from node.claim_node import container
-from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
+from node.claim_system import NAMESPACE, ClaimSystem
 
-
-@pytest.fixture(scope="module")
-def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=1, plain=True) as running:
-        yield running
+SYSTEM = {"gpus": 1, "plain": True}
+"""Options of the file's system (conftest.py)."""
 
 
 def deployment(name: str, replicas: int, milli: str) -> Object:
@@ -79,7 +74,6 @@ def test_no_pod_fails_when_its_node_is_registered_anew_and_the_line_is_advertise
     system.kill_agent()  # the test's agents have tokens bound to the Node that was deleted; a DaemonSet's, to its Pods
     system.start_agent()
     system.machine.await_claim_driver(system.agent)
-    system.clear()
 
 
 def uid(system: ClaimSystem, path: str) -> str:
@@ -122,7 +116,6 @@ def test_tenants_by_every_door_share_one_gpu_as_they_asked_and_go_on_over_all_re
     wait_until(lambda: all(tenant["connected"] for tenant in tenants(system, 7)), what="seven tenants", timeout=60)
     as_they_asked(system, names)
     assert system.restarts() == 0
-    system.clear()
 
 
 PARTS = (("spread", 100), ("brief", 100), ("both", 200))

@@ -7,18 +7,13 @@ are real; the GPUs are the double's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from harness.cluster import Cluster, wait_until
-from node.claim_system import ClaimSystem, system_with_claims
+from harness.cluster import wait_until
+from node.claim_system import ClaimSystem
 from node.plain_workloads import await_complete, await_sharing, example, kubectl, share_as_asked, with_line
 
-
-@pytest.fixture(scope="module")
-def system(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClaimSystem]:
-    with system_with_claims(cluster, tmp_path_factory.mktemp("gpus"), gpus=8, volume=True) as running:
-        yield running
+SYSTEM = {"gpus": 8, "volume": True}
+"""Options of the file's system (conftest.py)."""
 
 
 @pytest.mark.promise("operator-line-volume-examples")

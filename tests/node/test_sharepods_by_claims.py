@@ -31,12 +31,6 @@ def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield system
 
 
-@pytest.fixture
-def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
-    yield whole
-    whole.clear()
-
-
 def _await(system: ClaimSystem, name: str, phase: str = "Running", *, timeout: float = 60.0) -> Object:
     def reached() -> bool:
         return any(pod["metadata"]["name"] == name and pod["status"]["phase"] == phase for pod in system.pods())

@@ -52,7 +52,7 @@ def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() ->
     assert not watch.findings
 
 
-@pytest.mark.promise("node-busy-beyond-held")
+@pytest.mark.promise("node-busy-beyond-held", "security-over-time")
 def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -> None:
     watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(10):
@@ -198,7 +198,7 @@ def test_a_long_silence_of_the_driver_is_not_taken_for_busy_time() -> None:
     assert (clock.seconds(("a", GPU0)) or 0) <= 15
 
 
-@pytest.mark.promise("node-memory-beyond-limit")
+@pytest.mark.promise("node-memory-beyond-limit", "security-over-memory")
 def test_a_tenant_over_its_memory_limit_is_reported_once_that_has_lasted_and_until_it_is_within() -> None:
     watch = FindingRules(FindingThresholds(gap_after_s=3))
     for now in (0, 1, 2):
