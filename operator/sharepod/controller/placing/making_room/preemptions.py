@@ -199,16 +199,15 @@ class Preemptions:
 
     async def _asked(self, line: WaitingLine, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
         """Return those whose turn it is: they may preempt, and room was not looked for in vain just now."""
-        least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
-        waits = [
-            waiting
-            for waiting in line.of_priority(least)
-            if waiting.refused_at_version is not None
-            and waiting.tenant not in self._running
-            and not self._looked(waiting, now)
-        ]
-        if not waits:
+
+        def is_due(waiting: WaitingTenant) -> bool:
+            was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
+            return was_refused and not self._looked(waiting, now)
+
+        if not any(map(is_due, line.places.values())):
             return []
+        least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
+        waits = filter(is_due, line.of_priority(least))
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
         requests = ((self._request_of(waiting), waiting) for waiting in waits)
         asked = [

@@ -84,9 +84,10 @@ class VictimsSeen:
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             for tenant in node.rows:
-                for pod in self.pods_of(tenant):
+                pods = self.pods_of(tenant)
+                for pod in pods:
                     found = min(found, self._standing(pod.namespace).effective_priority(pod.priority))
-                if self.leaves(tenant):
+                if not pods:
                     found = min(found, self._gone(tenant).priority)
         return found
 
