@@ -32,17 +32,23 @@ static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
 }
 
-/* Note that credits have moved; if some are idle, wake the hook thread to watch them. With the lock. */
+/* Have the hook thread look after this GPU. With the lock. */
+static void watch(struct gpu *gpu) {
+    if (gpu->watched)
+        return;
+    gpu->watched = true;
+    gpu->idle_least = 0;
+    gpu->idle_look = 0;
+    session_wake();
+}
+
+/* Note that credits have moved; if some are idle, have them watched. With the lock. */
 static void moved(struct gpu *gpu) {
     uint64_t idle = gpu->credited - gpu->used;
     if (idle < gpu->idle_least)
         gpu->idle_least = idle;
-    if (idle > 0 && !gpu->watched) {
-        gpu->watched = true;
-        gpu->idle_least = 0;
-        gpu->idle_look = 0;
-        session_wake();
-    }
+    if (idle > 0)
+        watch(gpu);
 }
 
 /* Learn from bytes that the agent has to be asked for: as many as went back a moment ago shall stay the next time. With
@@ -140,11 +146,22 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     }
 }
 
+/* Tell the agent what could not be told while it read nothing: growth, and that its recalls have been acted on. False:
+ * it still reads nothing. With the lock. */
+static bool told(int place, struct gpu *gpu) {
+    struct session *session = memory_state()->session;
+    if (gpu->untold > 0 && session_grown(session, place, gpu->untold))
+        gpu->untold = 0;
+    while (gpu->untold == 0 && gpu->unanswered > 0 && session_release(session, place, 0, SHP_RELEASE_RECALLED))
+        gpu->unanswered--;
+    return gpu->untold == 0 && gpu->unanswered == 0;
+}
+
 /* Give idle credits back to the agent. With the lock. */
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
-    if (!session_release(memory_state()->session, place, idle, 0))
+    if (!told(place, gpu) || !session_release(memory_state()->session, place, idle, 0))
         gpu->credited += gpu->wire < 0 ? 0 : idle; /* not sent: kept, unless lost with the connection */
 }
 
@@ -176,8 +193,11 @@ void credits_grow(int place, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, more = bytes > idle ? bytes - idle : 0;
     gpu->used += bytes;
     gpu->credited += more;
-    if (more > 0)
-        session_grown(memory_state()->session, place, more); /* without a connection: handed over with the next */
+    if (gpu->wire >= 0) { /* else handed over with the next connection */
+        gpu->untold += more;
+        if (!told(place, gpu))
+            watch(gpu);
+    }
     moved(gpu);
     unlock(&gpus->lock);
 }
@@ -195,7 +215,8 @@ static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     return given;
 }
 
-/* Handler of RECALL: give up to that many idle credits back. The RELEASE that is flagged RECALLED is always sent. */
+/* Handler of RECALL: give up to that many idle credits back. The RELEASE that is flagged RECALLED is always sent, at
+ * the latest when the agent reads again. */
 static bool recalled(void *of, const void *packet, const int *descriptors) {
     struct memory *memory = of;
     const struct shp_recall *frame = packet;
@@ -213,8 +234,11 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
             lock(&gpus->lock);
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
-        if (!session_release(memory->session, place, given, SHP_RELEASE_RECALLED))
-            gpu->credited += given; /* not sent: the agent still counts them */
+        if (!told(place, gpu) || !session_release(memory->session, place, given, SHP_RELEASE_RECALLED)) {
+            gpu->credited += given; /* not sent: the agent still counts them, and waits for the answer */
+            gpu->unanswered++;
+            watch(gpu);
+        }
     }
     unlock(&gpus->lock);
     return gpu != NULL;
@@ -243,16 +267,17 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
     atomic_store(&the_memory, memory);
 }
 
-/* Give back what lay idle since the last look, and keep that much less from now on. Watch on unless that was all. With
- * the lock. */
+/* Give back what lay idle since the last look, and keep that much less from now on. Watch on unless that was all, and
+ * the agent has been told everything. With the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
+    bool all_told = told(place, gpu);
     uint64_t spare = gpu->idle_least;
     if (spare > 0) {
         gpu->kept -= spare < gpu->kept ? spare : gpu->kept;
         give_back(place, spare);
     }
     gpu->idle_least = gpu->credited - gpu->used;
-    gpu->watched = gpu->idle_least > 0;
+    gpu->watched = gpu->idle_least > 0 || !all_told;
     gpu->idle_look = now + CREDITS_LOOK_NS;
 }
 

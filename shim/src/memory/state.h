@@ -11,7 +11,7 @@
  *    to another thread at once. If the driver fails to free it, the allocation returns to the table.
  * C4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
  * C5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
- *    the agent is told.
+ *    the agent is told, as soon as it reads.
  * C6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST and what the
  *    program took again each time, when the agent recalls them, when the limit is lowered, and once they have lain idle
  *    for CREDITS_LOOK_NS to twice that.

@@ -107,7 +107,7 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
     return wire >= 0 && session_send(session, &frame, SHP_RELEASE, sizeof frame);
 }
 
-void session_grown(struct session *session, int place, uint64_t bytes) {
+bool session_grown(struct session *session, int place, uint64_t bytes) {
     struct shp_reserve frame;
     int wire = session->gpus->gpus[place].wire;
     memset(&frame, 0, sizeof frame);
@@ -115,9 +115,9 @@ void session_grown(struct session *session, int place, uint64_t bytes) {
     frame.flags = SHP_RESERVE_GROWN;
     frame.bytes = bytes;
     lock(&session->lock);
-    if (wire >= 0)
-        send_locked(session, &frame, SHP_RESERVE, sizeof frame, SESSION_SEQ_HANDOVER);
+    bool sent = wire >= 0 && send_locked(session, &frame, SHP_RESERVE, sizeof frame, SESSION_SEQ_HANDOVER);
     unlock(&session->lock);
+    return sent;
 }
 
 /* Return a free question, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of

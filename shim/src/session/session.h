@@ -113,9 +113,9 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
                           uint64_t timeout);
 /* Send SHP_RELEASE. False: no connection. With the lock of struct gpus. */
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags);
-/* Send SHP_RESERVE of bytes that the driver has taken already, if there is a connection. With the lock of struct gpus.
- */
-void session_grown(struct session *session, int place, uint64_t bytes);
+/* Send SHP_RESERVE of bytes that the driver has taken already. False: no connection, or the agent reads nothing. With
+ * the lock of struct gpus. */
+bool session_grown(struct session *session, int place, uint64_t bytes);
 
 /* For the hook thread. */
 

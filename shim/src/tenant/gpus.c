@@ -40,8 +40,11 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
 }
 
 void gpus_disconnect(struct gpus *gpus) {
-    for (unsigned i = 0; i < gpus->count; i++)
-        gpus->gpus[i].wire = -1;
+    for (unsigned i = 0; i < gpus->count; i++) {
+        struct gpu *gpu = &gpus->gpus[i];
+        gpu->wire = -1;
+        gpu->untold = gpu->unanswered = 0; /* the next connection begins with all that is credited */
+    }
 }
 
 struct gpu *gpus_by_wire(struct gpus *gpus, uint32_t wire) {

@@ -25,8 +25,10 @@ struct gpu {
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited;       /* bytes the agent counts for this process */
     uint64_t used;           /* of these, by what is held or under way */
+    uint64_t untold;         /* of these, bytes that the driver took and of which the agent has not been told yet */
+    uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
     bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
-    bool watched;         /* the hook thread looks after idle credits */
+    bool watched;         /* the hook thread looks after idle credits and what could not be sent */
     uint64_t idle_least;  /* bytes: the least that was idle since the hook thread last looked */
     uint64_t idle_look;   /* sys_now() of its next look; the hook thread's */
     uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from doubles.gpus import release_hung_kernels
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, Tenant, last_report, terms
-from sharepod.protocol import Drained, MemInfo, Release, Want
+from hook.world.scripted_agent import Client, ScriptedAgent
+from sharepod.protocol import Drained, Release, Want
 
 
 def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> None:
@@ -41,18 +42,15 @@ def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, qu
     assert agent.next_frame(client, Drained).launches == (2 if quantum_ms else 52)
 
 
-def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None:
-    """The agent asks for idle credits faster than it reads the answers."""
-    agent = tenant.agent()
-    probe = tenant.probe()
-    probe.start_cuda()
-    probe.ok("free", probe.ok("alloc", 20 * MIB))
-    client = agent.client()
-    idle = agent.used(0)
-    asked = len(agent.frames(client, MemInfo))
+RECALLS = 2000
+"""More than there is room for answers in a connection of which nothing is read."""
+
+
+def recall_unread(agent: ScriptedAgent, client: Client) -> None:
+    """Ask for idle credits faster than the answers are read, until the hook cannot send any more."""
     agent.mute = True
     deadline = time.monotonic() + 10
-    for _ in range(2000):
+    for _ in range(RECALLS):
         while True:
             try:
                 agent.recall(client, 0, 512)
@@ -61,15 +59,40 @@ def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
     time.sleep(0.2)
+
+
+def test_recalls_whose_answers_could_not_be_sent_are_answered_once_the_agent_reads(tenant: Tenant) -> None:
+    """Until then the agent would recall nothing more from the process. No credit is lost, and none returns twice."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("free", probe.ok("alloc", 20 * MIB))
+    client = agent.client()
+    recall_unread(agent, client)
     agent.mute = False
-    tenant.until(
-        lambda: bool(probe.ok("memory_info")) and len(agent.frames(client, MemInfo)) > asked, "the agent to read on"
-    )
-    answers = len(agent.frames(client, Release))
-    assert 0 < answers < 2000, "the test has not filled the queue"
+
+    def answers() -> int:
+        return sum(frame.recalled for frame in agent.frames(client, Release))
+
+    agent.wait(lambda: answers() == RECALLS, "an answer to each recall")
     agent.recall(client, 0, 1 << 40)
-    assert agent.next_frame(client, Release, answers) == Release(0, idle - answers * 512, recalled=True)
+    agent.wait(lambda: answers() == RECALLS + 1, "an answer to the last recall")
     assert agent.used(0) == 0
+
+
+def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    address = probe.ok("alloc", 20 * MIB)
+    client = agent.client()
+    recall_unread(agent, client)
+    probe.ok("free", address)
+    probe.ok("alloc", 19 * MIB)  # of what is idle, as is what is asked for next
+    probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE, which the driver rounds up
+    agent.mute = False
+    agent.wait(lambda: bool(client.grown), "what the driver took beyond that")
+    tenant.until(lambda: agent.used(0) == tenant.read().client("tenant").usage[GPU_0].memory, "what is idle")
 
 
 def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:

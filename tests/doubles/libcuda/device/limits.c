@@ -2,9 +2,11 @@
  *
  * The first context of a process on a device takes what the state file says, given back with the last. A printf FIFO
  * and a heap larger than at first (1 MiB, 8 MiB) take their bytes above that, a stack larger than 1 KiB its bytes above
- * that for each thread that the device can hold.
+ * that for each thread that the device can hold. A stack is rounded up to STACK_STEP bytes.
  */
 #include "device/limits.h"
+
+enum { STACK_STEP = 16 };
 
 static unsigned contexts_on[FAKE_DEVICES];
 
@@ -55,6 +57,8 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
         return result;
     if (limit >= CU_LIMIT_MAX)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (limit == CU_LIMIT_STACK_SIZE)
+        value = (value + STACK_STEP - 1) / STACK_STEP * STACK_STEP;
     pthread_mutex_lock(&fake_lock);
     uint64_t before = cost(limit, context->limits[limit]), after = cost(limit, value);
     if (value > UINT32_MAX * (uint64_t)4096)
