@@ -70,13 +70,14 @@ static void close(struct token *token, uint64_t now) {
     token->next_poll = now;
 }
 
-static void send_drained(const struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
+/* Send DRAINED. False: no connection, or the agent reads nothing. */
+static bool send_drained(const struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
     struct shp_drained frame;
     memset(&frame, 0, sizeof frame);
     frame.grant_id = grant_id;
     frame.launches = launches;
     frame.flags = flags;
-    session_send(token->session, &frame, SHP_DRAINED, sizeof frame);
+    return session_send(token->session, &frame, SHP_DRAINED, sizeof frame);
 }
 
 /* GRANT: opens the gate if it was asked for, extends or renews what is held, else gives it back at once. */
@@ -109,8 +110,9 @@ static bool granted(void *of, const void *frame, const int *descriptors) {
         token->launches = launches;
         token->unbounded = true;
     } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
-        send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted(token) ? SHP_DRAINED_WANT : 0));
-        if (wanted(token) && token->state == TOKEN_NONE)
+        bool waits = wanted(token),
+             sent = send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (waits ? SHP_DRAINED_WANT : 0));
+        if (waits && sent && token->state == TOKEN_NONE)
             token->state = TOKEN_WANTED;
     }
     return true;
@@ -293,14 +295,14 @@ static void expect_end(struct token *token, uint64_t now) {
         token->announce_at = token->expected - least(token->expected - now, AHEAD);
 }
 
-/* Send DRAINING. */
-static void announce(struct token *token, uint64_t now) {
+/* Send DRAINING. False: no connection, or the agent reads nothing. */
+static bool announce(struct token *token, uint64_t now) {
     struct shp_draining frame;
     memset(&frame, 0, sizeof frame);
     frame.grant_id = token->grant_id;
     frame.expected_ns = token->expected > now ? token->expected - now : 0;
-    session_send(token->session, &frame, SHP_DRAINING, sizeof frame);
     token->announce_at = SYS_NEVER;
+    return session_send(token->session, &frame, SHP_DRAINING, sizeof frame);
 }
 
 /* TOKEN_CLOSING: wait until no thread is inside a launch (G1), or for the grace period. */
@@ -335,9 +337,18 @@ static void run_over(struct token *token, uint64_t now) {
     token->window_end = 0;
 }
 
-/* Everything has finished: send DRAINED (T2). */
+/* Everything has finished: send DRAINED (T2). An agent that reads nothing for the moment is told later: without that
+ * the process would wait for a grant for ever, and the agent for its work. */
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
+    /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
+    uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
+    uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
+    if (!token->local && !send_drained(token, token->grant_id, launches - token->launches, flags)) {
+        token->next_poll = now + POLL_MOST;
+        token->announce_at = SYS_NEVER;
+        return;
+    }
     drain_end(token->streams, token->cleared || token->without_driver);
     atomic_store(&token->gate->undrained, token->last_poll);
     atomic_store(&token->gate->drained, now);
@@ -345,13 +356,7 @@ static void finish(struct token *token, uint64_t now) {
     token->asked = false;
     if (token->local) {
         run_over(token, now);
-        return;
-    }
-    /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
-    uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
-    send_drained(token, token->grant_id, launches - token->launches,
-                 (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0));
-    if (waits) {
+    } else if (waits) {
         token->state = TOKEN_WANTED;
         token->session->heard = now;
     }
@@ -445,10 +450,9 @@ void token_beat(const struct token *token, uint64_t now) {
 static void return_if_barred(struct token *token, uint64_t now) {
     if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_taken(token->gate))
         return;
-    token->returned = true;
     token->barred_at = now;
     token->expected = meter_expected_end(token->gate);
-    announce(token, now);
+    token->returned = announce(token, now);
 }
 
 uint64_t token_step(struct token *token, uint64_t now) {

@@ -95,6 +95,28 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
     tenant.until(lambda: agent.used(0) == tenant.read().client("tenant").usage[GPU_0].memory, "what is idle")
 
 
+def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads(tenant: Tenant) -> None:
+    """A program that frees much at once fills its connection while the agent is late."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    first = probe.post("launch", "hang")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
+    assert first.result(10).code == 0
+    recall_unread(agent, client)
+    agent.revoke(client, grant)
+    release_hung_kernels(tenant.state)
+    second = probe.post("launch", "noop")
+    time.sleep(0.2)
+    agent.mute = False
+    assert agent.next_frame(client, Drained).grant_id == grant.grant_id
+    agent.wait_asked(client, 2)
+    agent.grant(client)
+    assert second.result(10).code == 0
+
+
 def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
     """The agent replaces the file with every change and at its start; ranks from before and after run together."""
     tenant = make_tenant(terms(request=300))
