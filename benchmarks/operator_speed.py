@@ -38,7 +38,8 @@ from harness.fakes import FakeKubelets
 from operatorkit import accounting
 from operatorkit.client import Door, LoadClient, client, percentile
 from operatorkit.planes import MemoryPlane, Plane, RealPlane
-from operatorkit.process import Stalls, cpu_of, rss_of
+from operatorkit.process import cpu_of, rss_of
+from operatorkit.stalls import Stalls
 from results import Row, write
 
 CASES = ("latency", "rate", "rest", "restart", "handover", "delete", "ablation")
@@ -77,7 +78,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the case rate")
     parser.add_argument("--sharepods", type=int, default=10_000, help="of the cases rest and restart")
     parser.add_argument("--foreign", type=int, default=30_000, help="foreign Pods of the case restart")
-    parser.add_argument("--nodes", type=int, default=700)
+    parser.add_argument("--nodes", type=int, default=1_000, help="with room for what is placed in --seconds")
     options = parser.parse_args()
     cases = options.cases.split(",")
     if unknown := set(cases) - set(CASES):
@@ -95,7 +96,7 @@ def main() -> int:
         by_claims = any(door is not Door.SHAREPODS for door in asked)
         try:
             with MemoryPlane(options.nodes) if name == "memory" else RealPlane(options.nodes, doors=by_claims) as plane:
-                rows += asyncio.run(Measurement(plane, options, asked).run(measured))
+                asyncio.run(Measurement(plane, options, asked, rows).run(measured))
         except (HarnessError, TimeoutError) as error:
             print(f"{name}: {error!r}", file=sys.stderr)
             write("operator", rows)
@@ -107,19 +108,19 @@ def main() -> int:
 class Measurement:
     """Measurement of one control plane."""
 
-    def __init__(self, plane: Plane, options: argparse.Namespace, doors: list[Door]) -> None:
+    def __init__(self, plane: Plane, options: argparse.Namespace, doors: list[Door], rows: list[Row]) -> None:
         self._plane = plane
         self._doors = doors
         self._options = options
-        self._rows: list[Row] = []
+        self._rows = rows
         self._bare_rate = 0.0
 
     def _row(self, case: str, metric: str, unit: str, value: float) -> None:
         self._rows.append(Row(f"{self._plane.name}, {case}", metric, unit, value))
         print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
 
-    async def run(self, cases: list[str]) -> list[Row]:
-        """Measure these cases."""
+    async def run(self, cases: list[str]) -> None:
+        """Measure these cases; what was measured before one fails is kept."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
         for door in self._doors:
@@ -149,7 +150,6 @@ class Measurement:
             if door is not Door.SHAREPODS:
                 async with self._client(door.value, door) as load:
                     await self._rate(load, f"sustained, {door.value}")
-        return self._rows
 
     def _client(self, namespace: str, door: Door) -> AbstractAsyncContextManager[LoadClient]:
         return client(self._plane.kubeconfig, self._plane.namespace(namespace), door)

@@ -211,6 +211,7 @@ class FakeAgents:
             if not any(item["type"] == "CDIDevices" for item in known.get("conditions") or ()):
                 self._attach_claims(name)
             if all(known.get(key) == value for key, value in status.items()):
+                self._behind.discard(name)
                 return
             if self._due.get(name, 0.0) > time.monotonic():
                 self._behind.add(name)

@@ -1,0 +1,78 @@
+"""Stalls of a process, from outside: a probe that is a process of its own, which waits for nobody's interpreter.
+
+    python -m operatorkit.stalls URL     prints the longest stall, in seconds, once its standard input ends
+
+A probe in a thread of the benchmark counted the benchmark's own work: the client holds the interpreter most of the time
+at a thousand events a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PROBE_S = 0.02
+"""Seconds between two probes."""
+_KIT = Path(__file__).resolve().parent.parent
+
+
+class Stalls:
+    """Longest time in which the process at `url` did not answer a request that takes it well below a millisecond.
+
+    Its event loop stood still for that long, or other processes had both processors. Use it in a `with` block.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._probe: subprocess.Popen[str] | None = None
+        self.longest = 0.0
+        """Seconds; known after the block."""
+
+    def __enter__(self) -> Self:
+        self._probe = subprocess.Popen(
+            [sys.executable, "-m", "operatorkit.stalls", self._url],
+            env={**os.environ, "PYTHONPATH": str(_KIT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._probe is not None
+        said, _ = self._probe.communicate(timeout=60)
+        self.longest = float(said or 0.0)
+
+
+def main() -> None:
+    """Probe until the standard input ends."""
+    ended = threading.Event()
+
+    def until_closed() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=until_closed, daemon=True).start()
+    longest = 0.0
+    while not ended.wait(_PROBE_S):
+        begun = time.monotonic()
+        try:
+            with urllib.request.urlopen(sys.argv[1], timeout=30) as answer:
+                answer.read()
+        except OSError:
+            continue
+        longest = max(longest, time.monotonic() - begun)
+    print(longest)
+
+
+if __name__ == "__main__":
+    main()
