@@ -54,14 +54,13 @@ _FIRST_READING_S = 1.0
 
 _WITHOUT_USAGE = {
     "memory": 0,
-    "held_milli": 0,
     "counted_since": None,
     "held_seconds": None,
     "borrowed_seconds": None,
     "reserved_seconds": None,
     "memory_mebibyte_seconds": None,
 }
-"""Usage in the status of a tenant."""
+"""Usage in the status of a tenant, but for the time held: that it is known now is no usage."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,12 @@ class AgentFacts:
     def without_usage(self) -> AgentFacts:
         """Return the same facts without usage, which changes all the time; a change of anything else is reported at
         once."""
-        still = tuple(row.model_copy(update=_WITHOUT_USAGE) for row in self.tenants)
-        return replace(self, tenants=still)
+        return replace(self, tenants=tuple(map(_without_usage, self.tenants)))
+
+
+def _without_usage(row: TenantStatus) -> TenantStatus:
+    held = None if row.held_milli is None else 0
+    return row.model_copy(update=_WITHOUT_USAGE | {"held_milli": held})
 
 
 class Agent:

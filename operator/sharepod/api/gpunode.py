@@ -272,8 +272,9 @@ class TenantStatus(Model):
     """Processes that the tenant has on its GPUs."""
     memory: BytesField = 0
     """Device memory in use, in bytes."""
-    held_milli: CountField = 0
-    """Time for which it held the token within the last 10 s, in thousandths."""
+    held_milli: CountField | None = None
+    """Time for which it held the token within the last 10 s, in thousandths. None until a hook has been connected for
+    as long: the mean would count the time before."""
     counted_since: TimestampField | None = None
     """When the following totals were 0: since it has its row, over all agents."""
     held_seconds: Annotated[int | None, Field(ge=0)] = None

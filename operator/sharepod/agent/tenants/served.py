@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import resource
 import socket
@@ -79,6 +80,8 @@ class ServedTenant:
         self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
         """True once any hook of the tenant has connected, be it to an earlier agent."""
+        self._measured_from = -math.inf if left.greeted else math.inf
+        """Loop time from which on the window of `TimeUsage.held_milli` holds nothing from before the first hook."""
         self._hooked: set[int] = set()
         """Pids of processes that said Hello as users of the GPU; connecting or observing is not enough."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
@@ -223,6 +226,11 @@ class ServedTenant:
         )
 
     @property
+    def measured(self) -> bool:
+        """Whether the tenant has had a hook for as long as its usage is a mean of."""
+        return self._loop.time() >= self._measured_from
+
+    @property
     def grace_ms(self) -> int:
         """Milliseconds that closing the gate may take."""
         return self._settings.grace_ms
@@ -243,6 +251,7 @@ class ServedTenant:
             self._unaware.add(client.pid)
         if not self.greeted_ever:
             self.greeted_ever = True
+            self._measured_from = self._loop.time() + self._settings.timeshare().window_ns / 1e9
             self._handover.keep_greeted()
         if client.pid in self.processes:
             self._hooked.add(client.pid)

@@ -53,6 +53,8 @@ class TenantView:
     """Token time; None unless the tenant is being served."""
     connected: bool
     """True if any hook of the tenant has ever connected."""
+    measured: bool
+    """False while `usage` is a mean of more time than a hook of the tenant has been connected."""
     enforced: bool | None
     """True if its share is enforced; None if not known."""
     findings: tuple[Finding, ...]
@@ -76,6 +78,7 @@ class TenantView:
             memory_used=_memory_used(entry),
             usage=tokens.usage(row.id) if serving is not None else None,
             connected=entry.served is not None and entry.served.greeted_ever,
+            measured=entry.served is None or entry.served.measured,
             enforced=entry.enforced,
             findings=entry.rules.findings if serving is not None else (),
             drained=entry.drained,
@@ -120,7 +123,7 @@ class TenantView:
             id=self.row.id,
             processes=self.processes,
             memory=max(self.memory_used.values(), default=0),
-            held_milli=round(held * 1000),
+            held_milli=round(held * 1000) if self.measured else None,
             connected=self.connected,
             enforced=self.enforced,
             findings=self.findings,

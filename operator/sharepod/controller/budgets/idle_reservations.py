@@ -95,5 +95,5 @@ def _holdings(gpunode: GpuNodeFacts) -> Iterator[Holding]:
     for row in gpunode.spec.tenants:
         if row.state is TenantState.RESERVED:
             seen = gpunode.seen(row.id)
-            used = seen is None or seen.held_milli > 0
+            used = seen is None or bool(seen.held_milli)
             yield Holding(row.id, row.namespace, row.request_milli * len(row.gpus), used)

@@ -266,7 +266,7 @@ def _shown(row: Tenant | None, request: GpuRequest | None) -> Json | None:
 def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Json | None:
     if not due:
         return was.usage.dump() if was.usage is not None else None
-    if seen is None or (was.usage is None and not seen.connected):
+    if seen is None or seen.held_milli is None:
         return None
     return {"heldMilli": seen.held_milli, "memory": seen.memory, "shown": format_fraction(seen.held_milli)}
 

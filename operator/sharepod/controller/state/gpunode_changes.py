@@ -66,16 +66,17 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
     """Return whether the usage that an agent reports is worth a write.
 
     Args:
-        was: Usage as it was last written.
+        was: Usage as it was last written; None counts as no time and no memory.
         seen: The agent's report of the tenant.
         row: The tenant's row, by whose memory a change of memory is measured.
     """
     if seen is None or row is None:
         return was is not None
-    if was is None:
-        return seen.connected
-    moved = abs(seen.memory - was.memory)
-    return abs(seen.held_milli - was.held_milli) >= USAGE_STEP_MILLI or (
+    if seen.held_milli is None or (was is None and not seen.connected):
+        return False
+    held, memory = (was.held_milli, was.memory) if was is not None else (0, 0)
+    moved = abs(seen.memory - memory)
+    return abs(seen.held_milli - held) >= USAGE_STEP_MILLI or (
         moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI
     )
 

@@ -109,9 +109,9 @@ class OneGpuNode:
                 await self.wrote.wait()
 
 
-def facts(processes: int, *, drained: bool = False) -> AgentFacts:
+def facts(processes: int, *, drained: bool = False, held: int | None = 0) -> AgentFacts:
     tenant = TenantStatus(
-        id="a", connected=False, enforced=None, processes=processes, memory=0, held_milli=0, drained=drained
+        id="a", connected=False, enforced=None, processes=processes, memory=0, held_milli=held, drained=drained
     )
     return AgentFacts(gpus=(), gpus_known=True, tenants=(tenant,), simulated=True, agent_version="1")
 
@@ -141,3 +141,20 @@ async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(mon
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.promise("operator-usage-known")
+async def test_usage_is_written_as_soon_as_it_is_known_and_then_only_with_other_news_or_after_a_while() -> None:
+    node, known = OneGpuNode(), [facts(1, held=None)]
+    report = StatusReport(
+        node,  # type: ignore[arg-type]
+        node="node-1",
+        ledger=node,  # type: ignore[arg-type]
+        facts=lambda: known[-1],
+        readiness=lambda: {CONDITION_AGENT_READY: Readiness(ReadyReason.SERVING)},
+        woken=asyncio.Event(),
+    )
+    for held, written in ((None, True), (None, False), (400, True), (500, False)):
+        known.append(facts(1, held=held))
+        assert await report.write_if_due() is written, held
+    assert [status["tenants"][0].get("heldMilli") for status in node.written] == [None, 400]

@@ -13,7 +13,7 @@ import pytest
 from sharepod import protocol
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.tenants.registry import TenantRegistry
-from sharepod.api.gpunode import MemoryIsolation, TenantState
+from sharepod.api.gpunode import MemoryIsolation, TenantState, TenantStatus
 from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, reading, row, settings_in, tenants_with
 
 
@@ -289,13 +289,15 @@ async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: 
     async with tenants_with(settings, [row("a")]) as tenants:
         assert tenants.directory("a") == directory
         assert directory.stat().st_ino == inode, "mounts pin the directory"
+        assert tenants.status()[0].held_milli is not None, "the account goes on, and so does what it is a mean of"
         again = await Client.connect(directory)
         await again.granted()
         again.close()
     old.close()
 
 
-async def test_usage_and_processes_are_reported(tenants: TenantRegistry) -> None:
+@pytest.mark.promise("operator-usage-known")
+async def test_usage_and_processes_are_reported(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await Client.connect(tenants.directory("b"))
     await client.reserve(1 * GI)
     grant = await client.granted()
@@ -304,7 +306,17 @@ async def test_usage_and_processes_are_reported(tenants: TenantRegistry) -> None
     client.send(protocol.MemInfo(1, 0))
     await client.expect(protocol.Memory)
     await tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
-    _, status = tenants.status()
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+
+    def after(seconds: float) -> TenantStatus:
+        with monkeypatch.context() as moved:
+            moved.setattr(loop, "time", lambda: now + seconds)
+            _, status = tenants.status()
+        return status
+
+    status = after(0)
     assert (status.id, status.processes, status.memory, status.connected, status.enforced) == ("b", 1, GI, True, True)
-    assert 15 <= status.held_milli <= 60
+    assert [after(seconds).held_milli for seconds in (0, 9)] == [None, None], "a mean of ten seconds"
+    assert 15 <= (after(10).held_milli or 0) <= 60
     client.close()

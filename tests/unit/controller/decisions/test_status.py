@@ -337,10 +337,19 @@ def test_usage_has_moved_by_five_points_of_the_time_or_of_the_memory_granted(
 
 def test_the_first_usage_is_that_of_a_connected_tenant_and_the_last_goes_with_its_report() -> None:
     was = Usage(held_milli=400, memory=100)
-    assert usage_moved(None, TenantStatus(id=TENANT, connected=True), row())
-    assert not usage_moved(None, TenantStatus(id=TENANT), row())
+    assert usage_moved(None, TenantStatus(id=TENANT, connected=True, held_milli=50), row())
+    assert usage_moved(None, TenantStatus(id=TENANT, connected=True, held_milli=0, memory=row().memory), row())
+    assert not usage_moved(None, TenantStatus(id=TENANT, connected=True, held_milli=49), row())
+    assert not usage_moved(None, TenantStatus(id=TENANT, held_milli=50), row())
     assert usage_moved(was, None, row())
     assert not usage_moved(None, None, None)
+
+
+@pytest.mark.promise("operator-usage-known")
+@pytest.mark.parametrize("was", [None, Usage(held_milli=400, memory=100)])
+def test_usage_that_the_agent_does_not_know_yet_is_not_written(was: Usage | None) -> None:
+    """Neither is memory alone: what stands there is from one moment."""
+    assert not usage_moved(was, TenantStatus(id=TENANT, connected=True, memory=row().memory), row())
 
 
 @pytest.mark.promise("operator-columns")
