@@ -3,11 +3,14 @@
 Guarantees:
 - Nothing is enqueued while this process does not act: all is when it begins to.
 - A key that is enqueued because something has changed goes before those of a resync.
+- Of everything, tenants without a share go first: a new leader decides before it has looked at all that runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from sharepod.api.units import TenantId
 
 from .apiserver.workqueue import WorkQueue
 from .nodes import NodeReconciler
@@ -50,6 +53,11 @@ class Routes:
         """Look at a tenant: a SharePod or a claim."""
         if self._acts():
             self._queue_of(tenant).add(tenant)
+
+    def _waits(self, tenant: str) -> bool:
+        asking = self._state.asking(tenant)
+        ended = asking is not None and asking.ended
+        return not ended and not self._state.cluster.reservations_of(TenantId(tenant))
 
     def _queue_of(self, tenant: str) -> WorkQueue[str]:
         return self._claims.queue if self._state.is_claim(tenant) else self._tenants.queue
@@ -94,7 +102,8 @@ class Routes:
     def look_at_all(self) -> None:
         """Look at everything once, after what has changed."""
         for tenant in self._state.tenants():
-            self._queue_of(tenant).add_resync(tenant)
+            queue = self._queue_of(tenant)
+            (queue.add if self._waits(tenant) else queue.add_resync)(tenant)
         for name in {item.name for item in self._state.nodes} | {item.name for item in self._state.gpunodes}:
             self._nodes.queue.add_resync(name)
             self._holders.queue.add_resync(name)

@@ -250,6 +250,48 @@ async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:
             assert api.made("create", "gpunodes") == [], "they are all there"
 
 
+@pytest.mark.promise("operator-new-before-known")
+async def test_a_new_leader_looks_at_what_waits_before_what_runs() -> None:
+    count = 60
+    async with api_server() as api:
+        players = Players(
+            api.storage, {name: api.kind(name) for name in ("pods", "nodes", "gpunodes", "leases", "sharepods")}
+        )
+        players.add_nodes(4, gpus=8)
+        players.start()
+        sharepods = api.kind("sharepods")
+
+        def create(name: str) -> str:
+            spec = {"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]}
+            made = api.storage.create(sharepods, "n", {"metadata": {"name": name}, "spec": spec})
+            return str(made["metadata"]["uid"])
+
+        def running_now() -> int:
+            items = api.storage.select(sharepods, "n")
+            return sum((item.get("status") or {}).get("phase") == "Running" for item in items)
+
+        try:
+            async with running(an_operator(api)):
+                for number in range(count):
+                    create(f"p{number}")
+                await until(lambda: running_now() == count)
+            novel, looked_at = create("novel"), list[str]()
+            operator = an_operator(api)
+            work = operator.tenant_reconciler.queue._work
+
+            async def noting(tenant: str) -> None:
+                looked_at.append(tenant)
+                await work(tenant)
+
+            operator.tenant_reconciler.queue._work = noting
+            async with running(operator):
+                await until(lambda: running_now() == count + 1)
+            assert looked_at[0] == novel
+            assert len(set(looked_at)) > 1
+        finally:
+            await players.stop()
+
+
 def calls_of_tenants(api: ApiServer, since: int) -> Counter[str]:
     """The operator's calls by verb, but for lists, watches and Leases."""
     made = [call for call in api.calls[since:] if call.verb not in ("list", "watch") and call.kind.plural != "leases"]
