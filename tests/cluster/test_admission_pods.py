@@ -168,6 +168,25 @@ def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) 
     assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
 
 
+def test_whoever_has_the_operators_token_changes_neither_tenant_nor_controller_of_a_pod(server: Cluster) -> None:
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    owners = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "taker", "uid": "taker", "controller": True}]
+    for name, labels in (("operators", {"sharepod.dev/tenant": "mine"}), ("strangers", {})):
+        body = volume_pod(name)
+        body["spec"].pop("volumes")
+        body["metadata"]["labels"] = labels
+        server.api.create(PODS, body)
+    merge = {"metadata": {"ownerReferences": owners}}
+    for value in ("another", "line"):
+        relabelled = {"metadata": {"labels": {"sharepod.dev/tenant": value}}}
+        said = refusal(operator, f"{PODS}/operators", relabelled)
+        assert "may neither change the label" in said or "cannot be changed" in said
+        assert refusal(operator, f"{PODS}/strangers", relabelled)
+    assert refusal(operator, f"{PODS}/operators", {"metadata": {"labels": {"sharepod.dev/tenant": None}}})
+    assert "nor give a SharePod's pod to another controller" in refusal(operator, f"{PODS}/operators", merge)
+    operator.patch(f"{PODS}/operators", {"metadata": {"annotations": {"sharepod.dev/gpus": "void"}}})
+
+
 @pytest.mark.promise("security-ledger")
 def test_the_gate_and_the_gpus_of_a_sharepods_pod_are_the_operators_alone(server: Cluster, alice: Path) -> None:
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))

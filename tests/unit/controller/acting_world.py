@@ -189,8 +189,10 @@ class World:
         return next(str(item["metadata"]["uid"]) for item in reversed(claims) if item["metadata"]["name"] == name)
 
     async def look(self, tenant: str = "") -> None:
-        """Take in everything, then reconcile one tenant once."""
+        """Take in everything, then reconcile one tenant once, which takes its timer, as the queue does."""
         await self.relist()
+        if (timer := self.tenants.queue._timers.pop(tenant or self.tenant, None)) is not None:
+            timer.cancel()
         await self.tenants.reconcile(tenant or self.tenant)
 
     async def look_at_node(self, name: str = "node-a") -> None:
@@ -426,6 +428,8 @@ class World:
         found = self.read("pods")
         assert found is not None
         node = next(node for node in self._nodes() if self.tenant in self.rows(node))
+        self.pod_phase("Pending", node=node)
+        await self.look()
         self.pod_phase("Running", node=node, **({"startTime": started} if started else {}))
         await self.look()
         assert self.status()["phase"] == "Running"

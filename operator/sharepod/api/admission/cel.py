@@ -3,6 +3,8 @@
 Guarantees:
 - A change that touches neither spec nor annotations always passes, and so does every change of an object that is being
   deleted: a policy that became stricter must not keep a finalizer from being removed.
+- A policy on SharePods is evaluated only for objects that may break one of its rules. The API server works out each
+  message of a policy that is evaluated, also where every rule holds.
 - Validations keep their order. The API server shows the first refusal of a policy, so they stand in the order in which
   a user should fix them.
 """
@@ -19,9 +21,22 @@ Validation = dict[str, str]
 
 
 def policy(
-    name: str, operations: Sequence[str], variables: Iterable[tuple[str, str]], validations: Sequence[Validation]
+    name: str,
+    operations: Sequence[str],
+    variables: Iterable[tuple[str, str]],
+    validations: Sequence[Validation],
+    *,
+    suspect: str = "true",
 ) -> list[dict[str, Any]]:
-    """Return a policy on SharePods and the binding that puts it into effect everywhere."""
+    """Return a policy on SharePods and the binding that puts it into effect everywhere.
+
+    Args:
+        name: Name of both.
+        operations: Operations that are looked at.
+        variables: Names and expressions that validations use.
+        validations: The rules.
+        suspect: Expression without variables, cheaper than the rules, that is true of each object that breaks one.
+    """
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
         "(object.spec != oldObject.spec || "
@@ -45,7 +60,10 @@ def policy(
                         }
                     ]
                 },
-                "matchConditions": [{"name": "spec-or-annotations-changed", "expression": changed}],
+                "matchConditions": [
+                    {"name": "spec-or-annotations-changed", "expression": changed},
+                    *([{"name": "may-break-a-rule", "expression": suspect}] if suspect != "true" else []),
+                ],
                 "variables": [{"name": variable, "expression": expression} for variable, expression in variables],
                 "validations": list(validations),
             },

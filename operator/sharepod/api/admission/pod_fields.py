@@ -17,6 +17,8 @@ from sharepod.api.sharepod import MUTABLE, TTL
 
 from .cel import Validation, policy, refuse, text, texts
 
+_AMOUNTS = ("limits", "requests")
+
 
 def pod_fields_policy() -> list[dict[str, Any]]:
     """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
@@ -78,6 +80,33 @@ def pod_fields_policy() -> list[dict[str, Any]]:
                 "mount this volume elsewhere')[0]",
             ),
         ],
+        suspect=_suspect(),
+    )
+
+
+SUSPECT = {
+    "annotations": ("cdi.k8s.io/", "devices.nri.io", "devices.crio.io", "cri-o.Devices"),
+    "resources": ("nvidia.com", PREFIX),
+    "mounts": ("run/sharepod", "ld.so.preload"),
+}
+"""Texts of which one is in each annotation, resource and mount path that a rule refuses; cheaper than its pattern."""
+
+
+def _suspect() -> str:
+    """Return a condition that holds of each SharePod with something of ours, of NVIDIA's or of a device injector."""
+
+    def suspect(kind: str, value: str) -> str:
+        return " || ".join(f"{value}.contains({text(part)})" for part in SUSPECT[kind])
+
+    annotations = "object.metadata.?annotations.orValue({})"
+    amounts = [f"c.?resources.?{kind}.orValue({{}}).exists(r, {suspect('resources', 'r')})" for kind in _AMOUNTS]
+    mounted = f"c.?volumeMounts.orValue([]).exists(m, {suspect('mounts', 'm.mountPath')})"
+    return (
+        f"(size({annotations}) <= {MAX_ITEMS} && {annotations}.exists(k, {suspect('annotations', 'k')})) || "
+        f"(object.spec.containers + object.spec.?initContainers.orValue([])).exists(c, {' || '.join(amounts)} || "
+        f"{mounted}) || object.spec.?volumes.orValue([]).exists(v, v.name == '{VOLUME_NAME}' || "
+        f"v.?csi.?driver.orValue('') == '{CSI_DRIVER}') || "
+        f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == '{SHARE_CLAIM}')"
     )
 
 

@@ -61,7 +61,17 @@ def _quoted(rest: str) -> str:
 def request_policy() -> list[dict[str, Any]]:
     """Refuse a SharePod that asks in more than one way, and annotations that are invalid."""
     validations = [*few(), *_one_way(), *readable(), *_together()]
-    return policy("sharepod-request", ["CREATE", "UPDATE"], annotation_variables(), validations)
+    return policy("sharepod-request", ["CREATE", "UPDATE"], annotation_variables(), validations, suspect=_suspect())
+
+
+def _suspect() -> str:
+    """Return a condition that holds unless a SharePod asks by `spec.gpu` alone and names no node."""
+    annotations, labels = "object.metadata.?annotations.orValue({})", "object.metadata.?labels.orValue({})"
+    ours = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
+    return (
+        f"!has(object.spec.gpu) || object.spec.?nodeName.orValue('') != '' || size({labels}) > {MAX_ITEMS} || "
+        f"size({annotations}) > {MAX_ITEMS} || {annotations}.exists(k, {ours})"
+    )
 
 
 def annotation_variables() -> list[tuple[str, str]]:

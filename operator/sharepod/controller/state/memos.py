@@ -103,6 +103,8 @@ class TenantMemo:
     """The creation of its Pod was not answered in time, and has not succeeded since."""
     gate_unanswered: bool = False
     """The opening of its Pod's gate was not answered in time, and has not succeeded since."""
+    opened: tuple[str, float] | None = None
+    """Uid of the Pod whose gate this process has opened, and when."""
     deleted: tuple[str, float] | None = None
     """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None

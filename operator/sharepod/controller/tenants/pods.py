@@ -192,7 +192,7 @@ class PodControl:
                 raise
             self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
-        memo.blocked, memo.gate_unanswered = None, False
+        memo.blocked, memo.gate_unanswered, memo.opened = None, False, (pod.uid, now)
         self._state.put_pod(made, news=False)
         return True
 

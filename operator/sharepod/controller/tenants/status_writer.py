@@ -2,6 +2,8 @@
 
 Guarantees:
 - Nothing is written that did not change, and nothing is composed again of the same inputs.
+- The first status of a run is written once its Pod is bound or refused by kube-scheduler, at the latest a second after
+  its gate was opened.
 - Usage is written when it has moved by five points, at most every `usage_interval`; at rest it is not written.
 - Totals are written when they have grown by an eighth, and once they are final.
 - A change of conditions alone is written at most once a second.
@@ -39,6 +41,9 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 
 from .snapshots import asks_for_another_share
 
+_BIND_S = 1.0
+"""Seconds for which the status of a Pod that has just got its share waits for the binding: kube-scheduler binds within
+milliseconds, and an API server spends more on a status than on any other write of a life."""
 _MINOR_PERIOD_S = 1.0
 """Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 
@@ -97,10 +102,22 @@ class StatusWriter:
         Return whether something was written. A SharePod of which only the metadata is known gets an Event alone, unless
         it has ended.
         """
+        if finish is None and (pause := self._about_to_be_bound(snapshot, memo)) > 0.0:
+            self._requeue_after(sharepod.uid, pause)
+            return False
         if not sharepod.readable and finish is None:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
             return False
         return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
+
+    def _about_to_be_bound(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
+        """Return the seconds for which the status still waits for kube-scheduler to look at the Pod."""
+        pod = snapshot.pod
+        if memo.opened is None or pod is None or pod.uid != memo.opened[0]:
+            return 0.0
+        if pod.node is not None or pod.unschedulable or pod.deleting or pod.ended:
+            return 0.0
+        return memo.opened[1] + _BIND_S - self._clock()
 
     async def _write(
         self,

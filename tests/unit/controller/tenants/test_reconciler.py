@@ -29,6 +29,10 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
     assert opened is not None
     assert gates(world) == []
     assert opened["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
+    assert world.status() == {}, "kube-scheduler's word is waited for, a second at most"
+    assert world.looks_again(1.0)
+    world.now += 1
+    await world.look()
     assert (world.status()["phase"], world.status()["podUID"]) == ("Placed", made["metadata"]["uid"])
     assert world.condition("Placed")["reason"] == "Reserved"
     world.pod_phase("Running", conditions=[{"type": "Ready", "status": "True"}])
@@ -167,6 +171,8 @@ async def test_a_pod_that_was_created_with_its_answer_lost_is_adopted(world: Wor
     assert "podUID" not in world.status()
     await world.look()
     await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    world.now += 1
     await world.look()
     assert world.status()["podUID"] == (world.read("pods") or {})["metadata"]["uid"]
     assert len(world.server.storage.select(world.kind("pods"), "")) == 1

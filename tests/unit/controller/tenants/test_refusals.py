@@ -320,6 +320,8 @@ async def test_a_ledger_that_refuses_a_reservation_is_stayed_away_from(world: Wo
 async def test_a_refusal_of_the_api_server_reaches_the_queue(world: World) -> None:
     world.node()
     await world.placed()
+    await world.look()
+    world.now += 1
     world.server.fail("patch", "sharepods", refusal=Refused(403, "Forbidden", "no"))
     with pytest.raises(ForbiddenError):
         await world.look()

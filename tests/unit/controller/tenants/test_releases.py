@@ -158,6 +158,8 @@ async def test_a_pod_of_a_history_that_no_longer_exists_is_not_lost_but_made_aga
     await world.look()
     await world.until(lambda: world.tenant in world.rows())
     await world.look()
+    world.now += 1
+    await world.look()
     assert world.status()["phase"] == "Placed"
     assert world.read("pods") is not None
 

@@ -12,6 +12,8 @@ from sharepod.controller.state.facts.sharepod_facts import unreadable_sharepod
 from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit"}
+
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
@@ -267,3 +269,43 @@ async def test_an_end_is_written_whatever_characters_it_quotes(world: World) -> 
     await world.look()
     assert world.status()["phase"] == "Failed"
     assert said in world.condition("PodReady")["message"]
+
+
+@pytest.mark.promise("operator-usage-known")
+async def test_usage_is_not_written_before_it_is_known_and_then_at_once(world: World) -> None:
+    before = writes(world)
+    for memory in (1 << 20, 6 << 30):
+        world.now += 5
+        world.report({"id": world.tenant, "connected": True, "memory": memory})
+        await world.look()
+        assert "usage" not in world.status()
+    world.now += 1
+    world.report({"id": world.tenant, "connected": True, "heldMilli": 400, "memory": 6 << 30})
+    await world.look()
+    assert world.status()["usage"]["heldMilli"] == 400
+    assert writes(world) == before + 1
+
+
+@pytest.mark.promise("operator-first-status")
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ({"spec": {"nodeName": "node-a"}, "status": {}}, "ContainersNotReady"),
+        ({"spec": {}, "status": {"conditions": [REFUSED]}}, "NotScheduled"),
+    ],
+)
+async def test_the_first_status_of_a_run_is_written_with_kube_schedulers_word(word: Json, reason: str) -> None:
+    async with acting_world() as world:
+        world.node()
+        await world.placed()
+        for _ in range(2):
+            await world.look()
+        assert writes(world) == 0
+        world.change("pods", "one", lambda item: item["spec"].update(word["spec"]))
+        world.change("pods", "one", lambda item: item.update(status=word["status"]), status=True)
+        await world.look()
+        assert (writes(world), world.status()["phase"]) == (1, "Placed")
+        assert world.condition("PodReady")["reason"] == reason
+        world.now += 1
+        await world.look()
+        assert writes(world) == 1

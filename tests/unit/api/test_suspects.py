@@ -1,0 +1,27 @@
+"""Conditions under which a policy is evaluated at all: none passes over something that a rule of the policy refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.admission.pod_fields import SUSPECT
+from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.resource_line import PREFIX
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern"),
+    [
+        ("annotations", INJECTION_PATTERN),
+        ("resources", GPU_RESOURCE_PATTERN),
+        ("resources", "^" + re.escape(PREFIX)),
+        ("mounts", RESERVED_MOUNT_PATTERN),
+    ],
+)
+@given(data=st.data())
+def test_whatever_a_rule_refuses_is_suspect(kind: str, pattern: str, data: st.DataObject) -> None:
+    refused = data.draw(st.from_regex(pattern))
+    assert any(part in refused for part in SUSPECT[kind])
