@@ -1,0 +1,114 @@
+"""Those of one namespace who ask the same: each gets what it would get if nobody were lined up with others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sharepod.controller.placing import slices
+from sharepod.controller.placing.waiting import Lot, WaitingTenant
+from unit.controller.loop_world import World, deciding
+from unit.controller.objects import sharepod_object
+
+_STEPS = 60
+_CROWD = 24
+_REQUESTS = (0.9, 0.6, 0.3)
+
+
+class _Life:
+    """Random life of a small world, which is the same for one seed whatever the loop decides as one."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world = world
+        self.chance = chance
+        self.waits: list[str] = []
+        self.nodes = 2
+        self.versions = 1
+
+    async def step(self, number: int) -> dict[str, str]:
+        """Let one thing happen; return who was placed where."""
+        world, chance = self.world, self.chance
+        what = chance.choice(
+            ("come", "come", "leave", "leave", "changes", "gives up", "node", "order", "retry", "time")
+        )
+        self.waits = [tenant for tenant in self.waits if tenant not in world.placed]
+        one = chance.choice(self.waits) if self.waits else None
+        if what == "come" and number < _STEPS // 2:
+            self.comes(f"t{number:02}")
+        elif what == "leave" and world.placed:
+            await world.leaves(chance.choice(sorted(world.placed)))
+        elif what == "changes" and one is not None:
+            self._asks_otherwise(one, chance.choice(_REQUESTS))
+            world.loop.want_place(one)
+        elif what == "gives up" and one is not None:
+            world.state.drop_pod(f"pod-of-{one}")
+            self.waits.remove(one)
+            world.loop.want_place(one)
+        elif what == "node":
+            self.nodes += 1
+            world.node(f"n{self.nodes}", chance.choice((1, 1, 2)))
+            if chance.random() < 0.7:
+                world.remove_node(f"n{self.nodes}")
+        elif what == "order":
+            world.loop.order_changed()
+        elif what == "retry" and one is not None:
+            world.loop.retry(one)
+        elif what == "time":
+            await world.later(chance.choice((1.0, 1.0, 30.0, 30.0, 700.0)))
+        if chance.random() < 0.7:
+            await world.settle()
+        return dict(world.placed)
+
+    def comes(self, name: str) -> None:
+        request = self.chance.choice(_REQUESTS)
+        self.waits.append(name)
+        self.world.wants(name, request, priority=self.chance.choice((0, 0, 0, 9)), memory="1Gi")
+
+    def _asks_otherwise(self, tenant: str, request: float) -> None:
+        self.versions += 1
+        known = self.world.state.sharepods.get(tenant)
+        assert known is not None
+        metadata = {"creationTimestamp": known.created, "namespace": known.namespace}
+        spec = {"gpu": {"request": request, "memory": "1Gi"}, "restartPolicy": "Never"}
+        self.world.state.put_sharepod(
+            sharepod_object(uid=tenant, name=tenant, version=self.versions, spec=spec, metadata=metadata)
+        )
+
+
+async def _history(seed: int) -> list[object]:
+    chance = random.Random(seed)
+    async with deciding(World()) as world:
+        for name in ("n1", "n2"):
+            world.node(name)
+        life = _Life(world, chance)
+        for number in range(_CROWD):
+            life.comes(f"crowd{number:02}")
+        seen: list[object] = [await life.step(number) for number in range(_STEPS)]
+        await world.later(60)
+        waits = [tenant for tenant in life.waits if tenant not in world.placed]
+        assert all(world.why(tenant) for tenant in waits)
+        assert set(waits) == set(world.loop.waiting())
+        return [*seen, dict(world.placed)]
+
+
+@pytest.mark.promise("security-flood", "placement-no-lost-wake-up")
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lots: list[int] = []
+    refused = Lot.refused
+
+    def counted(self: Lot, version: int) -> None:
+        lots.append(len(self))
+        refused(self, version)
+
+    monkeypatch.setattr(Lot, "refused", counted)
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
+    together = await _history(seed)
+    assert max(lots) > 2
+    monkeypatch.setattr(WaitingTenant, "is_like_others", property(lambda _waiting: False))
+    lots.clear()
+    alone = await _history(seed)
+    assert not lots
+    assert together == alone
