@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sharepod.placement.engine import QueueKey
 from sharepod.placement.state.cluster import Cluster
@@ -109,14 +109,15 @@ class WaitingLine:
         nobody_holds = not cluster.plugin_nodes()
         self._let_go(kept_for if nobody_holds else self.places)
         alone: list[WaitingTenant] = []
-        alike: list[WaitingTenant] = []
+        alike: dict[tuple[str, int | None], list[WaitingTenant]] = {}
         for number, waiting in enumerate(list(self.alone.values())):
             if not number % _AT_ONCE or waiting.key is None:
                 began = await slices.turns_of_others(began)
             if not self.has(waiting) or waiting.lot is not None:
                 continue
             if nobody_holds and waiting.tenant not in kept_for and waiting.is_like_others:
-                alike.append(waiting)
+                assert waiting.worked_out is not None
+                alike.setdefault((waiting.worked_out.asks, waiting.refused_at_version), []).append(waiting)
             elif waiting.refused_at_version != version or now >= waiting.retry_at:
                 self._know_key(waiting)
                 alone.append(waiting)
@@ -153,24 +154,24 @@ class WaitingLine:
             if waiting is not None and waiting.lot is not None:
                 waiting.lot.remove(waiting)
 
-    def _into_lots(self, waiting: Iterable[WaitingTenant]) -> list[WaitingTenant]:
+    def _into_lots(self, alike: Mapping[tuple[str, int | None], list[WaitingTenant]]) -> list[WaitingTenant]:
         """Put those that ask the same, and were refused at the same version, into lots; return those that nobody is
-        like."""
+        like, or that have changed meanwhile."""
         lots: dict[tuple[str, int | None], Lot] = {}
         for lot in filter(len, self.lots):
             found = lots.setdefault((lot.asks, lot.refused_at_version), lot)
             if found is not lot:
                 found.add(lot.take_apart())
-        alike: dict[tuple[str, int | None], list[WaitingTenant]] = {}
-        for each in filter(self.has, waiting):
-            if each.worked_out is not None:
-                alike.setdefault((each.worked_out.asks, each.refused_at_version), []).append(each)
-        alone = []
+        alone: list[WaitingTenant] = []
         for asked, those in alike.items():
             if asked not in lots and len(those) == 1:
                 alone += those
-            else:
-                lots.setdefault(asked, Lot(*asked, self.alone)).add(those)
+                continue
+            same = [each for each in those if self.has(each) and _asked(each) == asked]
+            if len(same) < len(those):
+                alone += [each for each in those if self.has(each) and _asked(each) != asked]
+            if same:
+                lots.setdefault(asked, Lot(*asked, self.alone)).add(same)
         self.lots = list(lots.values())
         return alone
 
@@ -199,3 +200,8 @@ class WaitingLine:
 def _priority(waiting: WaitingTenant) -> int:
     assert waiting.key is not None
     return -waiting.key[0]
+
+
+def _asked(waiting: WaitingTenant) -> tuple[str, int | None]:
+    """What one asks, and the version of its last refusal."""
+    return waiting.worked_out.asks if waiting.worked_out is not None else "", waiting.refused_at_version
