@@ -30,7 +30,7 @@ from .frames import (
     Want,
     Welcome,
 )
-from .heartbeat import Heartbeat, Sign
+from .heartbeat import Beat, Heartbeat, Sign
 from .hints import HintsPage
 from .pulse import Pulse, PulsePage
 
@@ -41,6 +41,7 @@ __all__ = [
     "VERSION_MAX",
     "VERSION_MIN",
     "AgentFrame",
+    "Beat",
     "ClientFrame",
     "Drained",
     "Draining",

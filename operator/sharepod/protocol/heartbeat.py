@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .pulse import Pulse
+from .pulse import Pulse, PulsePage
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,33 @@ class Sign:
     """The process waits for the token, and goes on giving signs of life meanwhile."""
 
 
+@dataclass(frozen=True)
+class Beat:
+    """Where a process writes that it lives, for one that looks without reading the rest."""
+
+    page: object
+    """What has to stay for the address to be good."""
+    address: int
+    """Of the moment of its last sign of life, 64 bits in nanoseconds of its clock."""
+    offset_ns: int
+    """From its clock to that of the agent."""
+    since_ns: int
+    """Moment of the agent's clock from which on its silence counts at the earliest."""
+    patience_ns: int
+    """Silence that it may keep."""
+
+
 class Heartbeat:
     """Signs of life of one process.
 
     Args:
         pulse: Returns what the process last wrote.
+        page: Page in which it does; None: it cannot be looked at but by `read`.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse]) -> None:
+    def __init__(self, pulse: Callable[[], Pulse], page: PulsePage | None = None) -> None:
         self._pulse = pulse
+        self._page = page
         self._offset: int | None = None
         """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
         than a millisecond more."""
@@ -49,3 +67,9 @@ class Heartbeat:
         if pulse.grant_id == 0:
             return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
+
+    def beat(self, since_ns: int, patience_ns: int) -> Beat | None:
+        """Return where to look for signs of life; None where that is not known, or the process was not read yet."""
+        if self._page is None or self._offset is None:
+            return None
+        return Beat(self._page, self._page.beat_address, self._offset, since_ns, patience_ns)

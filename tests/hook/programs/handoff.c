@@ -1,8 +1,8 @@
 /* NOCUDA. Time of the token from one tenant to the next: plays tenants' processes against a running agent.
  *
  * handoff --seconds S --hold-us N GROUP:SOCKET...   tenants of one group share GPUs; each holds the token for N us (0:
- *     for the whole quantum), gives it back and wants it again. Counted is the time from sending DRAINED to receiving
- *     the next GRANT of the group.
+ *     for the whole quantum), gives it back and wants it again, and gives a sign of life each 0.5 ms meanwhile, as the
+ *     hook does. Counted is the time from sending DRAINED to receiving the next GRANT of the group.
  * handoff --seconds S --hold-us N --echo   the same frames, every N us, to a process that sends them back: what two
  *     sockets and two wake-ups cost by themselves.
  *
@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -27,12 +28,13 @@
 
 #include "sharepod/protocol.h"
 
-enum { TENANTS_MOST = 1024, SAMPLES_MOST = 1 << 20 };
+enum { TENANTS_MOST = 1024, SAMPLES_MOST = 1 << 20, BEAT_NS = 500000 };
 
 struct tenant {
     int socket, group;
     uint32_t gpu_mask;
     uint64_t grant_id;
+    struct shp_pulse *pulse;
 };
 
 struct group {
@@ -44,6 +46,7 @@ static struct tenant tenants[TENANTS_MOST];
 static struct group groups[TENANTS_MOST];
 static unsigned tenant_count, group_count, sample_count;
 static uint32_t samples[SAMPLES_MOST]; /* ns */
+static uint16_t version = SHP_VERSION_MIN; /* spoken with the agent */
 
 static uint64_t now(void) {
     struct timespec time;
@@ -63,9 +66,41 @@ static void sample(uint64_t duration) {
 
 static void put(int socket, void *frame, uint16_t type, uint32_t size) {
     struct shp_header *header = frame;
-    *header = (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MIN, .type = type, .size = size};
+    *header = (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size};
     if (send(socket, frame, size, MSG_NOSIGNAL) != (ssize_t)size)
         fail("send");
+}
+
+/* Receive the welcome; return the page for signs of life that comes with it. */
+static struct shp_pulse *welcomed(int socket, struct shp_welcome *welcome) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+    } control;
+    struct iovec content = {.iov_base = welcome, .iov_len = sizeof *welcome};
+    struct msghdr message = {
+        .msg_iov = &content, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != sizeof *welcome || welcome->header.type != SHP_WELCOME)
+        fail("no welcome");
+    const struct cmsghdr *passed = CMSG_FIRSTHDR(&message);
+    int descriptors[2]; /* hints, pulse */
+    if (passed == NULL || passed->cmsg_len != CMSG_LEN(sizeof descriptors))
+        fail("a welcome without two descriptors");
+    memcpy(descriptors, CMSG_DATA(passed), sizeof descriptors);
+    void *page = mmap(NULL, sizeof(struct shp_pulse), PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[1], 0);
+    if (page == MAP_FAILED)
+        fail("mmap");
+    close(descriptors[0]);
+    close(descriptors[1]);
+    return page;
+}
+
+/* Give a sign of life: the tenant holds, and its work is launched up to the end of its turn. */
+static void beat(const struct group *group, uint64_t time) {
+    struct shp_pulse *pulse = group->holder->pulse;
+    __atomic_store_n(&pulse->grant_id, group->holder->grant_id, __ATOMIC_RELAXED);
+    __atomic_store_n(&pulse->ends_at, group->until, __ATOMIC_RELAXED);
+    __atomic_store_n(&pulse->beat_at, time, __ATOMIC_RELEASE);
 }
 
 static void enter(const char *argument) {
@@ -82,11 +117,12 @@ static void enter(const char *argument) {
     tenant->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (tenant->socket < 0 || connect(tenant->socket, (struct sockaddr *)&address, sizeof address) != 0)
         fail(path);
-    struct shp_hello hello = {.version_min = SHP_VERSION_MIN, .version_max = SHP_VERSION_MIN};
-    struct shp_welcome welcome;
+    struct shp_hello hello = {.version_min = SHP_VERSION_MIN, .version_max = SHP_VERSION_MAX};
+    version = SHP_VERSION_MIN;
     put(tenant->socket, &hello, SHP_HELLO, sizeof hello);
-    if (recv(tenant->socket, &welcome, sizeof welcome, 0) != sizeof welcome || welcome.header.type != SHP_WELCOME)
-        fail("no welcome");
+    struct shp_welcome welcome;
+    tenant->pulse = welcomed(tenant->socket, &welcome);
+    version = welcome.header.version;
     tenant->gpu_mask = (1u << welcome.gpu_count) - 1;
     if ((unsigned)tenant->group >= group_count)
         group_count = (unsigned)tenant->group + 1;
@@ -117,6 +153,10 @@ static void take(struct tenant *tenant, uint64_t hold) {
         if (group->holder == tenant && tenant->grant_id == frame.grant.grant_id && hold == 0)
             group->until = time + frame.grant.quantum_ns;
     } else if (frame.header.type == SHP_GRANT) {
+        if (group->holder != NULL) { /* it was taken to be without processor time, and passed over */
+            give_back(group);
+            group->drained = 0;
+        }
         if (group->drained != 0)
             sample(time - group->drained);
         tenant->grant_id = frame.grant.grant_id;
@@ -139,10 +179,17 @@ static void play(uint64_t end, uint64_t hold) {
     for (uint64_t time = now(); time < end; time = now()) {
         uint64_t due = end;
         for (unsigned i = 0; i < group_count; i++) {
-            if (groups[i].holder != NULL && groups[i].until <= time)
+            if (groups[i].holder == NULL)
+                continue;
+            if (groups[i].until <= time) {
                 give_back(&groups[i]);
-            else if (groups[i].holder != NULL && groups[i].until < due)
+                continue;
+            }
+            beat(&groups[i], time);
+            if (groups[i].until < due)
                 due = groups[i].until;
+            if (time + BEAT_NS < due)
+                due = time + BEAT_NS;
         }
         time = now();
         uint64_t left = due > time ? due - time : 0;

@@ -35,6 +35,7 @@ from sharepod.timeshare import (
 )
 
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
+from .looks import Looks
 from .silence import PATIENCE_MOST_NS, LookAgain, Silence
 
 log = structlog.get_logger(__name__)
@@ -129,9 +130,8 @@ class Tokens:
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
         self._sweep: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
-        """Timer of the next look at the heartbeats, while a tenant holds a GPU that another waits for."""
-        self._look_at = 0
+        self._looks = Looks(clock, self._listen)
+        """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
 
@@ -261,6 +261,7 @@ class Tokens:
                 self.want(tenant_id, client)
             return
         token.forget(client)
+        self._looks.changed()
         token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
@@ -274,6 +275,7 @@ class Tokens:
         token.wanting.discard(client)
         if client in token.undrained:
             token.forget(client)
+            self._looks.changed()
             if alive:
                 token.disconnected.add(client.pid)
             self._end_grant_if_drained(tenant_id, token)
@@ -321,10 +323,11 @@ class Tokens:
 
     def close(self) -> None:
         """Stop the timers."""
-        for timer in (self._timer, self._sweep, self._look):
+        for timer in (self._timer, self._sweep):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._sweep = self._look = None
+        self._timer = self._sweep = None
+        self._looks.close()
 
     def _now(self) -> int:
         """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
@@ -380,7 +383,7 @@ class Tokens:
                     self._send_grant(token, client, action)
                 if wanting and token.silence.patience_ns < PATIENCE_MOST_NS:
                     since = max(token.told_at[client] for client in wanting)
-                    self._look_in(now, max(0, since + token.silence.patience_ns - now))
+                    self._looks.by(max(now, since + token.silence.patience_ns))
             elif isinstance(action, TokenRevocation):
                 for client in token.undrained:
                     client.send(protocol.Revoke(action.grant_id))
@@ -401,14 +404,16 @@ class Tokens:
         if due is not None and self._timer is None:
             loop, self._timer_at = asyncio.get_running_loop(), due
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._on_timer)
-        if self._look is None and due is not None:
-            self._look_in(now, PATIENCE_MOST_NS)
+        if due is not None and not self._looks.pending:
+            self._looks.by(now + PATIENCE_MOST_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
             token.disconnected.clear()
             self._end_grant_if_drained(tenant_id, token)
         # 4. Let displaced tenants wait for their next turn, if some of their processes want it.
+        if left:
+            self._looks.changed()
         waiting = [tenant_id for tenant_id in left if self._tokens[tenant_id].wanting]
         for tenant_id in waiting:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
@@ -420,33 +425,36 @@ class Tokens:
         if token.wanted_at is None:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)
+        self._looks.changed()
         self._hint_neighbours(tenant_id)
 
-    def _look_in(self, now: int, delay_ns: int) -> None:
-        """Look at the heartbeats in `delay_ns` at the latest."""
-        if self._look is not None:
-            if self._look_at <= now + delay_ns:
-                return
-            self._look.cancel()
-        self._look_at = now + delay_ns
-        loop = asyncio.get_running_loop()
-        self._look = loop.call_at(loop.time() + max(0, self._look_at - self._clock()) / 1e9, self._listen)
-
-    def _listen(self) -> None:
+    def _listen(self, late: bool) -> None:
         """Look at the heartbeats of all tenants that others wait for (E2). An agent that is late was held up, and so
         may be the processes: it looks again before it judges."""
-        self._look = None
-        now, late = self._now(), self._clock() - self._look_at >= _STALL_NS
+        now = self._now()
         looks: list[int] = []
         silenced = False
-        for tenant_id in self._scheduler.waited_for():
+        waited_for = self._scheduler.waited_for()
+        for tenant_id in waited_for:
             again_at = None if late else self._suspend_if_silent(now, tenant_id, self._tokens[tenant_id])
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            self._look_in(now, min(max(min(looks) - now, 1), PATIENCE_MOST_NS))  # others may begin to hold meanwhile
+            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # others may begin to hold meanwhile
+            self._looks.watch([self._beats(tenant_id) for tenant_id in waited_for], at)
         if silenced:
             self._pump()
+
+    def _beats(self, tenant_id: str) -> list[protocol.Beat | None]:
+        """Where to look for signs of life of a tenant that holds; an empty list: nowhere."""
+        token = self._tokens[tenant_id]
+        if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
+            return []
+        patience_ns = token.silence.patience_ns
+        return [
+            None if client.heartbeat is None else client.heartbeat.beat(told_at, patience_ns)
+            for client, told_at in token.told_at.items()
+        ]
 
     def _suspend_if_silent(self, now: int, tenant_id: str, token: _Token) -> int | None:
         """Bar the gates of a tenant that holds, if it is silent (E2).
@@ -471,6 +479,7 @@ class Tokens:
         if token.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(self._clock)
             token.told_at[client] = sign.at if sign is not None and sign.waits else self._clock()
+            self._looks.changed()
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(

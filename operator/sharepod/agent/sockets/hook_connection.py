@@ -226,7 +226,7 @@ class HookConnection:
                 with contextlib.suppress(OSError):  # without one the client is waited for until it drains
                     page = protocol.PulsePage()
                     stack.callback(page.close_fd)
-                    self.heartbeat = protocol.Heartbeat(page.read)
+                    self.heartbeat = protocol.Heartbeat(page.read, page)
                     fds.append(page.fd)
             self._send(protocol.encode(welcome, version=version), fds)
         self._service.on_hello(self)

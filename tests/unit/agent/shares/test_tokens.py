@@ -242,8 +242,8 @@ async def test_an_agent_that_was_held_up_charges_nobody_for_it(tokens: Tokens, c
 
 async def looks(tokens: Tokens) -> None:
     """Let the tokens look at the heartbeats, at the moment of the clock."""
-    before = tokens._look
-    await until(lambda: tokens._look is not before)
+    before = tokens._looks._timer
+    await until(lambda: tokens._looks._timer is not before)
 
 
 async def holder_and_waiter(
@@ -323,7 +323,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
         await looks(tokens)
         tokens.drained("b", busy, protocol.Drained(busy.grants()[-1], wanting=True))
         assert stopped.grants()[-1] > grant
-    assert tokens._look_at == clock.now + MS
+    assert tokens._looks._at == clock.now + MS
     clock.now += MS
     await looks(tokens)
     assert barred[-1] == stopped.grants()[-1]

@@ -1,0 +1,118 @@
+"""Looks at signs of life by the agent's event loop, with real pulse pages on the real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sharepod import protocol
+from sharepod.agent import on_time
+from sharepod.agent.shares.tokens import Tokens
+from sharepod.timeshare import Parameters
+from unit.agent.client import until
+
+GPU = "GPU-0"
+
+
+class Process:
+    """A client with a pulse page, into which it writes each 0.5 ms while it lives."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.grant_id = 0
+        page = protocol.PulsePage()
+        self._written = mmap.mmap(page.fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        page.close_fd()
+        self.heartbeat: protocol.Heartbeat | None = protocol.Heartbeat(page.read, page)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._live)
+        self.write()
+        self._thread.start()
+
+    def send(self, frame: protocol.AgentFrame) -> None:
+        if isinstance(frame, protocol.Grant):
+            self.grant_id = frame.grant_id
+
+    def write(self) -> None:
+        now = time.monotonic_ns()
+        self._written[:24] = struct.pack("=QQQ", self.grant_id, now, now)
+
+    def _live(self) -> None:
+        while not self._stopped.wait(0.0005):
+            self.write()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]]) -> int:
+    """Let `a` hold what `b` waits for; return how often Python was woken to look."""
+    barred: list[int] = []
+    looks: list[bool] = []
+    one, other = Process(1), Process(2)
+
+    async def main() -> None:
+        tokens = Tokens(Parameters())
+        listen = tokens._looks._look
+        tokens._looks._look = lambda late: (looks.append(late), listen(late))[1]
+        for name, process in (("a", one), ("b", other)):
+            tokens.set_tenant(
+                name, (GPU,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=barred.append
+            )
+            tokens.set_connected(name, connected=True)
+            assert process.heartbeat is not None
+        tokens.want("a", one)
+        tokens.want("b", other)
+        await life(tokens, one, other, barred)
+        tokens.close()
+
+    try:
+        on_time.run(main())
+    finally:
+        one.stop()
+        other.stop()
+    return len(looks)
+
+
+@pytest.mark.promise("time-starved")
+def test_who_holds_after_another_is_watched_although_the_one_before_lives_on() -> None:
+    async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
+        await asyncio.sleep(0.02)  # the first is watched by the loop
+        other.stop()
+        tokens.drained("a", one, protocol.Drained(one.grant_id, wanting=True))
+        await until(lambda: other.grant_id in barred)
+
+    on_the_loop(life)
+
+
+@pytest.mark.promise("time-starved")
+def test_a_holder_that_stops_while_the_loop_watches_is_barred() -> None:
+    async def life(_tokens: Tokens, one: Process, _other: Process, barred: list[int]) -> None:
+        await asyncio.sleep(0.02)
+        one.stop()
+        await until(lambda: one.grant_id in barred)
+
+    on_the_loop(life)
+
+
+def test_python_is_not_woken_for_a_look_at_one_that_lives() -> None:
+    async def life(_tokens: Tokens, _one: Process, _other: Process, _barred: list[int]) -> None:
+        await asyncio.sleep(0.09)  # within a turn
+
+    assert on_the_loop(life) <= 6, "18 looks were due"
+
+
+def test_where_the_loop_cannot_watch_each_look_is_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life(_tokens: Tokens, one: Process, _other: Process, barred: list[int]) -> None:
+        await asyncio.sleep(0.02)
+        one.stop()
+        await until(lambda: one.grant_id in barred)
+
+    monkeypatch.setattr(on_time.Vigil, "keep", lambda *_: False)
+    assert on_the_loop(life) >= 2
