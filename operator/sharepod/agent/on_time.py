@@ -1,8 +1,8 @@
 """Event loop whose timers are on time to microseconds, where the kernel has timers with a descriptor.
 
 asyncio's own waits for whole milliseconds, rounded up: a GPU would idle for half a millisecond, on average, wherever a
-hand-off goes by a timer. The wait itself is C (native/timed_wait.c): every hand-off begins and ends with one. So are the
-looks at who gives signs of life, which are due some 200 times a second while tenants share a GPU (`Vigil`).
+hand-off goes by a timer. The wait itself is C (native/timed_wait.c): every hand-off begins and ends with one. So are
+the looks at who gives signs of life, which are due some 200 times a second while tenants share a GPU (`Vigil`).
 
 Guarantees:
 - A timer that is due within `_EXACT_NS` fires when it is due; one that is due later, up to a millisecond after it.

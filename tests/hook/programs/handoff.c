@@ -45,7 +45,7 @@ struct group {
 static struct tenant tenants[TENANTS_MOST];
 static struct group groups[TENANTS_MOST];
 static unsigned tenant_count, group_count, sample_count;
-static uint32_t samples[SAMPLES_MOST]; /* ns */
+static uint32_t samples[SAMPLES_MOST];     /* ns */
 static uint16_t version = SHP_VERSION_MIN; /* spoken with the agent */
 
 static uint64_t now(void) {

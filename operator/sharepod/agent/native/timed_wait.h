@@ -35,9 +35,9 @@ typedef struct {
 
 /* Wait until a descriptor in `poller`, an epoll instance, is ready, or `timeout_ns` is over; negative: without end.
  * `timer`: a timerfd in `poller` that is set for that long; negative, or where it cannot be set: the wait is for whole
- * milliseconds, rounded up. A signal ends the wait. Whenever a look of `vigil` is due meanwhile it is taken, and the wait
- * goes on unless a tenant is silent. Return how many of at most `most` are ready and stand in `ready`; negative: an
- * errno. */
+ * milliseconds, rounded up. A signal ends the wait. Whenever a look of `vigil` is due meanwhile it is taken, and the
+ * wait goes on unless a tenant is silent. Return how many of at most `most` are ready and stand in `ready`; negative:
+ * an errno. */
 int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil);
 
 #endif

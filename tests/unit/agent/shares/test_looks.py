@@ -60,7 +60,12 @@ def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[
     async def main() -> None:
         tokens = Tokens(Parameters())
         listen = tokens._looks._look
-        tokens._looks._look = lambda late: (looks.append(late), listen(late))[1]
+
+        def counted(late: bool) -> None:
+            looks.append(late)
+            listen(late)
+
+        tokens._looks._look = counted
         for name, process in (("a", one), ("b", other)):
             tokens.set_tenant(
                 name, (GPU,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=barred.append
