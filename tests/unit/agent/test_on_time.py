@@ -106,7 +106,8 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
 
 # ---- vigil
 
-PATIENCE_NS = 5_000_000
+PATIENCE_NS = 200_000_000
+"""Far more than a busy machine takes from a thread that lives."""
 
 
 class Living:
@@ -158,7 +159,7 @@ def test_a_vigil_is_over_once_a_process_is_silent_and_wakes_python_only_then(
     living = Living(ahead_ns)
 
     async def main() -> int:
-        threading.Timer(0.1, living.stop).start()
+        threading.Timer(0.8, living.stop).start()
         waits.clear()
         due, now = await silence([[living.beat()]])
         assert due <= now
@@ -166,7 +167,7 @@ def test_a_vigil_is_over_once_a_process_is_silent_and_wakes_python_only_then(
 
     found = on_time.run(main())
     assert found - living.stop() >= PATIENCE_NS
-    assert len([at for at in waits if at < living.written.value - ahead_ns]) <= 5, "not one for each look"
+    assert len([at for at in waits if at < living.written.value - ahead_ns]) <= 2, "not one for each look"
 
 
 @pytest.mark.usefixtures("kernel")
@@ -202,7 +203,7 @@ def test_other_events_and_timers_come_while_a_vigil_is_kept() -> None:
         loop = asyncio.get_running_loop()
         watching = asyncio.create_task(silence([[living.beat()]]))
         for _ in range(3):
-            await asyncio.sleep(0.007)
+            await asyncio.sleep(0.15)
             await loop.run_in_executor(None, time.sleep, 0.001)
         assert not watching.done()
         living.stop()
