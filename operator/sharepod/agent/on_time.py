@@ -143,8 +143,8 @@ class Vigil:
             self._descriptor = -1
 
     def _tell(self) -> None:
-        self._beats = ()
-        if self._over is not None:
+        if self._vigil.count == 0 and self._over is not None:  # else others are watched since the wait has ended
+            self._beats = ()
             self._over(int(self._vigil.due))
 
 
