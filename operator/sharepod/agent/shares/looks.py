@@ -20,7 +20,7 @@ _STALL_NS = 20_000_000
 """Nanoseconds by which a look is late when the agent counts as held up, and with it perhaps those that it looks at."""
 
 
-class Vigil(Protocol):
+class Watch(Protocol):
     """The event loop's watch over tenants, see `on_time.Vigil`."""
 
     @property
@@ -48,7 +48,7 @@ class Looks:
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0
         """Moment for which the timer is set."""
-        self._vigil: Vigil | None = None
+        self._vigil: Watch | None = None
         """Takes the next look, in place of the timer."""
 
     @property
@@ -73,7 +73,7 @@ class Looks:
             tenants: Of each tenant the processes of which one has to give signs of life; None: it gives none.
             at: Moment of the first look.
         """
-        vigil: Vigil | None = getattr(asyncio.get_running_loop(), "vigil", None)
+        vigil: Watch | None = getattr(asyncio.get_running_loop(), "vigil", None)
         known = [[beat for beat in tenant if beat is not None] for tenant in tenants]
         whole = all(known) and sum(map(len, known)) == sum(map(len, tenants))
         if vigil is not None and whole and vigil.keep(known, at, self._over):

@@ -227,7 +227,7 @@ class ServedTenant:
 
     @property
     def measured(self) -> bool:
-        """Whether the tenant has had a hook for as long as its usage is a mean of."""
+        """True once the tenant has had a hook for as long as its usage is a mean of."""
         return self._loop.time() >= self._measured_from
 
     @property

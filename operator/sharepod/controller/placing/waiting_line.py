@@ -203,5 +203,5 @@ def _priority(waiting: WaitingTenant) -> int:
 
 
 def _asked(waiting: WaitingTenant) -> tuple[str, int | None]:
-    """What one asks, and the version of its last refusal."""
+    """Return what one asks, and the version of its last refusal."""
     return waiting.worked_out.asks if waiting.worked_out is not None else "", waiting.refused_at_version
