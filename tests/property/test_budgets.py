@@ -134,6 +134,9 @@ def test_a_clock_that_goes_back_refills_nothing(
     Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
     99_308_169_333,
 )
+@example(  # of which a part is less than one unit
+    Terms(amount=1_000_000, cap=1, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS, charge_by=ChargeBy.HELD), 0
+)
 def test_a_spent_budget_counts_again_when_it_was_said(of: Terms, start_ms: int) -> None:
     assume(of.refill is Refill.PERIOD_START or of.amount >= MICRO)
     spent = advanced(opened(of, start_ms), of, Consumed(10**18, 10**18), start_ms + 1)

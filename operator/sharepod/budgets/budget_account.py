@@ -131,7 +131,7 @@ def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
     """Return when a spent budget counts again, if nothing is charged until then."""
     if terms.refill is Refill.PERIOD_START:
         return span_of(terms.period, account.at_ms).end_ms
-    missing, at_ms = max(0, terms.cap // RESUMED_AT - account.credit), account.at_ms
+    missing, at_ms = max(0, max(1, terms.cap // RESUMED_AT) - account.credit), account.at_ms
     # Each period refills at a rate of its own: months differ in length.
     for _ in range(_MOST_PERIODS):
         span = span_of(terms.period, at_ms)
