@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -245,15 +246,23 @@ async def test_many_tenants_are_opened_by_few_calls_some_while_those_before_them
     settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_all, calls, served = StateDir.open_all, [], []
+    serve, next_asked = TenantRegistry._serve, threading.Event()
 
     def counted(state: StateDir, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
         calls.append(len(wanted))
         served.append(len(registry.rows()))
         if len(calls) == 2:
+            next_asked.set()
             raise OSError(errno.ENOTCONN, "the other process is away")
         return open_all(state, wanted)
 
+    def serve_slowly(registry: TenantRegistry, one: Tenant, files: TenantFiles | OSError) -> None:
+        if len(registry.rows()) == 1:
+            next_asked.wait(10)  # in a thread of its own, which a busy machine may keep waiting
+        serve(registry, one, files)
+
     monkeypatch.setattr(StateDir, "open_all", counted)
+    monkeypatch.setattr(TenantRegistry, "_serve", serve_slowly)
     rows = [row(f"t{number}", 10, gpus=((GPU0, GPU1)[number % 2],)) for number in range(40)]
     async with tenants_with(settings, []) as registry:
         with pytest.raises(OSError, match=r"away \(tenant t16, 16 of 40 rows\)"):
