@@ -21,6 +21,7 @@ from harness.errors import HarnessError
 from harness.installation import GROUP, NAMESPACE, POOL_LABEL
 from harness.machines import IMAGE, RealNode
 from harness.shares import measured
+from node.installed_rights import expect_rights
 from sharepod.api.objects import SELF_TEST_CLAIM
 
 TEAM = "team-a"
@@ -66,6 +67,36 @@ def _await_running(cluster: Cluster, name: str) -> Object:
     return pod
 
 
+def _apply_by_claim_and_line(cluster: Cluster) -> None:
+    """Two plain Pods of 0.1 each, gamma by a claim and delta by the line, which both run in the end."""
+    amounts = {"timeMilli": "100", "memory": "1Gi"}
+    exactly = {"deviceClassName": "sharepod.dev", "capacity": {"requests": amounts}}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "tenth"}, "spec": spec}
+    line = {"limits": {"sharepod.dev/gpu-milli": "100", "sharepod.dev/gpu-memory-mib": "1024"}}
+    pods = {
+        "gamma": ({"claims": [{"name": "gpu"}]}, [{"name": "gpu", "resourceClaimName": "tenth"}]),
+        "delta": (line, []),
+    }
+    cluster.kubectl("apply", "-n", TEAM, "-f", "-", input=json.dumps(claim))
+    for name, (resources, claims) in pods.items():
+        env = [{"name": "FAKE_CUDA_LABEL", "value": f"{TEAM}/{name}/main"}]
+        container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": _RESTRICTED}
+        body = {"containers": [container | {"resources": resources, "env": env}], "resourceClaims": claims}
+        meta = {"name": name, "namespace": TEAM}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": meta,
+            "spec": {**body, "terminationGracePeriodSeconds": 2},
+        }
+        cluster.kubectl("apply", "-f", "-", input=json.dumps(pod))
+    for name in pods:
+        cluster.wait_for(
+            f"{PODS}/{name}", lambda pod: pod and pod["status"].get("phase") == "Running", what=name, timeout=90
+        )
+
+
 def _holds(kind: str, gpunode: Object | None) -> bool:
     """Return whether a GPUNode has a condition that is True."""
     conditions = (gpunode or {}).get("status", {}).get("conditions", [])
@@ -98,7 +129,7 @@ def _installed_kinds(cluster: Cluster, overlay: Path) -> list[tuple[str, str]]:
     return [(one["kind"], one["metadata"]["name"]) for one in rendered if "namespace" not in one["metadata"]]
 
 
-@pytest.mark.promise("install-as-written")
+@pytest.mark.promise("install-as-written", "security-installed-rights")
 def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are(
     cluster: Cluster, machine: RealNode, tmp_path: Path
 ) -> None:
@@ -116,8 +147,8 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     was = _await_running(cluster, "alpha")
     time.sleep(3)
     measured(machine.busy_ns).expect(alpha=60)
-    # 3. Upgrade, with claims: the same pod runs on, under the new agent, the node tests itself, and a new one starts.
-    now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test")
+    # 3. Upgrade, with claims and line: the same pod runs on, under the new agent, and others start by every door.
+    now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test", "plain")
     node = f"{GROUP}/gpunodes/{machine.node}"
     for kind in ("HookLoads", "ClaimsAttach"):
         cluster.wait_for(node, partial(_holds, kind), what=f"{kind} True", timeout=90)
@@ -131,14 +162,18 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     assert sorted(image.rpartition(":")[2] for image in running) == sorted(digests)
     _apply(cluster, "beta", {"request": 0.4, "memory": "4Gi"})
     _await_running(cluster, "beta")
+    _apply_by_claim_and_line(cluster)
     time.sleep(3)
-    measured(machine.busy_ns).expect(alpha=50, beta=50)
+    measured(machine.busy_ns).expect(alpha=40, beta=40, gamma=10, delta=10)
     pod = cluster.api.get(f"{PODS}/alpha")
     assert pod["metadata"]["uid"] == was["metadata"]["uid"]
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
-    # 4. Uninstall, as docs/install.md says, and nothing is left.
+    # 4. Nothing has more rights than it is said to have.
+    expect_rights(cluster, machine)
+    # 5. Uninstall, as docs/install.md says, and nothing is left.
     brought = _installed_kinds(cluster, tmp_path)
     cluster.kubectl("delete", "sharepods", "--all", "--all-namespaces", timeout=60)
+    cluster.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", TEAM, timeout=60)
     _await_released(cluster, node)
     cluster.kubectl("delete", "daemonset", SELF_TEST_CLAIM, "-n", NAMESPACE)
     label = f"app.kubernetes.io/name={SELF_TEST_CLAIM}"
