@@ -31,7 +31,7 @@ LIMITED: Object = {
         }
     ],
 }
-"""What a cloud's API server is told so that critical Pods come only where a ResourceQuota is for them."""
+"""Configuration of a cloud's API server: critical Pods come only where a ResourceQuota is for them."""
 PATIENCE_S = 90.0
 
 

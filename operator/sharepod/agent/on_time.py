@@ -44,7 +44,7 @@ class OnTimeSelector(selectors.EpollSelector):
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.vigil = _ffi.new("shp_vigil *")
-        """Who is expected to give signs of life while this waits."""
+        """Processes that are expected to give signs of life while this waits."""
         self._poller = self.fileno()
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:

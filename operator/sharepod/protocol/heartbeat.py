@@ -29,11 +29,11 @@ class Beat:
     """Where a process writes that it lives, for one that looks without reading the rest."""
 
     page: object
-    """What has to stay for the address to be good."""
+    """Owner of the memory: while it lives the address is good."""
     address: int
-    """Of the moment of its last sign of life, 64 bits in nanoseconds of its clock."""
+    """Address of the moment of its last sign of life, 64 bits in nanoseconds of its clock."""
     offset_ns: int
-    """From its clock to that of the agent."""
+    """Nanoseconds from its clock to that of the agent."""
     since_ns: int
     """Moment of the agent's clock from which on its silence counts at the earliest."""
     patience_ns: int

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from sharepod import protocol
 
-_STALL_NS = 20_000_000
-"""Nanoseconds by which a look is late when the agent counts as held up, and with it perhaps those that it looks at."""
+STALL_NS = 20_000_000
+"""Nanoseconds by which a timer is late when the agent counts as stalled, and with it perhaps those that it looks at: 20
+ms, beyond what a busy machine does to a program at nice -10."""
 
 
 class Watch(Protocol):
@@ -66,17 +67,16 @@ class Looks:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._due)
 
-    def watch(self, tenants: Sequence[Sequence[protocol.Beat | None]], at: int) -> None:
+    def watch(self, tenants: Sequence[Sequence[protocol.Beat]], at: int) -> None:
         """Look at that moment, and from then on whenever one of the tenants may be silent, until `changed`.
 
         Args:
-            tenants: Of each tenant the processes of which one has to give signs of life; None: it gives none.
+            tenants: Of each tenant the processes of which one has to give signs of life; none: it cannot be
+                watched.
             at: Moment of the first look.
         """
         vigil: Watch | None = getattr(asyncio.get_running_loop(), "vigil", None)
-        known = [[beat for beat in tenant if beat is not None] for tenant in tenants]
-        whole = all(known) and sum(map(len, known)) == sum(map(len, tenants))
-        if vigil is not None and whole and vigil.keep(known, at, self._over):
+        if vigil is not None and all(tenants) and vigil.keep(tenants, at, self._over):
             self._vigil = vigil
         else:
             self.by(at)
@@ -103,9 +103,9 @@ class Looks:
     def _due(self) -> None:
         self._timer = None
         self._end_vigil()
-        self._look(self._clock() - self._at >= _STALL_NS)
+        self._look(self._clock() - self._at >= STALL_NS)
 
     def _over(self, due: int) -> None:
         self._vigil = None
         if self._timer is None:
-            self._look(self._clock() - due >= _STALL_NS)
+            self._look(self._clock() - due >= STALL_NS)

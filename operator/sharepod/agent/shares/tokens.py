@@ -35,7 +35,7 @@ from sharepod.timeshare import (
 )
 
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
-from .looks import Looks
+from .looks import STALL_NS, Looks
 from .silence import PATIENCE_MOST_NS, LookAgain, Silence
 
 log = structlog.get_logger(__name__)
@@ -43,9 +43,6 @@ log = structlog.get_logger(__name__)
 _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
 for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
-_STALL_NS = 20_000_000
-"""Nanoseconds by which a timer is late when the agent counts as stalled: 20 ms, beyond what a busy machine does to a
-program at nice -10."""
 _HINTS_S = 0.5
 """Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
 tenant's queue bounded."""
@@ -332,7 +329,7 @@ class Tokens:
     def _now(self) -> int:
         """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
         now = self._clock()
-        if self._due is not None and now - self._due >= _STALL_NS:
+        if self._due is not None and now - self._due >= STALL_NS:
             due, self._due = self._due, None
             self._scheduler.stalled(now)
             log.warning("the agent was held up; nobody is charged for that time", milliseconds=(now - due) // 1_000_000)
@@ -445,16 +442,19 @@ class Tokens:
         if silenced:
             self._pump()
 
-    def _beats(self, tenant_id: str) -> list[protocol.Beat | None]:
-        """Where to look for signs of life of a tenant that holds; an empty list: nowhere."""
+    def _beats(self, tenant_id: str) -> list[protocol.Beat]:
+        """Return where to look for signs of life of a tenant that holds; nothing where a process of it gives none."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return []
         patience_ns = token.silence.patience_ns
-        return [
-            None if client.heartbeat is None else client.heartbeat.beat(told_at, patience_ns)
+        beats = [
+            client.heartbeat.beat(told_at, patience_ns)
             for client, told_at in token.told_at.items()
+            if client.heartbeat is not None
         ]
+        known = [beat for beat in beats if beat is not None]
+        return known if len(known) == len(token.told_at) else []
 
     def _suspend_if_silent(self, now: int, tenant_id: str, token: _Token) -> int | None:
         """Bar the gates of a tenant that holds, if it is silent (E2).

@@ -70,7 +70,7 @@ class WaitingTenant:
     explained_at: float = NEVER
     """When the reason of its refusal was last worked out."""
     explained_version: int | None = None
-    """Of which refusal, by its `refused_at_version`."""
+    """`refused_at_version` of the refusal that was explained last."""
     worked_out: WorkedOut | None = None
     """Its last request."""
     refusal: Refusal | None = None

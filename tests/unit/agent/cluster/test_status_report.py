@@ -116,11 +116,9 @@ def facts(processes: int, *, drained: bool = False, held: int | None = 0) -> Age
     return AgentFacts(gpus=(), gpus_known=True, tenants=(tenant,), simulated=True, agent_version="1")
 
 
-@pytest.mark.promise("node-release-soon")
-async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_report, "FACTS_EVERY_S", 3600.0)
-    node, known, woken = OneGpuNode(), [facts(1)], asyncio.Event()
-    report = StatusReport(
+def report_of(node: OneGpuNode, known: list[AgentFacts], woken: asyncio.Event) -> StatusReport:
+    """Return a report of the facts that are known last."""
+    return StatusReport(
         node,  # type: ignore[arg-type]
         node="node-1",
         ledger=node,  # type: ignore[arg-type]
@@ -128,6 +126,13 @@ async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(mon
         readiness=lambda: {CONDITION_AGENT_READY: Readiness(ReadyReason.SERVING)},
         woken=woken,
     )
+
+
+@pytest.mark.promise("node-release-soon")
+async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_report, "FACTS_EVERY_S", 3600.0)
+    node, known, woken = OneGpuNode(), [facts(1)], asyncio.Event()
+    report = report_of(node, known, woken)
     running = asyncio.create_task(report.run())
     try:
         woken.set()
@@ -146,14 +151,7 @@ async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(mon
 @pytest.mark.promise("operator-usage-known")
 async def test_usage_is_written_as_soon_as_it_is_known_and_then_only_with_other_news_or_after_a_while() -> None:
     node, known = OneGpuNode(), [facts(1, held=None)]
-    report = StatusReport(
-        node,  # type: ignore[arg-type]
-        node="node-1",
-        ledger=node,  # type: ignore[arg-type]
-        facts=lambda: known[-1],
-        readiness=lambda: {CONDITION_AGENT_READY: Readiness(ReadyReason.SERVING)},
-        woken=asyncio.Event(),
-    )
+    report = report_of(node, known, asyncio.Event())
     for held, written in ((None, True), (None, False), (400, True), (500, False)):
         known.append(facts(1, held=held))
         assert await report.write_if_due() is written, held
