@@ -2,14 +2,14 @@
 
 Guarantees:
 - `best` returns what `choices.best` returns of the nodes with replicas, by `SPREAD`.
-- A decision works out anew only the nodes that have changed since the owner was last asked for, and asks the filters
-  only of nodes that can still be the best.
+- A decision looks only at nodes with replicas, works out anew those of them that have changed since the owner was last
+  asked for, and asks the filters only of nodes that can still be the best.
 - At most `_MAX_NODES` nodes are kept of all owners, those of one owner apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -32,10 +32,12 @@ _MAX_NODES = 100_000
 class _Order:
     """Nodes with replicas of one owner, for requests of one number of GPUs.
 
-    `least`: what Spread costs there at least. `heap`: the same in order, with entries that are outdated. `seen`: the
-    change up to which they are in. `there`: which nodes of the columns, as last started over, have replicas.
+    `names`: of all of them, also of nodes that are away. `least`: what Spread costs there at least. `heap`: the same in
+    order, with entries that are outdated. `seen`: the change up to which they are in. `there`: which nodes of the
+    columns, as last started over, have replicas.
     """
 
+    names: set[str] = field(default_factory=set)
     least: dict[str, Cost] = field(default_factory=dict)
     heap: list[tuple[Cost, str]] = field(default_factory=list)
     seen: int = -1
@@ -98,28 +100,42 @@ class BesideReplicas:
         if order.seen < 0:
             self._read(order, request, list(replicas))
         else:
-            changed = []
-            for name in reversed(self._changed):
-                if self._changed[name] <= order.seen:
-                    break
-                changed.append(name)
-            self._read(order, request, changed)
+            self._read(order, request, self._changed_since(order, replicas))
         order.seen = self._version
         if order.started_over != self._columns.started_over:
             order.started_over = self._columns.started_over
             order.there = np.zeros(len(self._columns.names), dtype=bool)
-            order.there[[node for name, node in self._columns.positions.items() if name in replicas]] = True
+            positions = self._columns.positions
+            order.there[[positions[name] for name in replicas if name in positions]] = True
         if len(order.heap) > 2 * len(order.least) + 16:
             order.heap = [(least, name) for name, least in order.least.items()]
             heapify(order.heap)
         self._forget()
         return order
 
+    def _changed_since(self, order: _Order, replicas: Collection[str]) -> list[str]:
+        """Return the nodes with replicas, now or when the owner was last asked for, that have changed since then.
+
+        Takes as many steps as there are such nodes, or changes, whichever are fewer.
+        """
+        if self._version - order.seen > len(order.names) + len(replicas):
+            return [name for name in {*order.names, *replicas} if self._changed.get(name, 0) > order.seen]
+        changed = []
+        for name in reversed(self._changed):
+            if self._changed[name] <= order.seen:
+                break
+            changed.append(name)
+        return changed
+
     def _read(self, order: _Order, request: PlacementRequest, names: Sequence[str]) -> None:
         """Take in what these nodes are by now."""
         replicas = self._cluster.replicas_on(request.owner or "")
         positions = self._columns.positions if order.started_over == self._columns.started_over else {}
         for name in names:
+            if name in replicas:
+                order.names.add(name)
+            else:
+                order.names.discard(name)
             node = self._cluster.node(name) if name in replicas else None
             if name in positions:
                 order.there[positions[name]] = name in replicas

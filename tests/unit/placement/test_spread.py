@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,15 +36,16 @@ def test_the_best_place_beside_replicas_is_that_of_all_nodes(seed: int) -> None:
     found = 0
     for number in range(40):
         request = _drawn(rng, number)
-        asked = replace(request, owner="web", gpu=replace(request.gpu, placement=PlacementPolicy.SPREAD))
-        nodes = cluster.known(cluster.replicas_on("web"))
-        expected = choices.best(candidates(nodes, asked), asked, SPREAD)
-        cluster.engine.packing.settle()
-        assert cluster.engine.beside_replicas.best(asked) == expected
-        having = cluster.engine.beside_replicas.nodes(asked)
-        names = [] if having is None else np.array(cluster.engine.packing.columns.names)[having].tolist()
-        assert names == sorted(cluster.replicas_on("web"))
-        found += expected is not None
+        if seed % 2 or rng.random() < 0.2:  # what has changed is many nodes, or few
+            asked = replace(request, owner="web", gpu=replace(request.gpu, placement=PlacementPolicy.SPREAD))
+            nodes = cluster.known(cluster.replicas_on("web"))
+            expected = choices.best(candidates(nodes, asked), asked, SPREAD)
+            cluster.engine.packing.settle()
+            assert cluster.engine.beside_replicas.best(asked) == expected
+            having = cluster.engine.beside_replicas.nodes(asked)
+            names = [] if having is None else np.array(cluster.engine.packing.columns.names)[having].tolist()
+            assert names == sorted(cluster.replicas_on("web"))
+            found += expected is not None
         answer = cluster.engine.find(request)
         if answer is not None:
             cluster.engine.reserve(request, answer)
@@ -54,7 +56,32 @@ def test_the_best_place_beside_replicas_is_that_of_all_nodes(seed: int) -> None:
             cluster.remove_node(f"node-{rng.randint(0, 6)}")
         if rng.random() < 0.2:
             cluster.upsert_node(node(f"node-{rng.randint(0, 6)}", rng.randint(1, 4)))
-    assert found
+    assert found or not seed % 2
+
+
+def test_nodes_without_replicas_that_have_changed_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(*(node(f"node-{number:03}", 2) for number in range(200)))
+    put(cluster, _spread("web-0"))
+    put(cluster, _spread("web-1"))
+    kept = cluster.engine.beside_replicas
+    for number in range(200):
+        cluster.upsert_node(replace(node(f"node-{number:03}", 2), labels={"seen": "again"}))
+    looked_at = 0
+
+    class Counted(dict[str, int]):
+        def get(self, *args: Any) -> Any:
+            nonlocal looked_at
+            looked_at += 1
+            return super().get(*args)
+
+        def __getitem__(self, name: str) -> int:
+            nonlocal looked_at
+            looked_at += 1
+            return super().__getitem__(name)
+
+    monkeypatch.setattr(kept, "_changed", Counted(kept._changed))
+    put(cluster, _spread("web-2"))
+    assert 0 < looked_at <= 4, "the nodes with replicas alone"
 
 
 def test_not_every_node_with_a_replica_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
