@@ -3,7 +3,8 @@
 Tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it has started; so do all
 tests of admission, and all that need the machine's one real node. Every other test goes wherever there is room.
 
-Properties are not judged by how long the machine takes for an example: it may be busy.
+Properties are tried on the same examples in every run; `--hypothesis-profile=anew` draws others. They are not judged by
+how long the machine takes for an example: it may be busy.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy machine")
+settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("anew"), derandomize=True)
+settings.load_profile("repeatable")
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 """Attribute in which hypothesis keeps the settings of a test."""
