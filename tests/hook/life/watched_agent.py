@@ -73,8 +73,8 @@ class Counts:
     def unfinished(self, turn: Turn) -> str:
         """Describe the work that the device still has of the process; empty if none."""
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
-        left = last_end - time.monotonic_ns()
-        return f"{submitted - done} launches to begin, {max(left, 0)} ns of others" if done < submitted or left > 0 else ""
+        left = max(last_end - time.monotonic_ns(), 0)
+        return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left else ""
 
     def close(self) -> None:
         self._page.close()

@@ -99,8 +99,10 @@ class Packing:
         for size in sizes or [0]:
             by_memory.append(self._prices.memory_values(shares, size))
             yield
+        wanted = with_whole_nodes(shares, largest_kinds(columns.states)) if columns.left else shares
+        yield
         usable = UsableCapacity(
-            with_whole_nodes(shares, largest_kinds(columns.states)) if columns.left else shares,
+            wanted,
             models=models,
             sizes=sizes,
             hole_by_time=by_time,

@@ -15,7 +15,6 @@ has the definition in NumPy, which a property test compares with the C.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,8 +113,9 @@ class UsableCapacity:
         self.parts = np.array([(1.0 + 1e-6) / shape.count for shape in self.shapes], dtype=np.float32)
         self.of_one = np.array([1.0 if shape.count > 1 else np.inf for shape in self.shapes], dtype=np.float32)
         self.hole_by_time = (np.zeros(WHOLE_GPU + 1) if hole_by_time is None else hole_by_time).astype(np.float32)
-        unbound = np.full((max(self.sizes, 1), WHOLE_GPU + 1), np.inf)
-        self.hole_by_memory = (unbound if hole_by_memory is None else hole_by_memory).astype(np.float32)
+        if hole_by_memory is None:
+            hole_by_memory = np.full((max(self.sizes, 1), WHOLE_GPU + 1), np.inf)
+        self.hole_by_memory = hole_by_memory.astype(np.float32)
         self.per_time = np.array([1.0 / shape.milli for shape in self.shapes], dtype=np.float32)
         self.takes = _takes(self.shapes, sizes or (1,))
         self.per_memory: Floats | None = None
@@ -124,10 +124,10 @@ class UsableCapacity:
 
         self._fits = np.ones((len(models) + 1, len(self.classes)))
         number_of = {model: index for index, model in enumerate(models)}
-        for index, known in enumerate(self.classes):
-            if known.models:
-                self._fits[:, index] = 0.0
-                self._fits[[number_of[model] for model in known.models if model in number_of], index] = 1.0
+        of_models = [index for index, known in enumerate(self.classes) if known.models]
+        self._fits[:, of_models] = 0.0
+        taken_by = [(index, model) for index in of_models for model in self.classes[index].models if model in number_of]
+        self._fits[[number_of[model] for _, model in taken_by], [index for index, _ in taken_by]] = 1.0
         self.weights = self._by_shape(self.shares)
 
     def weigh_by_scarcity(self, copies: Floats, idle: float) -> Slices[None]:
@@ -244,4 +244,4 @@ def _takes_several(shape: DemandClass) -> bool:
 
 
 def _shape(known: DemandClass) -> DemandClass:
-    return replace(known, models=()) if known.models else known
+    return DemandClass(known.count, known.milli, known.memory, known.cpu) if known.models else known
