@@ -254,7 +254,7 @@ bench-new-holder: shim doubles cluster ## from apply to running where a holder t
 bench-weather: shim cluster ## each fault between operator and API server, played once: how long it was blind (10 minutes); WEATHER_ARGS
 	@$(BIN)/python benchmarks/weather.py $(WEATHER_ARGS)
 
-bench-queue-flood: shim ## from apply to Pod while thousands of SharePods of another namespace arrive and wait (two minutes); QUEUE_FLOOD_ARGS
+bench-queue-flood: shim ## from apply to Pod while thousands of SharePods of another namespace arrive and wait (five minutes); QUEUE_FLOOD_ARGS
 	@PYTHONPATH=tests:benchmarks $(BIN)/python benchmarks/queue_flood.py $(QUEUE_FLOOD_ARGS)
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each

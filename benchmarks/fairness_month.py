@@ -9,6 +9,7 @@ does not occur.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
 from collections import deque
@@ -125,6 +126,7 @@ class MonthOfTeams:
         self._memos = TenantMemos()
         self._queued: dict[TenantId, WaitingTenant] = {}
         self._wanted: dict[TenantId, tuple[str, Job]] = {}
+        self._runner = asyncio.Runner()
         self._head = HeadOfLine(
             self._cluster,
             self._memos,
@@ -205,7 +207,7 @@ class MonthOfTeams:
         eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
         for tenant, one in eligible.items():
             one.key = queue_key(self._request(*self._wanted[TenantId(tenant)]))
-        self._head.look(eligible)
+        self._runner.run(self._head.look(eligible))
         after = self._cluster.head_reservation
         if after is not None and (before is None or before.tenant != after.tenant):
             self.kept(self._queued[after.tenant], after.priority, now)

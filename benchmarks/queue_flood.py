@@ -1,25 +1,33 @@
 """Time from apply to Pod in one namespace while SharePods of another wait by the thousand, on the API server double.
 
-    PYTHONPATH=tests:benchmarks python benchmarks/queue_flood.py [--waiting 3000] [--nodes 100] [--seconds 20]
+    PYTHONPATH=tests:benchmarks python benchmarks/queue_flood.py [--waiting 3000] [--cases same,different,limits,noise]
 
 A namespace creates SharePods at a steady rate, and ends each a while after it was bound. That is measured alone, while
 a crowd of another namespace arrives, and while that crowd waits. Of the crowd one fits on each node, by anti-affinity,
-and leaves most of every GPU to others. All of a crowd ask the same, or each asks for another amount of memory.
+and leaves most of every GPU to others. Cases:
+
+    same       all of the crowd ask the same
+    different  each asks for another amount of memory
+    limits     each does, with a name and labels as long as they may be
+    noise      no crowd: SharePods of another namespace run, fail and are restarted, with messages at their limit, many
+               times a second, while Events are created by the dozen
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 
-from operatorkit.client import SHAREPODS, Door, LoadClient, client, percentile
+from operatorkit.client import PODS, SHAREPODS, Door, LoadClient, client, percentile
 from operatorkit.planes import MemoryPlane
 from operatorkit.process import cpu_of
 from results import Row, write
-from sharepod.kube import Connection
+from sharepod.kube import MERGE_PATCH, ApiError, Connection
 
+_EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 _RATE = 20.0
 """SharePods a second of the namespace that is measured."""
 _STAYS_S = 3.0
@@ -29,28 +37,102 @@ _CROWD_RATE = 50.0
 _WARM = 50
 
 
-class Crowd:
-    """SharePods of one namespace of which one fits on each node. `different`: no two of them ask the same."""
+_LABELS = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
+"""Labels as long as the API server takes them: 7.5 KB."""
+_NOISY = 60
+"""SharePods that run, fail and are restarted."""
+_NOISES = 50.0
+"""Statuses of their Pods, and Events, that are written a second."""
+_MESSAGE = 4096
+"""Characters of a container's last words: what the kubelet reads of them."""
 
-    def __init__(self, api: Connection, namespace: str, *, different: bool) -> None:
+
+class Crowd:
+    """SharePods of one namespace of which one fits on each node.
+
+    Args:
+        api: Connection of their owner.
+        namespace: Their namespace.
+        different: No two of them ask the same.
+        longest: Their names and labels are as long as they may be.
+    """
+
+    def __init__(self, api: Connection, namespace: str, *, different: bool, longest: bool) -> None:
         self._api = api
         self._different = different
+        self._longest = longest
         self._path = SHAREPODS.format(namespace)
 
-    async def arrive(self, count: int) -> None:
-        """Create so many."""
+    async def arrive(self, count: int, rate: float) -> None:
+        """Create so many, so many a second."""
 
         gpu = {"request": 0.3, "count": 8, "antiAffinity": "crowd"}
         containers = [{"name": "main", "image": "test"}]
         body = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
         began, creating = time.monotonic(), []
         for number in range(count):
-            await asyncio.sleep(max(0.0, began + number / _CROWD_RATE - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
             asked = {**gpu, "memory": f"{1024 + number}Mi"} if self._different else gpu
             spec = {"gpu": asked, "containers": containers}
-            made = {**body, "metadata": {"name": f"crowd-{number}"}, "spec": spec}
+            name = f"crowd-{number}"
+            metadata = {"name": name.ljust(63, "x"), "labels": _LABELS} if self._longest else {"name": name}
+            made = {**body, "metadata": metadata, "spec": spec}
             creating.append(asyncio.create_task(self._api.create(self._path, made)))
         await asyncio.gather(*creating)
+
+
+class Noise:
+    """Pods of one namespace that say much: containers that end and are restarted, Pods that fail, and Events."""
+
+    def __init__(self, api: Connection, namespace: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._number = 0
+
+    async def begin(self) -> None:
+        """Create the SharePods."""
+        containers = [{"name": "main", "image": "test"}]
+        for number in range(_NOISY):
+            spec = {"gpu": {"request": 0.01, "memory": "64Mi"}, "containers": containers}
+            body = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": {"name": f"noise-{number}"}}
+            await self._api.create(SHAREPODS.format(self._namespace), body | {"spec": spec})
+
+    async def go_on(self) -> None:
+        """Make noise until cancelled."""
+        began = time.monotonic()
+        making: set[asyncio.Task[None]] = set()
+        while True:
+            self._number += 1
+            await asyncio.sleep(max(0.0, began + self._number / _NOISES - time.monotonic()))
+            task = asyncio.create_task(self._make(self._number))
+            making.add(task)
+            task.add_done_callback(making.discard)
+
+    async def _make(self, number: int) -> None:
+        """Write an Event, and the status of a Pod: a container has ended, with each eighth the Pod as well."""
+        name = f"noise-{number % _NOISY}"
+        message = f"{number} ".ljust(_MESSAGE, "x")
+        ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": message}}
+        fails = number // _NOISY % 8 == 7
+        container = {
+            "name": "main",
+            "restartCount": number,
+            "ready": False,
+            "state": ended if fails else {"waiting": {"reason": "CrashLoopBackOff", "message": message}},
+            "lastState": ended,
+        }
+        phase = "Failed" if fails else "Running"
+        status = {"phase": phase, "message": message, "containerStatuses": [container]}
+        event = {
+            "metadata": {"name": f"{name}.{number}", "namespace": self._namespace},
+            "regarding": {"kind": "Pod", "name": name, "namespace": self._namespace},
+            "reason": "BackOff",
+            "note": message[:1024],
+        }
+        path = f"{PODS.format(self._namespace)}/{name}/status"
+        with contextlib.suppress(ApiError):  # the Pod is being replaced
+            await self._api.create(_EVENTS.format(self._namespace), event)
+            await self._api.patch(path, {"status": status}, MERGE_PATCH)
 
 
 async def passing(load: LoadClient, seconds: float) -> list[float]:
@@ -74,7 +156,15 @@ async def _end_each(load: LoadClient, before: set[str]) -> None:
         await load.delete(due)
 
 
-async def measure(plane: MemoryPlane, options: argparse.Namespace, *, different: bool) -> list[Row]:
+_CASES = {
+    "same": "",
+    "different": ", each asking otherwise",
+    "limits": ", each asking otherwise, names and labels at their limits",
+}
+"""Crowds, and how their rows say what is different about them."""
+
+
+async def measure(plane: MemoryPlane, options: argparse.Namespace, kind: str) -> list[Row]:
     rows: list[Row] = []
 
     async def row(case: str, work: float) -> None:
@@ -93,16 +183,25 @@ async def measure(plane: MemoryPlane, options: argparse.Namespace, *, different:
         for _ in range(_WARM):
             await load.create()
             await load.all_bound()
-        if not different:
-            await row("nobody waits", options.seconds)
+        await row(f"nobody waits (before {kind})", options.seconds)
         api = await Connection.open(plane.kubeconfig, "crowd")
-        crowd = Crowd(api, plane.namespace("crowd"), different=different)
-        how = ", each asking otherwise" if different else ""
-        arriving = asyncio.create_task(crowd.arrive(options.waiting + options.nodes))
-        await row(f"{options.waiting} of another namespace arrive{how}", options.seconds)
-        await arriving
-        await asyncio.sleep(options.settle)
-        await row(f"{options.waiting} of another namespace wait{how}", options.seconds)
+        if kind == "noise":
+            noise = Noise(api, plane.namespace("noise"))
+            await noise.begin()
+            noisy = asyncio.create_task(noise.go_on())
+            await row(
+                f"{_NOISY} of another namespace fail, {_NOISES:.0f} messages and Events a second", options.seconds
+            )
+            noisy.cancel()
+            await asyncio.gather(noisy, return_exceptions=True)
+        else:
+            how = _CASES[kind]
+            crowd = Crowd(api, plane.namespace("crowd"), different=kind != "same", longest=kind == "limits")
+            arriving = asyncio.create_task(crowd.arrive(options.waiting + options.nodes, options.crowd_rate))
+            await row(f"{options.waiting} of another namespace arrive{how}", options.seconds)
+            await arriving
+            await asyncio.sleep(options.settle)
+            await row(f"{options.waiting} of another namespace wait{how}", options.seconds)
         await api.close()
     return rows
 
@@ -113,12 +212,15 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--settle", type=float, default=20.0, help="seconds between the arrival and the last case")
-    parser.add_argument("--crowd", choices=("same", "different", "both"), default="both", help="what a crowd asks for")
+    parser.add_argument("--crowd-rate", type=float, default=_CROWD_RATE, help="SharePods of the crowd a second")
+    parser.add_argument("--cases", default="same,different,noise", help=f"{', '.join(_CASES)}, noise")
     options = parser.parse_args()
     rows: list[Row] = []
-    for different in (False, True) if options.crowd == "both" else (options.crowd == "different",):
+    for kind in options.cases.split(","):
+        if kind not in (*_CASES, "noise"):
+            parser.error(f"--cases {kind}: there are {', '.join(_CASES)}, noise")
         with MemoryPlane(options.nodes) as plane:
-            rows += asyncio.run(measure(plane, options, different=different))
+            rows += asyncio.run(measure(plane, options, kind))
     write("queue-flood", rows)
     return 0
 

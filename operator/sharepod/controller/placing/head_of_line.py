@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Outlook, PlacementRequest
 
+from . import slices
 from .idle_debt import IdleDebt
 from .waiting import WaitingTenant
 
@@ -88,17 +90,17 @@ class HeadOfLine:
         """Owner of the reservation, and since when it has one."""
         self._next_check = 0.0
 
-    def look(self, places: Mapping[str, WaitingTenant]) -> None:
-        """Reserve GPUs for the first in the line that has waited long enough.
+    async def look(self, places: Mapping[str, WaitingTenant]) -> None:
+        """Reserve GPUs for the first in the line that has waited long enough. Others have turns meanwhile.
 
         `places`: the tenants that wait for a place.
         """
         now = self._clock()
         self._debt.count(now, self._idle)
-        self._look(places, now)
+        await self._look(places, now)
         self._idle = self._idle_gpus() if len(places) > 1 else 0.0
 
-    def _look(self, places: Mapping[str, WaitingTenant], now: float) -> None:
+    async def _look(self, places: Mapping[str, WaitingTenant], now: float) -> None:
         cluster = self._cluster
         if not places:
             return
@@ -114,10 +116,15 @@ class HeadOfLine:
         if cluster.head_reservation is None and (wait_s := self._debt.paid_in_s()) > 0:
             self._later(now + max(wait_s, _CHECK_PERIOD_S))
             return
-        waits = [waiting for waiting in list(places.values()) if self._waits_for_room(waiting)]
-        if waits:
-            self._later(max(min(waiting.since for waiting in waits) + self._after, self._next_check))
-        reservation = self._choose(waits, now)
+        first_at, waited = float("inf"), _Firsts()
+        async for waiting in slices.in_slices(places.values()):
+            if self._waits_for_room(waiting):
+                first_at = min(first_at, waiting.since + self._after)
+                if now >= self._may_be_kept_at(waiting):
+                    waited.add(waiting, self._rank(waiting, now))
+        if first_at < float("inf"):
+            self._later(max(first_at, self._next_check))
+        reservation = self._choose(places, waited, now)
         if reservation == cluster.head_reservation:
             return
         cluster.reserve_for_head(reservation)
@@ -157,25 +164,21 @@ class HeadOfLine:
         self._cluster.reserve_for_head(None)
         self._wake()
 
-    def _choose(self, waits: list[WaitingTenant], now: float) -> HeadReservation | None:
+    def _choose(self, places: Mapping[str, WaitingTenant], waited: _Firsts, now: float) -> HeadReservation | None:
         """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
 
-        The present one stays with its owner, unless a SharePod of higher priority has waited as long. `waits`: those
-        that wait for room.
+        The present one stays with its owner, unless a SharePod of higher priority has waited as long. `waited`: those
+        that have waited long for room.
         """
         cluster = self._cluster
         kept = cluster.head_reservation
-        owning = next((waiting for waiting in waits if kept is not None and waiting.tenant == kept.tenant), None)
-        owner = self._request_of(owning) if owning is not None else None
+        owning = places.get(kept.tenant) if kept is not None else None
+        owner = self._request_of(owning) if owning is not None and self._waits_for_room(owning) else None
         if kept is not None and (owner is None or not is_attainable(cluster, owner, kept)):
             kept = owner = None
-        least = owner.priority if owner is not None else None
-        waited = [
-            waiting
-            for waiting in waits
-            if now >= self._may_be_kept_at(waiting) and (least is None or _priority(waiting) > least)
-        ]
-        for waiting in _whose_turn(sorted(waited, key=lambda waiting: self._rank(waiting, now))):
+        for waiting in waited.whose_turn(above=owner.priority if owner is not None else None):
+            if places.get(waiting.tenant) is not waiting:
+                continue  # it has left meanwhile
             request = self._request_of(waiting)
             found = find_head_reservation(cluster, request) if request is not None else None
             if request is not None and found is not None:
@@ -208,13 +211,30 @@ def _priority(waiting: WaitingTenant) -> int:
     return -waiting.key[0] if waiting.key is not None else 0
 
 
-def _whose_turn(waited: list[WaitingTenant]) -> Iterator[WaitingTenant]:
-    """Yield those that GPUs are looked for now: the first in the queue, then those that they were not looked for the
-    longest time; of those that ask the same, the first alone."""
-    first_of: dict[str, WaitingTenant] = {}
-    for waiting in waited:
-        first_of.setdefault(waiting.worked_out.asks if waiting.worked_out is not None else waiting.tenant, waiting)
-    in_order = list(first_of.values())
-    first, others = in_order[: _TRIES // 2], in_order[_TRIES // 2 :]
-    yield from first
-    yield from sorted(others, key=lambda waiting: waiting.kept_nowhere_at)[: _TRIES - len(first)]
+class _Firsts:
+    """Those that have waited long: of those that ask the same the first alone."""
+
+    def __init__(self) -> None:
+        self._first_of: dict[str, tuple[QueueKey, WaitingTenant]] = {}
+
+    def add(self, waiting: WaitingTenant, rank: QueueKey) -> None:
+        """Add one. `rank`: where it stands in the head of the line."""
+        asks = waiting.worked_out.asks if waiting.worked_out is not None else waiting.tenant
+        known = self._first_of.get(asks)
+        if known is None or rank < known[0]:
+            self._first_of[asks] = rank, waiting
+
+    def whose_turn(self, *, above: int | None) -> Iterator[WaitingTenant]:
+        """Yield those that GPUs are looked for now: the first in the queue, then those that they were not looked for
+        the longest time. `above`: those of a higher priority alone."""
+        these = [each for each in self._first_of.values() if above is None or _priority(each[1]) > above]
+        first = heapq.nsmallest(_TRIES // 2, these, key=_rank_of)
+        taken = {waiting.tenant for _, waiting in first}
+        yield from (waiting for _, waiting in first)
+        others = (each for each in these if each[1].tenant not in taken)
+        rest = heapq.nsmallest(_TRIES - len(first), others, key=lambda each: (each[1].kept_nowhere_at, each[0]))
+        yield from (waiting for _, waiting in rest)
+
+
+def _rank_of(ranked: tuple[QueueKey, WaitingTenant]) -> QueueKey:
+    return ranked[0]

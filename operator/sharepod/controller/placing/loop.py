@@ -285,6 +285,8 @@ class PlacementLoop:
             if request is not None and not self._is_placed(tried, request, refused):
                 self._line.refused(tried, cluster, turns)
                 self._unexplained.add(tried)
+            else:
+                self._line.passed_over(tried)
         await slices.turns_of_others(began)
         await self._resizes.decide(of_request_0=True, arrivals=lambda: self._line.arrivals)
         cycle.end_of("place")
@@ -292,7 +294,7 @@ class PlacementLoop:
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
-        self._head.look(self._line.places)
+        await self._head.look(self._line.places)
         await slices.let_others_go_on()
         cycle.end_of("head")
         await self.preemptions.look(self._line)
@@ -301,8 +303,7 @@ class PlacementLoop:
         await self._explanations.work_out(self._unexplained, self._line.places)
         cycle.end_of("explain")
         # 7. Come back for those that are tried again at a time.
-        again = min((waiting.retry_at for waiting in self._line.alone.values()), default=float("inf"))
-        if again < float("inf"):
+        if (again := self._line.retry_at()) < float("inf"):
             self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
         return True

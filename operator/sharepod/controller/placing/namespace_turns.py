@@ -14,37 +14,48 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sharepod.placement.engine import QueueKey
 
+from .filing import Entry, NamespaceLine, Rank
 from .waiting import Lot, WaitingTenant
 
-_Rank = tuple[int, int]
-"""Priority and standing, as a queue key begins."""
 Keyed = tuple[QueueKey, WaitingTenant]
 """One that waits, with its key."""
-_Entry = tuple[QueueKey, int, WaitingTenant, Lot | None]
-"""Key, number of the entry, and one that waits, with the lot of which it is the oldest."""
 
 
 class NamespaceTurns:
-    """Those that are still to be tried in a pass."""
+    """Those that are still to be tried in a pass.
 
-    def __init__(self) -> None:
+    Args:
+        filed: Lines of those that were filed before the pass. Nobody is added to them during it.
+        untried: Those that were never refused, or are to be tried whatever has changed since: it takes out who is
+            tried, and puts in who comes.
+    """
+
+    def __init__(
+        self,
+        filed: Mapping[tuple[Rank, str], NamespaceLine] | None = None,
+        untried: set[str] | None = None,
+    ) -> None:
         self._numbers = itertools.count()
-        self._lines: dict[tuple[_Rank, str], list[_Entry]] = {}
-        """Heaps of those of each namespace."""
-        self._next: list[tuple[_Rank, int, QueueKey, str]] = []
+        self._filed = dict(filed or {})
+        self._lines: dict[tuple[Rank, str], list[Entry]] = {}
+        """Heaps of the others of each namespace."""
+        self._next: list[tuple[Rank, int, QueueKey, str]] = []
         """Heap of the namespaces, each with its turn and the key of its first; an entry that is no longer so is passed
         over."""
-        self._turns: dict[tuple[_Rank, str], int] = {}
+        self._turns: dict[tuple[Rank, str], int] = {}
         """Next turn of each namespace."""
-        self._present: dict[_Rank, int] = {}
+        self._present: dict[Rank, int] = {}
         """Turn of the one that was taken last."""
         self.lot: Lot | None = None
         """Lot of the one that was taken last."""
-        self._untried: set[str] = set()
+        self._untried = untried if untried is not None else set()
+        for rank, namespace in self._filed:
+            self._turns[rank, namespace] = 0
+            self._push(rank, namespace)
 
     @property
     def has_untried(self) -> bool:
@@ -54,6 +65,10 @@ class NamespaceTurns:
     def add_all(self, waiting: Iterable[Keyed]) -> None:
         """Add some that wait, each with its key."""
         self._add([(key, next(self._numbers), each, None) for key, each in waiting])
+
+    def add_entries(self, entries: Iterable[Entry]) -> None:
+        """Add some that wait, and lots."""
+        self._add([(key, next(self._numbers), each, lot) for key, _, each, lot in entries])
 
     def add_lot(self, lot: Lot) -> None:
         """Add those of a lot."""
@@ -68,10 +83,13 @@ class NamespaceTurns:
             self.lot = None
         while self._next:
             rank, turn, key, namespace = heapq.heappop(self._next)
-            line = self._lines[rank, namespace]
-            if not line or line[0][0] != key or self._turns[rank, namespace] != turn:
+            if self._turns[rank, namespace] != turn or (first := self._first(rank, namespace)) is None:
                 continue
-            _, _, waiting, lot = heapq.heappop(line)
+            if first[0] != key:  # the one that was first has left, or an older one has come
+                self._push(rank, namespace)
+                continue
+            _, _, waiting, lot = first
+            self._count(rank, namespace, first)
             self._untried.discard(waiting.tenant)
             if lot is not None and lot.oldest is not waiting:  # it has left the lot meanwhile
                 self._push(rank, namespace)
@@ -90,7 +108,21 @@ class NamespaceTurns:
         """Try those no more that are left in the lot of the one that was taken last."""
         self.lot = None
 
-    def _add(self, entries: list[_Entry]) -> None:
+    def _first(self, rank: Rank, namespace: str) -> Entry | None:
+        """Return the first of a namespace, of those that were filed before the pass and the others."""
+        filed, others = self._filed.get((rank, namespace)), self._lines.get((rank, namespace))
+        first = filed.first if filed is not None else None
+        return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first
+
+    def _count(self, rank: Rank, namespace: str, taken: Entry) -> None:
+        """Take the first of a namespace out."""
+        others = self._lines.get((rank, namespace))
+        if others and others[0] is taken:
+            heapq.heappop(others)
+        else:
+            self._filed[rank, namespace].take()
+
+    def _add(self, entries: list[Entry]) -> None:
         changed = set()
         for entry in entries:
             rank, namespace = (entry[0][0], entry[0][1]), entry[0][3]
@@ -103,13 +135,18 @@ class NamespaceTurns:
             self._turns[rank, namespace] = turn
             self._push(rank, namespace)
 
-    def _push(self, rank: _Rank, namespace: str) -> None:
+    def _push(self, rank: Rank, namespace: str) -> None:
         """Have a namespace's first wait for its next turn, if it has any."""
-        line = self._lines[rank, namespace]
-        if line:
-            heapq.heappush(self._next, (rank, self._turns[rank, namespace], line[0][0], namespace))
+        if (first := self._first(rank, namespace)) is not None:
+            heapq.heappush(self._next, (rank, self._turns[rank, namespace], first[0], namespace))
 
     def __len__(self) -> int:
+        """Return how many are still to be tried; a lot that was filed before the pass counts as one."""
         rest = len(self.lot) if self.lot is not None else 0
         entries = itertools.chain.from_iterable(self._lines.values())
-        return rest + sum(len(lot) if lot is not None else 1 for _, _, _, lot in entries)
+        others = sum(len(lot) if lot is not None else 1 for _, _, _, lot in entries)
+        return rest + others + sum(map(len, self._filed.values()))
+
+
+def _key(entry: Entry) -> QueueKey:
+    return entry[0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sharepod.placement.binpack.packing import Packing
+
+Item = TypeVar("Item")
 
 SLICE_S = 0.002
 """Seconds of deciding, or of explaining, after which other tasks get turns."""
@@ -16,6 +19,8 @@ _TURNS = 10
 """Turns that they get then. From apply to Pod takes some twenty (watches, requests, their answers): with one turn after
 10 ms of deciding it took a quarter of a second while thousands were tried."""
 
+_AT_ONCE = 64
+"""Those that wait that are looked at between two looks at the time: some tens of us of work, or 200."""
 RESTS = 3.0
 """Rest after a slice of what nobody new waits for, in times of how long the slice lasted: trying again those that were
 refused, and explaining, take a quarter of a processor, however many wait."""
@@ -39,6 +44,15 @@ async def turns_of_others(began: float) -> float:
         await let_others_go_on()
         return time.monotonic()
     return began
+
+
+async def in_slices(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """Yield these as they are now, however many, with turns of others meanwhile: they may have changed by then."""
+    began = time.monotonic()
+    for number, item in enumerate(list(items), start=1):
+        yield item
+        if not number % _AT_ONCE:
+            began = await turns_of_others(began)
 
 
 async def rest(began: float, woken: asyncio.Event, times: float) -> None:

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Namespaces take turns, each with those first that have waited longest for an explanation.
-- Of a lot those alone are looked at that have their turn: what it costs does not grow with those that wait.
+- Those alone are looked at that have their turn: what it costs does not grow with those that wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from .waiting import Lot, WaitingTenant
+from .waiting import ByExplanation, Lot, WaitingTenant
 
 
 class Unexplained:
@@ -21,13 +21,24 @@ class Unexplained:
         self._lots = lots
         self._alone: dict[str, WaitingTenant] = {}
         """The others."""
+        self._by_namespace: dict[str, ByExplanation] = {}
+        """These, in their order."""
 
     def add(self, waiting: WaitingTenant) -> None:
         """Add one."""
-        if waiting.lot is None:
-            self._alone[waiting.tenant] = waiting
-        else:
+        if waiting.lot is not None:
             waiting.lot.not_explained(waiting)
+            return
+        self._alone[waiting.tenant] = waiting
+        namespace = _namespace(waiting)
+        if namespace not in self._by_namespace:
+            self._by_namespace[namespace] = ByExplanation(self._is_alone)
+        self._by_namespace[namespace].add(waiting)
+
+    def _is_alone(self, waiting: WaitingTenant) -> bool:
+        if waiting.lot is not None:
+            self.leave_out(waiting)
+        return self._alone.get(waiting.tenant) is waiting
 
     def add_anew(self, waiting: WaitingTenant) -> None:
         """Add one whose reason is to be told anew, though it was not refused again."""
@@ -52,28 +63,35 @@ class Unexplained:
         self._alone.pop(waiting.tenant, None)
 
     def next_after(self, latest: float) -> float | None:
-        """Return when the first of those was last explained whose last explanation is later than that; None if there
-        is none. Monotonic seconds."""
-        firsts = (first for lot in self._lots() if (first := lot.first_unexplained) is not None)
-        told = (waiting.explained_at for waiting in itertools.chain(self._alone.values(), firsts))
-        return min((at for at in told if at > latest), default=None)
+        """Return when the first of a namespace or lot was last explained whose last explanation is later than that;
+        None if there is none. Monotonic seconds."""
+        firsts = itertools.chain(
+            (alone.first for alone in self._by_namespace.values()), (lot.first_unexplained for lot in self._lots())
+        )
+        return min((first.explained_at for first in filter(None, firsts) if first.explained_at > latest), default=None)
 
     def due(self, places: Mapping[str, WaitingTenant], latest: float) -> Iterator[WaitingTenant]:
-        """Yield those to explain now: their last explanation was at that time or before. Those that wait no longer are
-        left out. `places`: those that wait."""
-        left = [one for one in self._alone.values() if one.lot is not None or places.get(one.tenant) is not one]
-        for waiting in left:
-            self.leave_out(waiting)
-        alone: dict[str, list[WaitingTenant]] = {}
-        due = (waiting for waiting in self._alone.values() if waiting.explained_at <= latest)
-        for waiting in sorted(due, key=_explained_at):
-            alone.setdefault(_namespace(waiting), []).append(waiting)
-        lines: dict[str, list[Iterable[WaitingTenant]]] = {namespace: [those] for namespace, those in alone.items()}
+        """Yield those to explain now, while each is explained or left out: their last explanation was at that time or
+        before. Those that wait no longer are left out. `places`: those that wait."""
+        lines: dict[str, list[Iterator[WaitingTenant]]] = {}
+        for namespace, alone in list(self._by_namespace.items()):
+            if alone.first is None:
+                del self._by_namespace[namespace]
+            else:
+                lines[namespace] = [self._waiting(places, alone.due(latest))]
         for lot in self._lots():
-            if (first := lot.first_unexplained) is not None:
+            if (first := lot.first_unexplained) is not None and first.explained_at <= latest:
                 lines.setdefault(_namespace(first), []).append(lot.due(latest))
         in_turn = (heapq.merge(*some, key=_explained_at) for some in lines.values())
         return filter(None, itertools.chain.from_iterable(itertools.zip_longest(*in_turn)))
+
+    def _waiting(self, places: Mapping[str, WaitingTenant], due: Iterator[WaitingTenant]) -> Iterator[WaitingTenant]:
+        """Yield those that wait still; leave out the others."""
+        for waiting in due:
+            if places.get(waiting.tenant) is waiting:
+                yield waiting
+            else:
+                self.leave_out(waiting)
 
 
 def _explained_at(waiting: WaitingTenant) -> float:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,12 +43,18 @@ def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:
     return any(kept.tenant == request.tenant for kept in cluster.kept()) or bool(cluster.plugin_nodes())
 
 
+def _nobody(_changed: object) -> None:
+    return None
+
+
 @dataclass(slots=True)
 class WaitingTenant:
     """A tenant in the queue. Times are monotonic seconds."""
 
     tenant: str
     since: float
+    on_changed: Callable[[WaitingTenant], None] = _nobody
+    """Called when it is to be tried whatever has changed since, or leaves its lot, or stands elsewhere in the queue."""
     lot: Lot | None = None
     """Those it was refused with as one; None: it is tried alone."""
     refused_alone_at: int | None = None
@@ -87,6 +93,8 @@ class WaitingTenant:
         if self.lot is not None:
             self.lot.remove(self)
         self.refused_alone_at = version
+        if version is None:
+            self.on_changed(self)
 
     @property
     def is_like_others(self) -> bool:
@@ -96,29 +104,66 @@ class WaitingTenant:
         return known and self.arrival_counted and self.retry_at == float("inf")
 
 
+class ByExplanation:
+    """Those whose refusal is to be explained, by their last explanation.
+
+    Adding one, and looking for the first, cost the same however many there are. `is_so`: returns whether it is still
+    to be explained; asked of each that comes to be the first.
+    """
+
+    def __init__(self, is_so: Callable[[WaitingTenant], bool]) -> None:
+        self._is_so = is_so
+        self._numbers = itertools.count()
+        self._heap: list[tuple[float, int, WaitingTenant]] = []
+        """An entry that is no longer so is passed over."""
+        self._queued: dict[str, float] = {}
+        """Last explanations in this heap, by tenant."""
+
+    def add(self, waiting: WaitingTenant) -> None:
+        """Add one."""
+        if self._queued.get(waiting.tenant) != waiting.explained_at:
+            self._queued[waiting.tenant] = waiting.explained_at
+            heapq.heappush(self._heap, (waiting.explained_at, next(self._numbers), waiting))
+
+    @property
+    def first(self) -> WaitingTenant | None:
+        """The one that was explained longest ago; None if there is none."""
+        while self._heap:
+            at, _, first = self._heap[0]
+            if first.explained_at == at and self._is_so(first):
+                return first
+            heapq.heappop(self._heap)
+            if self._queued.get(first.tenant) == at:
+                del self._queued[first.tenant]
+        return None
+
+    def due(self, latest: float) -> Iterator[WaitingTenant]:
+        """Yield those that were last explained at that time or before, while each is explained or left out."""
+        yielded = None
+        while (first := self.first) is not None and first is not yielded and first.explained_at <= latest:
+            yield first
+            yielded = first
+
+
 class Lot:
     """Some of one namespace that ask the same and were refused as one: what a pass notes of them it notes once.
 
     Args:
         asks: What they ask, as `asks` says it.
         refused_at_version: The `refused_at_version` of each of them.
-        alone: Takes those that leave the lot.
+        on_changed: Called when some have come or gone.
     """
 
-    def __init__(self, asks: str, refused_at_version: int | None, alone: dict[str, WaitingTenant]) -> None:
+    def __init__(self, asks: str, refused_at_version: int | None, on_changed: Callable[[Lot], None] = _nobody) -> None:
         self.asks = asks
         self.refused_at_version = refused_at_version
-        self._alone = alone
+        self._on_changed = on_changed
         self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
         """The oldest first."""
-        self._numbers = itertools.count()
-        self._unexplained: list[tuple[float, int, WaitingTenant]] = []
-        """Heap of those whose refusal is to be explained, by their last explanation; an entry that is no longer so is
-        passed over."""
-        self._queued: dict[str, float] = {}
-        """Last explanations in this heap, by tenant."""
+        self._unexplained = ByExplanation(self._is_unexplained)
+        """Those whose refusal is to be explained."""
         self._explained: list[WaitingTenant] = []
-        """Those that were explained since the last refusal, and are not in the heap."""
+        """Those that were explained since the last refusal, and are not among these."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -133,24 +178,22 @@ class Lot:
     @property
     def first_unexplained(self) -> WaitingTenant | None:
         """The one whose refusal is to be explained next; None if all were."""
-        while self._unexplained:
-            at, _, first = self._unexplained[0]
-            is_so = first.lot is self and first.explained_at == at
-            if is_so and first.explained_version != self.refused_at_version:
-                return first
-            heapq.heappop(self._unexplained)
-            if is_so:
-                self._explained.append(first)
-            if self._queued.get(first.tenant) == at:
-                del self._queued[first.tenant]
-        return None
+        return self._unexplained.first
+
+    def _is_unexplained(self, waiting: WaitingTenant) -> bool:
+        if waiting.lot is not self:
+            return False
+        if waiting.explained_version != self.refused_at_version:
+            return True
+        self._explained.append(waiting)
+        return False
 
     def add(self, waiting: list[WaitingTenant]) -> None:
         """Take some in, which know their keys and have the lot's version."""
         by_age = sorted(waiting, key=_age)
         youngest, oldest = next(reversed(self._members.values()), None), self.oldest
+        self._on_changed(self)
         for each in by_age:
-            self._alone.pop(each.tenant, None)
             each.lot = self
             self._members[each.tenant] = each
             self.not_explained(each)
@@ -173,7 +216,8 @@ class Lot:
         """Let one of them go: it is alone from now on, refused as it was."""
         waiting.lot, waiting.refused_alone_at = None, self.refused_at_version
         del self._members[waiting.tenant]
-        self._alone[waiting.tenant] = waiting
+        self._on_changed(self)
+        waiting.on_changed(waiting)
 
     def take_apart(self) -> list[WaitingTenant]:
         """Let all of them go; return them."""
@@ -188,16 +232,11 @@ class Lot:
 
     def not_explained(self, waiting: WaitingTenant) -> None:
         """Note that the refusal of one of them may have to be explained."""
-        if self._queued.get(waiting.tenant) != waiting.explained_at:
-            self._queued[waiting.tenant] = waiting.explained_at
-            heapq.heappush(self._unexplained, (waiting.explained_at, next(self._numbers), waiting))
+        self._unexplained.add(waiting)
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
         """Yield those whose refusal is to be explained and was last before that time, while each is `explained`."""
-        yielded = None
-        while (first := self.first_unexplained) is not None and first is not yielded and first.explained_at <= latest:
-            yield first
-            yielded = first
+        return self._unexplained.due(latest)
 
 
 def _age(waiting: WaitingTenant) -> QueueKey:

@@ -6,7 +6,10 @@ import random
 
 import pytest
 from sharepod.controller.placing import slices
+from sharepod.controller.placing.namespace_turns import NamespaceTurns
 from sharepod.controller.placing.waiting import Lot, WaitingTenant
+from sharepod.controller.placing.waiting_line import WaitingLine
+from sharepod.placement.state.cluster import Cluster
 from unit.controller.loop_world import World, deciding
 from unit.controller.objects import sharepod_object
 
@@ -18,9 +21,10 @@ _REQUESTS = (0.9, 0.6, 0.3)
 class _Life:
     """Random life of a small world, which is the same for one seed whatever the loop decides as one."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: World, chance: random.Random, namespaces: str) -> None:
         self.world = world
         self.chance = chance
+        self.namespaces = namespaces
         self.waits: list[str] = []
         self.nodes = 2
         self.versions = 1
@@ -62,7 +66,8 @@ class _Life:
     def comes(self, name: str) -> None:
         request = self.chance.choice(_REQUESTS)
         self.waits.append(name)
-        self.world.wants(name, request, priority=self.chance.choice((0, 0, 0, 9)), memory="1Gi")
+        priority, namespace = self.chance.choice((0, 0, 0, 9)), self.chance.choice(self.namespaces)
+        self.world.wants(name, request, priority=priority, namespace=namespace, memory="1Gi")
 
     def _asks_otherwise(self, tenant: str, request: float) -> None:
         self.versions += 1
@@ -75,12 +80,12 @@ class _Life:
         )
 
 
-async def _history(seed: int) -> list[object]:
+async def _history(seed: int, namespaces: str = "n") -> list[object]:
     chance = random.Random(seed)
     async with deciding(World()) as world:
         for name in ("n1", "n2"):
             world.node(name)
-        life = _Life(world, chance)
+        life = _Life(world, chance, namespaces)
         for number in range(_CROWD):
             life.comes(f"crowd{number:02}")
         seen: list[object] = [await life.step(number) for number in range(_STEPS)]
@@ -112,3 +117,21 @@ async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
     alone = await _history(seed)
     assert not lots
     assert together == alone
+
+
+@pytest.mark.promise("placement-no-lost-wake-up", "placement-namespace-turns")
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pass(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
+    filed = await _history(seed, namespaces="mnn")
+    line_up = WaitingLine.line_up
+
+    async def anew(self: WaitingLine, cluster: Cluster) -> NamespaceTurns:
+        for waiting in self.places.values():
+            waiting.on_changed(waiting)
+        return await line_up(self, cluster)
+
+    monkeypatch.setattr(WaitingLine, "line_up", anew)
+    assert filed == await _history(seed, namespaces="mnn")

@@ -55,7 +55,7 @@ def test_one_that_comes_later_waits_for_one_of_each_other_namespace() -> None:
 
 def lot_of(keyed: Iterable[tuple[QueueKey, WaitingTenant]]) -> Lot:
     """A lot of these, all refused at version 1."""
-    lot, waiting = Lot("asks", 1, {}), []
+    lot, waiting = Lot("asks", 1), []
     for key, each in keyed:
         each.key, each.refused_at_version = key, 1
         waiting.append(each)

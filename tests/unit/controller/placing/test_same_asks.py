@@ -136,6 +136,52 @@ async def test_what_a_pass_does_does_not_grow_with_those_who_ask_the_same() -> N
     assert many - few < _MANY
 
 
+@pytest.mark.promise("security-flood")
+@pytest.mark.parametrize("alike", [1, 2])
+async def test_what_comes_before_the_decision_for_one_that_comes_does_not_grow_with_those_that_ask_otherwise(
+    alike: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 1e9)  # how many turns others get takes the machine's time
+
+    async def calls(many: int) -> int:
+        """Calls of functions from the moment at which room appears and one of another namespace comes until there is a
+        decision for it, while so many wait of which `alike` ask the same."""
+        async with playing() as world:
+            await world.runs("full", 0.6, memory="1Gi")
+            for number in range(many * alike):
+                await world.want(f"waits-{number}", 0.9, memory=f"{1024 + number // alike}Mi")
+            for name in ("small", "other"):
+                await world.want(name, 0.1, memory="1Gi")
+            await world.later(20)
+            await world.ends("small")  # with the looks of each second
+            counted, decided = 0, False
+            placed = world.loop._on_decided
+
+            def count(_frame: FrameType, event: str, _argument: object) -> None:
+                nonlocal counted
+                counted += event == "call" and not decided
+
+            def decide(tenant: str, node: str) -> None:
+                nonlocal decided
+                decided = decided or tenant == "newcomer"
+                placed(tenant, node)
+
+            world.loop._on_decided = decide
+            world.state.drop_pod(world.pod("other"))
+            world.state.cluster.release(world.placed.pop("other"), TenantId("other"))
+            world.state.on_room_changed()
+            world.wants("newcomer", 0.2, namespace="another", memory="1Gi")
+            sys.setprofile(count)
+            await world.settle()
+            sys.setprofile(None)
+            assert decided
+            return counted
+
+    few, many = await calls(_MANY), await calls(4 * _MANY)
+    assert few > 50
+    assert many - few < _MANY
+
+
 @pytest.mark.promise("placement-no-lost-wake-up")
 async def test_where_there_is_room_for_two_who_ask_the_same_two_are_placed() -> None:
     async with playing() as world:

@@ -15,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import structlog
 
 from sharepod.api.units import Milli, TenantId
 from sharepod.controller import metrics
+from sharepod.controller.placing import slices
 from sharepod.controller.placing.waiting import WaitingTenant
 from sharepod.controller.placing.waiting_line import WaitingLine
 from sharepod.controller.state.cluster_state import ClusterState
@@ -65,9 +67,12 @@ class OngoingPreemption:
 def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tuple[PlacementRequest, WaitingTenant]]:
     """Return those of `asked` that room is looked for now: the first in the queue, then those that had no turn for the
     longest time."""
-    in_order = sorted(asked, key=lambda item: queue_key(item[0]))
-    first, others = in_order[: TRIES // 2], in_order[TRIES // 2 :]
-    return first + sorted(others, key=lambda item: _last_turn(item[1]))[: TRIES - len(first)]
+    first = heapq.nsmallest(TRIES // 2, asked, key=lambda item: queue_key(item[0]))
+    taken = {item[0].tenant for item in first}
+    others = (item for item in asked if item[0].tenant not in taken)
+    return first + heapq.nsmallest(
+        TRIES - len(first), others, key=lambda item: (_last_turn(item[1]), queue_key(item[0]))
+    )
 
 
 def _holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
@@ -204,20 +209,19 @@ class Preemptions:
             was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
             return was_refused and not self._looked(waiting, now)
 
-        if not any(map(is_due, line.places.values())):
+        async for waiting in slices.in_slices(line.places.values()):
+            if is_due(waiting):
+                break
+        else:
             return []
         least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
-        waits = filter(is_due, line.of_priority(least))
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
-        requests = ((self._request_of(waiting), waiting) for waiting in waits)
-        asked = [
-            (request, waiting)
-            for request, waiting in requests
-            if request is not None
-            and request.may_preempt
-            and request.tenant not in with_holder
-            and request.priority >= least
-        ]
+        asked: list[tuple[PlacementRequest, WaitingTenant]] = []
+        async for waiting in slices.in_slices(line.of_priority(least)):
+            request = self._request_of(waiting) if line.has(waiting) and is_due(waiting) else None
+            if request is None or not request.may_preempt or request.tenant in with_holder or request.priority < least:
+                continue
+            asked.append((request, waiting))
         return whose_turn(asked)
 
     def _looked(self, waiting: WaitingTenant, now: float) -> bool:
