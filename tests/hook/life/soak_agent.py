@@ -28,6 +28,7 @@ from pathlib import Path
 
 from harness import floods
 from harness.soak import Run
+from harness.standstill import Standstill
 from hook.world.agent_node import GPUS, Node, Program, running, tenant
 
 GI = 1 << 30
@@ -87,6 +88,7 @@ class Soak:
 
     run: Run
     node: Node
+    standstill: Standstill
     workers: dict[str, Worker] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     longest_ms: int = 0
@@ -95,7 +97,7 @@ class Soak:
     longest_after: str = ""
     """Troubles in the last seconds of the longest wait."""
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
-    """Latest troubles and when they were made, time.monotonic()."""
+    """Latest troubles and when they were made, by `now`."""
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
@@ -105,6 +107,10 @@ class Soak:
     """File that fills the disk while it is there; None: the state directory is on a disk that is not filled."""
     filled_until: float = 0.0
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def now(self) -> float:
+        """Return time.monotonic() less the time in which the machine stood still: then nobody was kept waiting."""
+        return time.monotonic() - self.standstill.seconds
 
     def begin(self) -> None:
         for name in TENANTS:
@@ -121,7 +127,7 @@ class Soak:
             gpus=TENANTS[name][1],
             quiet=True,
         )
-        self.workers[name] = Worker(label, program, time.monotonic() + SETTLE_S)
+        self.workers[name] = Worker(label, program, self.now() + SETTLE_S)
 
     # ---- trouble
 
@@ -135,30 +141,30 @@ class Soak:
         worker = self.workers[self.run.random.choice(sorted(self.workers))]
         if worker.stopped_until is None:
             worker.program.process.send_signal(signal.SIGSTOP)
-            worker.stopped_until = time.monotonic() + self.run.random.uniform(0.05, 2.5)
-            self.note(f"{worker.label} stopped for {worker.stopped_until - time.monotonic():.2f} s")
+            worker.stopped_until = self.now() + self.run.random.uniform(0.05, 2.5)
+            self.note(f"{worker.label} stopped for {worker.stopped_until - self.now():.2f} s")
 
     def agent(self) -> None:
         """Kill the agent, which has no keeper here, and start another. Not on a full disk: docs/limits.md says what one
         does that its container starts there."""
         self.free_disk()
-        begun = time.monotonic()
+        begun = self.now()
         self.node.stop_agent(signal.SIGKILL)
         self.note("agent killed")
         self.wait(self.run.random.uniform(0, 0.3))
         self.node.start_agent()
-        self.longest_gap_ms = max(self.longest_gap_ms, round((time.monotonic() - begun) * 1000))
+        self.longest_gap_ms = max(self.longest_gap_ms, round((self.now() - begun) * 1000))
         self.note("agent listens")
         for worker in self.workers.values():
             if not worker.busy_ns:  # its first allocation needs an agent
-                worker.troubled_until = time.monotonic() + SETTLE_S
+                worker.troubled_until = self.now() + SETTLE_S
 
     def floods(self) -> None:
         if self.flood is None:
             there = self.node.path(self.run.random.choice(sorted(TENANTS)))
             how = self.run.random.choice(floods.KINDS)
             self.flood = subprocess.Popen(floods.command(how), cwd=there, stdout=subprocess.DEVNULL)
-            self.flood_until = time.monotonic() + self.run.random.uniform(0.3, 2.0)
+            self.flood_until = self.now() + self.run.random.uniform(0.3, 2.0)
             self.note(f"flood of {how} on {there.name}")
 
     def stall(self) -> None:
@@ -166,7 +172,7 @@ class Soak:
         seconds = self.run.random.uniform(0.1, STALLED_S)
         self.note(f"agent stopped for {seconds:.2f} s")
         for worker in self.workers.values():
-            worker.troubled_until = time.monotonic() + seconds + SETTLE_S
+            worker.troubled_until = self.now() + seconds + SETTLE_S
         pids = self.node.agent_pids
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -182,7 +188,7 @@ class Soak:
         if self.liar is None:
             there = self.node.path(self.run.random.choice(sorted(TENANTS)))
             self.liar = subprocess.Popen([sys.executable, "-c", LIAR], cwd=there, stderr=subprocess.DEVNULL)
-            self.liar_until = time.monotonic() + self.run.random.uniform(0.5, 3.0)
+            self.liar_until = self.now() + self.run.random.uniform(0.5, 3.0)
             self.note(f"liar in {there.name}")
 
     def disk(self) -> None:
@@ -192,7 +198,7 @@ class Soak:
         with self.filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(4096)):
                 pass
-        self.filled_until = time.monotonic() + self.run.random.uniform(0.3, 4.0)
+        self.filled_until = self.now() + self.run.random.uniform(0.3, 4.0)
         self.note("disk full")
 
     def memory(self) -> None:
@@ -211,19 +217,19 @@ class Soak:
 
     def note(self, what: str) -> None:
         """Remember a trouble, with the time."""
-        self.lately.append((time.monotonic(), what))
+        self.lately.append((self.now(), what))
 
     def wait(self, seconds: float) -> None:
         """Look at the devices again and again for `seconds`."""
-        deadline = time.monotonic() + seconds
+        deadline = self.now() + seconds
         while True:
             self.look()
-            if time.monotonic() >= deadline:
+            if self.now() >= deadline:
                 return
             time.sleep(0.02)
 
     def look(self) -> None:
-        now, devices = time.monotonic(), self.node.devices()
+        now, devices = self.now(), self.node.devices()
         taken: Counter[tuple[str, str]] = Counter()
         for client in devices.clients:
             if client.alive:
@@ -314,9 +320,10 @@ def soak(run: Run) -> dict[str, int]:
         tempfile.TemporaryDirectory(prefix="sa") as directory,
         small_disk(Path(directory) / "state") as filler,
         running(Path(directory), *rows, log_level="error") as node,
+        Standstill() as standstill,
     ):
         run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
-        state = Soak(run, node, filler=filler)
+        state = Soak(run, node, standstill, filler=filler)
         try:
             state.begin()
             state.wait(SETTLE_S)
@@ -352,6 +359,7 @@ def soak(run: Run) -> dict[str, int]:
         "waits_too_long": state.counts["waits_too_long"],
         "dead": state.counts["dead"],
         "bytes_over": max(0, state.over),
+        "stood_still_s": round(standstill.seconds),
     }
 
 
