@@ -101,6 +101,17 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "zero": (sized("0"), LINE),
     "between a share and two": (sized("1500"), LINE),
     "17 GPUs": (sized("17000"), LINE),
+    "more than any number": (sized("9e18"), LINE),
+    "more than any number by far": (sized("1e30"), LINE),
+    "a sum beyond any number": (
+        line_pod(*(container(f"c{number}", "5e17", None) for number in range(20))),
+        f"spec.containers[c0].resources.limits[{MILLI}]",
+    ),
+    "more memory than any number": (sized("400", "1e30"), f"limits[{MEMORY}]"),
+    "more in an init container": (
+        line_pod(initContainers=[container("first", "1e30", "1024")]),
+        f"spec.initContainers[first].resources.limits[{MILLI}]",
+    ),
     "two containers between": (
         line_pod(container("a", "700", None), container("b", "600", None)),
         f"spec.containers[a].resources.limits[{MILLI}]",
@@ -183,7 +194,6 @@ FORGED: dict[str, tuple[Object, str]] = {
         MILLI,
     ),
     "a fraction": (sized("0.4"), MILLI),
-    "more than any number": (sized("9e18"), MILLI),
     "a limit in one container and its request in another": (
         line_pod(
             {"name": "main", "image": "test", "resources": {"limits": {MILLI: "400"}}},

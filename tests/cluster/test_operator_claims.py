@@ -106,6 +106,25 @@ def test_a_pod_that_does_not_fit_the_node_goes_to_another(world: World) -> None:
     assert row_of(world, taken, "share") is None
 
 
+@pytest.mark.promise("operator-claim-refused-before")
+def test_a_pod_whose_volume_does_not_exist_holds_no_share_and_gets_one_once_it_does(world: World) -> None:
+    (node,) = world.nodes("volume")
+    namespace = world.cluster.namespace("volume")
+    make_claim(world, namespace, "share", time_milli=900)
+    missing = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    make_pod(world, namespace, "waits", on="volume", claims=("share",), volumes=[missing])
+    wait(lambda: row_of(world, node, "share") is not None, what="a share")
+    wait(lambda: not world.rows(node), what="it is given back after the bind timeout")
+    assert any(reason == "AllocationTakenBack" for reason, _ in world.events(namespace, "waits"))
+    local = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/x"}}
+    volume = {"metadata": {"name": "data"}, "spec": {**local, "storageClassName": "none"}}
+    world.api.create("/api/v1/persistentvolumes", volume)
+    asked = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"metadata": {"name": "data"}, "spec": {**asked, "storageClassName": "none", "volumeName": "data"}}
+    world.api.create(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
+    runs(world, namespace, "waits")
+
+
 @pytest.mark.promise("operator-claim-no-over-commit")
 def test_a_burst_of_pods_and_sharepods_never_gets_more_of_a_gpu_than_there_is(world: World) -> None:
     nodes = world.nodes("claimburst", 2)

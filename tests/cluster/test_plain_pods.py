@@ -21,7 +21,7 @@ from cluster.claims_world import (
 )
 from cluster.operator_world import GIB, TIMES, World, a_world, gpu_uuid, wait
 from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
-from harness.api import ApiError, Object
+from harness.api import Object
 from harness.installation import MANIFESTS
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
@@ -291,27 +291,6 @@ def test_a_quota_counts_lines_and_the_replica_set_says_why_the_third_is_missing(
         ),
         what="the reason stands in kubectl describe rs",
     )
-
-
-@pytest.mark.promise("operator-line-limit-range")
-def test_a_limit_range_bounds_the_line(world: World) -> None:
-    namespace = world.cluster.namespace("range")
-    limits = {
-        "apiVersion": "v1",
-        "kind": "LimitRange",
-        "metadata": {"name": "gpu"},
-        "spec": {"limits": [{"type": "Container", "max": {MILLI: "500"}, "min": {MILLI: "100"}}]},
-    }
-    world.api.create(f"/api/v1/namespaces/{namespace}/limitranges", limits)
-
-    def refused() -> str:
-        try:
-            world.api.create(f"/api/v1/namespaces/{namespace}/pods", line_pod(container(milli="600")), dryRun="All")
-        except ApiError as error:
-            return error.message
-        return ""
-
-    wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is in force")
 
 
 def _pods_with_a_line(body: Object) -> int:

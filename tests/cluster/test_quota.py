@@ -1,13 +1,15 @@
-"""A quota counts SharePods and plain Pods alike, because the Pods of both carry the resource line."""
+"""Quotas count SharePods and plain Pods alike, as the Pods of both carry the resource line; LimitRanges bound it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster.admission import as_user
 from cluster.claims_world import (
+    claim_made_for,
     claim_path,
     claim_spec,
     make_claim,
@@ -197,6 +199,38 @@ def test_what_a_quota_cannot_count_is_refused_where_one_names_the_line(world: Wo
     assert refusal(world, world.path(free), asking({"request": 0.4})) == ""
 
 
+@pytest.mark.promise("operator-quota-cannot-count")
+def test_neither_scopes_nor_an_older_template_nor_annotations_of_the_lines_claim_go_past_a_quota(world: World) -> None:
+    (node,) = world.nodes("older")
+    namespace = world.cluster.namespace("older")
+    make_template(world, namespace, "early", time_milli=500)
+    pods, quotas = (f"/api/v1/namespaces/{namespace}/{kind}" for kind in ("pods", "resourcequotas"))
+    world.api.create(pods, line_pod(container("main", "200"), name="lined", nodeSelector={"test": "older"}))
+    runs(world, namespace, "lined")
+    prioritized = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "Exists"}]}
+    for name, counted, scope in (
+        ("time", MILLI, {"scopes": ["NotTerminating"]}),
+        ("memory", MEMORY, {"scopeSelector": prioritized}),
+    ):
+        spec = {"hard": {f"requests.{counted}": "1000"}, **scope}
+        world.api.create(quotas, {"metadata": {"name": name}, "spec": spec})
+    refused = "QuotaCannotCount: ResourceQuota memory"
+    wait(lambda: refused in refusal(world, pods, line_pod(container(mib=None))), what="no scope is looked at")
+    make_pod(world, namespace, "late", on="older", template="early")
+    wait(
+        lambda: any("QuotaCannotCount" in note for _, note in world.events(namespace, "late")),
+        what="an Event on the Pod whose claim is not made",
+        timeout=40,
+    )
+    claim = claim_made_for(world, namespace, "lined")
+    assert claim is not None
+    for key, value in (("request", "0.9"), ("mode", "Exclusive"), ("count", "2"), ("memory", "8Gi")):
+        body = {"metadata": {"annotations": {f"sharepod.dev/gpu-{key}": value}}}
+        with pytest.raises(ApiError, match=rf"annotations\[sharepod.dev/gpu-{key}\]"):
+            world.api.patch(claim_path(namespace, claim["metadata"]["name"]), body)
+    assert [found["requestMilli"] for found in world.rows(node)] == [200]
+
+
 @pytest.mark.promise("operator-quota-cannot-count-raise")
 def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_counts_it(world: World) -> None:
     (node,) = world.nodes("gate")
@@ -215,6 +249,56 @@ def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_count
     world.api.delete(path)
     resize(world, namespace, "share", 0.7)
     wait(lambda: row(world, node, "share") == 700, what="the share is raised once nothing counts it", timeout=40)
+
+
+@pytest.mark.promise("operator-line-limit-range")
+def test_a_limit_range_bounds_the_line(world: World) -> None:
+    namespace = world.cluster.namespace("range")
+    limits = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "gpu"},
+        "spec": {"limits": [{"type": "Container", "max": {MILLI: "500"}, "min": {MILLI: "100"}}]},
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/limitranges", limits)
+
+    def refused() -> str:
+        try:
+            world.api.create(f"/api/v1/namespaces/{namespace}/pods", line_pod(container(milli="600")), dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is in force")
+
+
+@pytest.mark.promise("operator-line-limit-range-warned")
+def test_a_default_for_every_container_is_warned_of_and_gives_each_a_share(world: World) -> None:
+    world.nodes("default")
+    namespace = world.cluster.namespace("default-line")
+
+    def apply(name: str, **limits: Object) -> str:
+        body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": name}}
+        spec = {"limits": [{"type": "Container", **limits}]}
+        done = world.cluster.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps({**body, "spec": spec}))
+        return done.stderr
+
+    assert "Warning" not in apply("cpu", max={"cpu": "4"}, default={"cpu": "1"})
+    assert f"spec.limits[].default[{MILLI}]: gives it to every container" in apply("most", max={MILLI: "500"})
+    assert "spec.limits[].default[sharepod.dev/gpu-" in apply("most", default={MILLI: "100", MEMORY: "512"})
+    silent = line_pod({"name": "main", "image": "test"}, name="silent", nodeSelector={"test": "default"})
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    wait(
+        lambda: _limits(world.api.create(pods, silent, dryRun="All")).get(MILLI) == "100", what="the LimitRange counts"
+    )
+    world.api.create(pods, silent)
+    assert _limits(runs(world, namespace, "silent"))[MEMORY] == "512"
+
+
+def _limits(pod: Object) -> Object:
+    """The limits of a Pod's first container."""
+    found: Object = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return found
 
 
 @pytest.mark.promise("operator-claim-quota")

@@ -202,6 +202,8 @@ def _amount(path: str, name: str, amounts: Mapping[str, Any]) -> int | None:
         raise SpecError(field, str(error)) from None
     if amount == 0:
         raise SpecError(field, "0 asks for nothing; write a whole number such as 400, or remove it")
+    if name == MILLI and amount > MAX_GPUS * WHOLE_GPU:
+        raise SpecError(field, f"{amount} is more than the GPUs of a node are; write at most {MAX_GPUS * WHOLE_GPU}")
     if name == MEMORY and amount > MAX_MIB:
         raise SpecError(
             field, f"{amount} MiB is more memory than any node's GPUs have; write a number of MiB such as 4096"

@@ -189,9 +189,6 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
 
 
 def _variables() -> list[tuple[str, str]]:
-    def each(name: str) -> str:
-        return f"quantity(string({_LIMITS}[{text(name)}])).asInteger()"
-
     in_init = f"object.spec.?initContainers.orValue([]).exists(c, {_ASKS})"
     of = "int(variables.annotations[variables.count[0]])"
     request = "double(variables.annotations[variables.request[0]])"
@@ -201,12 +198,17 @@ def _variables() -> list[tuple[str, str]]:
         ("asking", f"variables.containers.filter(c, {_ASKS})"),
         ("inMemory", f"variables.containers.filter(c, {text(MEMORY)} in {_LIMITS})"),
         ("simple", f"variables.asking.size() > 0 && !{in_init}"),
-        ("milli", f"variables.simple ? variables.asking.map(c, {each(MILLI)}).sum() : 1"),
-        ("mib", f"variables.simple ? variables.inMemory.map(c, {each(MEMORY)}).sum() : 0"),
+        ("milli", f"variables.simple ? variables.asking.map(c, {_amount(MILLI)}.asInteger()).sum() : 1"),
+        ("mib", f"variables.simple ? variables.inMemory.map(c, {_amount(MEMORY)}.asInteger()).sum() : 0"),
         ("whole", "variables.milli > 1000 && variables.milli % 1000 == 0 ? variables.milli / 1000 : 1"),
         ("gpus", f"variables.count.size() > 0 ? {of} : variables.whole"),
         ("each", f"variables.request.size() > 0 ? {request} * 1000.0 : double(variables.milli / variables.gpus)"),
     ]
+
+
+def _amount(name: str) -> str:
+    """Return the CEL quantity of this resource among the limits of the container `c`."""
+    return f"quantity(string({_LIMITS}[{text(name)}]))"
 
 
 def limit_field(name: str, container: str) -> str:
@@ -224,10 +226,13 @@ def _lines() -> list[Validation]:
     known_resources = ", ".join(RESOURCES)
     without = f"variables.asking.filter(c, !({text(MEMORY)} in {_LIMITS}))"
     zero = {
-        name: f"variables.{which}.filter(c, quantity(string({_LIMITS}[{text(name)}])).asInteger() == 0)"
+        name: f"variables.{which}.filter(c, {_amount(name)}.asInteger() == 0)"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
-    much = f"variables.inMemory.filter(c, quantity(string({_LIMITS}[{text(MEMORY)}])).asInteger() > {MAX_MIB})"
+    more = {  # compared as quantities: a larger one may be no integer of CEL's
+        name: f"variables.{which}.filter(c, {_amount(name)}.isGreaterThan(quantity('{most}')))"
+        for name, which, most in ((MILLI, "asking", MAX_GPUS * 1000), (MEMORY, "inMemory", MAX_MIB))
+    }
     return [
         refuse(
             f"{bad}.size() == 0",
@@ -235,17 +240,22 @@ def _lines() -> list[Validation]:
             f"{bad}[0].resources.limits.filter({unknown})[0] + ']: is not known; use {known_resources}, or remove it'",
         ),
         refuse(f"{alone}.size() == 0", f"{limit_field(MEMORY, f'{alone}[0]')}{MEMORY_ALONE}'"),
+        refuse(
+            f"{more[MILLI]}.size() == 0",
+            f"{limit_field(MILLI, f'{more[MILLI]}[0]')}is more than the GPUs of a node are; write at most "
+            f"{MAX_GPUS * 1000}'",
+        ),
+        refuse(
+            f"{more[MEMORY]}.size() == 0",
+            f"{limit_field(MEMORY, f'{more[MEMORY]}[0]')}is more memory than any node has on its GPUs; write a number "
+            "of MiB such as 4096'",
+        ),
         *(
             refuse(
                 f"{some}.size() == 0",
                 f"{limit_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as 400, or remove it'",
             )
             for name, some in zero.items()
-        ),
-        refuse(
-            f"{much}.size() == 0",
-            f"{limit_field(MEMORY, f'{much}[0]')}is more memory than any node has on its GPUs; write a number of MiB "
-            "such as 4096'",
         ),
         refuse(
             f"variables.inMemory.size() == 0 || {without}.size() == 0",

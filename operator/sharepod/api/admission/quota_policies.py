@@ -7,6 +7,8 @@ Guarantees, in a namespace whose quota names a resource of the line:
 - No claim of class `sharepod.dev` is made but for a Pod with a line, or by those who write the ledgers.
 - Where memory is counted, each Pod with a line and each SharePod says how much it has.
 - The Pod of a SharePod carries a line.
+
+Anywhere, who gives a LimitRange a default for a resource of the line is warned: each container would get it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _QUOTA = "ResourceQuota ' + params.metadata.name + '"
 
 def quota_policies(*, claims: bool = True) -> list[dict[str, Any]]:
     """Return the policies on Pods, SharePods and claims, each with its binding. `claims`: the cluster has any."""
-    return [*_pods(), *_sharepods(), *(_claims() if claims else [])]
+    return [*_pods(), *_sharepods(), *(_claims() if claims else []), *_limit_ranges()]
 
 
 def _counts(name: str) -> str:
@@ -116,10 +118,37 @@ def _claims() -> list[dict[str, Any]]:
     )
 
 
+def _limit_ranges() -> list[dict[str, Any]]:
+    """Warn of a default for every container. The API server takes `max` for the default where none is said."""
+    given = f"l.?default.orValue({{}}).exists(k, k in {texts((MILLI, MEMORY))})"
+    limits = "object.spec.limits"
+    first = f"{limits}.filter(l, {given})[0].default.filter(k, k in {texts((MILLI, MEMORY))})[0]"
+    return _policy(
+        f"{NAME}-limit-ranges",
+        ("", "v1", "limitranges", ["CREATE", "UPDATE"]),
+        [],
+        [
+            refuse(
+                f"!{limits}.exists(l, {given})",
+                f"'spec.limits[].default[' + {first} + ']: gives it to every container of the namespace that says "
+                "nothing, also to those that need no GPU (max is the default where there is no other); write it only "
+                "where each container has a line'",
+            )
+        ],
+        warns=True,
+    )
+
+
 def _policy(
-    name: str, of: tuple[str, str, str, list[str]], conditions: list[dict[str, str]], validations: list[Validation]
+    name: str,
+    of: tuple[str, str, str, list[str]],
+    conditions: list[dict[str, str]],
+    validations: list[Validation],
+    *,
+    warns: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return a policy on objects of one API group, and its binding. `of`: group, version, resources, operations."""
+    """Return a policy on objects of one API group, and its binding. `of`: group, version, resources, operations;
+    `warns`: it asks for no quota, and warns instead of refusing."""
     group, version, resources, operations = of
     rule = {
         "apiGroups": [group],
@@ -128,16 +157,16 @@ def _policy(
         "resources": resources.split(","),
     }
     spec = {
-        "failurePolicy": "Fail",
-        "paramKind": {"apiVersion": "v1", "kind": "ResourceQuota"},
+        "failurePolicy": "Ignore" if warns else "Fail",
+        **({} if warns else {"paramKind": {"apiVersion": "v1", "kind": "ResourceQuota"}}),
         "matchConstraints": {"resourceRules": [rule]},
-        "matchConditions": conditions,
+        **({"matchConditions": conditions} if conditions else {}),
         "validations": validations,
     }
     binding = {
         "policyName": name,
-        "validationActions": ["Deny"],
-        "paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"},
+        "validationActions": ["Warn" if warns else "Deny"],
+        **({} if warns else {"paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"}}),
     }
     return [
         {"apiVersion": _API, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec},

@@ -16,6 +16,7 @@ Guarantees, whatever order things happen in:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Tenant
@@ -24,6 +25,14 @@ from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts, 
 from .share_claim_steps import is_of_row
 from .snapshot import ReservationSnapshot
 from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
+
+_CLAIMS = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
+"""kube-scheduler's words for a Pod whose claims are in its way, which it has in no other form."""
+
+
+def names_claims(refusal: str) -> bool:
+    """Return whether kube-scheduler refused a Pod for its claims, among other things."""
+    return _CLAIMS.search(refusal) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

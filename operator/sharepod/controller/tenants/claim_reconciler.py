@@ -121,8 +121,9 @@ class ClaimReconciler:
             due = mine.refused_since + self._settings.bind_timeout
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
         elif pod is not None and mine.waits is not None:
-            due = mine.waits[1] + self._patience_s(pod)
+            due = mine.waits[1] + self._patience_s(pod, mine.waits[2])
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
+            overdue += f": {mine.waits[2]}" if _for_something_else(mine.waits[2]) else ""
         group = group_of(self._state, claim, pod) if claim is not None and pod is not None else None
         return ClaimSnapshot(
             claim=claim,
@@ -140,10 +141,13 @@ class ClaimReconciler:
             now=now,
         )
 
-    def _patience_s(self, pod: ClaimPodFacts) -> float:
-        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to."""
+    def _patience_s(self, pod: ClaimPodFacts, refused_before: str) -> float:
+        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to. `refused_before`: what
+        kube-scheduler had said of it when it got the place."""
         start_s = float(self._settings.start_timeout)
-        return start_s if pod.scheduler == DEFAULT_SCHEDULER else min(self._settings.seen_timeout, start_s)
+        if pod.scheduler != DEFAULT_SCHEDULER:
+            return min(self._settings.seen_timeout, start_s)
+        return self._settings.bind_timeout if _for_something_else(refused_before) else start_s
 
     async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
         """Confirm that a claim with a row is gone."""
@@ -180,8 +184,9 @@ class ClaimReconciler:
                     self.queue.add_after(uid, LOOK_AGAIN_S / 20)
             case claim_steps.Deallocate(claim=claim, node=avoided, message=message, unseen=unseen):
                 if await self._may_deallocate(claim, memo, snapshot.now) and await self._writer.deallocate(claim):
-                    if unseen:
-                        memo.not_before = self._clock() + memo.next_pause_s(self._settings.seen_timeout)
+                    if unseen and memo.claim.waits is not None:
+                        held_s = snapshot.due - memo.claim.waits[1]
+                        memo.not_before = self._clock() + memo.next_pause_s(min(self._settings.seen_timeout, held_s))
                     self._taken_back(snapshot, claim, memo, avoided, message)
                     self.queue.add(uid)
             case Unreserve(node=node):
@@ -324,6 +329,12 @@ class ClaimReconciler:
         for pod in snapshot.pods:
             if pod.waits:
                 tell("Pod", pod, note.reason, note.action, f"claim {claim.name}: {note.message}")
+
+
+def _for_something_else(refusal: str) -> bool:
+    """Return whether kube-scheduler refused a Pod for something that an allocation of its claims does not change: it
+    does not look at such a Pod again because of that."""
+    return bool(refusal) and not claim_steps.names_claims(refusal)
 
 
 def _refused(snapshot: ClaimSnapshot) -> str:

@@ -10,7 +10,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
@@ -22,7 +21,7 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
-from sharepod.controller.decisions import lifecycle, steps
+from sharepod.controller.decisions import claim_steps, lifecycle, steps
 from sharepod.controller.decisions.advertised import LineOnNode
 from sharepod.controller.decisions.ends import EndCause
 from sharepod.controller.decisions.share_claim_steps import AllocateClaim, FreeClaim, MakeClaim, ShareClaimStep
@@ -65,10 +64,6 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
 }
 """Steps that are done in the same turn as the one before: nothing else has to happen, or be shown, between them."""
 _FOLLOWED = tuple(_FOLLOWING)
-
-
-_CLAIM_NOT_TAKEN = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
-"""kube-scheduler's words for a Pod whose claims are in its way, which it has in no other form."""
 
 
 class TenantReconciler:
@@ -354,7 +349,7 @@ class TenantReconciler:
         pod = step.pod
         if not await self._pod_control.take_back(pod):
             return
-        if pod.claim is not None and _CLAIM_NOT_TAKEN.search(step.message):
+        if pod.claim is not None and claim_steps.names_claims(step.message):
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
         match step.cause:

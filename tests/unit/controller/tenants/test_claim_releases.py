@@ -146,6 +146,43 @@ async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_ba
     assert memo.not_before == world.now + world.settings.seen_timeout
 
 
+@pytest.mark.promise("operator-claim-refused-before")
+async def test_a_pod_that_kube_scheduler_refuses_for_the_same_reason_as_before_its_share_gives_it_back(
+    world: World,
+) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share")
+    missing = {**UNSCHEDULABLE, "message": 'persistentvolumeclaim "none" not found'}
+    world.change("pods", "user", lambda item: item.update(status={"conditions": [missing]}), status=True)
+    await placed(world)
+    await world.look_at_claim(times=2)
+    world.now += world.settings.bind_timeout - 1
+    await world.look_at_claim()
+    assert world.allocation() is not None
+    world.now += 1
+    await world.look_at_claim()
+    await lets_go(world)
+    assert world.allocation() is None
+    memo = world.memos.of(world.claim_uid())
+    assert memo.not_before == world.now + world.settings.bind_timeout
+
+
+async def test_a_pod_that_kube_scheduler_refused_for_want_of_its_claim_waits_until_kube_scheduler_is_back(
+    world: World,
+) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share")
+    lacking = {**UNSCHEDULABLE, "message": "0/1 nodes are available: 1 cannot allocate all claims."}
+    world.change("pods", "user", lambda item: item.update(status={"conditions": [lacking]}), status=True)
+    await placed(world)
+    await world.look_at_claim(times=2)
+    world.now += world.settings.start_timeout - 1
+    await world.look_at_claim(times=2)
+    assert world.allocation() is not None
+
+
 @pytest.mark.promise("operator-unbound-node-gone")
 async def test_a_pod_whose_scheduler_does_not_exist_goes_elsewhere_as_soon_as_its_node_is_deleted(world: World) -> None:
     world.node()
