@@ -100,11 +100,12 @@ static void found(uint64_t data) {
             ((struct export *)link)->open = true;
 }
 
-/* Read the data of each entry: the hexadecimal number behind "data:" in its line. False: it cannot be read. */
+/* Read the data of each entry: the hexadecimal number behind "data:" in its line. False: it cannot be read. This
+ * thread's folder: that of the process has no descriptors once its first thread has ended. */
 static bool read_entries(int number) {
-    static const char before[] = "data:";
-    char path[40] = "/proc/self/fdinfo/", digits[12], text[512];
-    char *end = path + sizeof "/proc/self/fdinfo/" - 1;
+    static const char before[] = "data:", folder[] = "/proc/thread-self/fdinfo/";
+    char path[sizeof folder + 12] = "/proc/thread-self/fdinfo/", digits[12], text[512];
+    char *end = path + sizeof folder - 1;
     int count = 0;
     do
         digits[count++] = (char)('0' + number % 10);

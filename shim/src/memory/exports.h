@@ -2,8 +2,8 @@
  *
  * The kernel takes a file out of an epoll instance when its last descriptor is closed, also one that was sent to
  * another process or inherited. So the hook puts each descriptor that the driver exports into an instance of its own,
- * and reads in /proc/self/fdinfo which are left. The importing process keeps a copy of the descriptor for as long as it
- * has the memory; so the memory counts, with the process that made it, as long as any importer has it.
+ * and reads in /proc/thread-self/fdinfo which are left. The importing process keeps a copy of the descriptor for as
+ * long as it has the memory; so the memory counts, with the process that made it, as long as any importer has it.
  *
  * Guarantees:
  * - a descriptor of the program's is never closed, nor does one get another number than without the hook, as long as

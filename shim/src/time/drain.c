@@ -1,43 +1,99 @@
 /* Of each registered stream the drain waits for the last fences of the threads that launched into it, if these are
- * behind all of their launches (meter.c sees to that before other work is put behind them), else for an event that it
- * records itself. A capturing stream runs nothing, and what it ran before was fenced when the capture began (R5).
- * cuCtxSynchronize would invalidate captures, and cannot be polled; cuCtxRecordEvent would wait for all of the context.
+ * behind all of their launches, else for an event of the stream's row, recorded when the drain begins or before other
+ * work is put behind what threads have launched. A capturing stream runs nothing, and what it ran before was fenced
+ * when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled; cuCtxRecordEvent would
+ * wait for all of the context.
  *
  * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
  * a full queue of the driver, and begins again.
  */
 #include "time/drain.h"
 
-/* Return whether the fences of the threads are behind all that went into the stream. */
-static bool fenced(const struct known_stream *row) {
-    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
-        if (atomic_load(&queue->fenced) != atomic_load(&queue->launched))
+#define NOT_COVERED UINT64_MAX /* launches: more than there ever are */
+
+/* Return whether each launch of the threads that have queues is behind a fence of its thread or the event of the row.
+ */
+static bool covered(const struct known_stream *row) {
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
+        uint64_t launched = atomic_load(&queue->launched);
+        if (atomic_load(&queue->fenced) != launched && queue->covered != launched)
             return false;
-    return !row->unmetered;
+    }
+    return true;
 }
 
-/* Record behind the work of one stream, whose context lives. What waited before goes on waiting. With the lock. */
-static void begin_stream(struct known_stream *row) {
+/* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
+ * waiting for. A launch that is counted only after it was looked at counts as not covered. With the lock. */
+static void cover(struct known_stream *row) {
     CUcontext context = row->context->context, popped;
-    if (fenced(row)) {
-        for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
-            queue->awaited = atomic_load(&queue->last) != NULL;
-        return;
-    }
     if (row->event == NULL)
         row->event = event_make(context, CU_EVENT_DISABLE_TIMING);
     if (row->event == NULL || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return;
-    if (streams_record(row, row->event))
-        row->waiting = true;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        queue->covered = atomic_load(&queue->launched);
+    bool recorded = streams_record(row, row->event);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
+    row->waiting |= recorded;
+    for (struct queue *queue = row->queues; queue != NULL && !recorded; queue = queue->stream_next)
+        queue->covered = NOT_COVERED;
+}
+
+/* Return whether a thread is inside a launch that may go into the stream: it may sleep in a full queue of the driver,
+ * as a call of ours would, and its launch comes behind. */
+static bool launched_into(const struct known_stream *row) {
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        if (atomic_load(&queue->slot->sequence) & 1)
+            return true;
+    return false;
+}
+
+/* Cover the row if need be; NULL: there is none. With the lock, and no capture open. */
+static void cover_before_ungated(struct known_stream *row) {
+    if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
+        return;
+    CUstreamCaptureMode mode = own_calls_begin();
+    cover(row);
+    own_calls_end(mode);
+}
+
+void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current) {
+    lock(&streams->lock);
+    for (struct known_context *known = streams->contexts; known != NULL && streams->captures.count == 0;
+         known = known->next) {
+        struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
+        if (row != NULL || known->context == current)
+            cover_before_ungated(streams_find(streams, known, NULL));
+        cover_before_ungated(row);
+    }
+    unlock(&streams->lock);
+    if (named == CU_STREAM_LEGACY) /* all that are not NON_BLOCKING wait for it */
+        drain_before_ungated_context(streams, current);
+}
+
+void drain_before_ungated_context(struct streams *streams, CUcontext context) {
+    lock(&streams->lock);
+    for (struct known_stream *row = streams->busy; row != NULL && streams->captures.count == 0; row = row->busy_next)
+        if (row->context->context == context)
+            cover_before_ungated(row);
+    unlock(&streams->lock);
+}
+
+/* Have the drain wait for one stream, whose context lives. With the lock. */
+static void begin_stream(struct known_stream *row) {
+    if (row->unmetered || !covered(row)) {
+        cover(row);
+        return;
+    }
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        queue->awaited = atomic_load(&queue->last) != NULL;
 }
 
 void drain_begin(struct streams *streams) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next) {
-        row->skipped = row->pending && row->context->ending;
+        row->skipped = row->pending && context_unsettled(row->context);
         if (row->pending && !row->skipped)
             begin_stream(row);
     }
@@ -48,9 +104,9 @@ void drain_begin(struct streams *streams) {
 /* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
 static bool finished(struct known_stream *row) {
     CUcontext context = row->context->context;
-    if (row->context->ending)
+    if (context_unsettled(row->context))
         return false;
-    if (row->skipped) { /* the program could not end the context: it goes on */
+    if (row->skipped) { /* the context goes on, or is another one */
         row->skipped = false;
         begin_stream(row);
     }

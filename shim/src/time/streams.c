@@ -15,6 +15,14 @@ struct known_context *streams_find_context(struct streams *streams, CUcontext co
     return known;
 }
 
+/* Return the row of a context that is ending; NULL: there is none of that handle. */
+static struct known_context *find_ending(struct streams *streams, CUcontext context) {
+    struct known_context *known = streams->contexts;
+    while (known != NULL && (known->context != context || !known->ending))
+        known = known->next;
+    return known;
+}
+
 bool streams_lives(struct streams *streams, CUcontext context, uint32_t epoch) {
     for (const struct known_context *known = streams->contexts; known != NULL; known = known->next)
         if (known->context == context && known->epoch == epoch)
@@ -27,7 +35,16 @@ struct known_context *streams_note_context(struct streams *streams, CUcontext co
     if (known != NULL || (known = slab_take(&streams->context_rows, sizeof *known)) == NULL)
         return known;
     *known = (struct known_context){.next = streams->contexts, .context = context, .epoch = ++streams->epochs};
+    const struct known_context *other = find_ending(streams, context);
+    known->amid = other != NULL ? other->ending : 0;
     return streams->contexts = known;
+}
+
+void streams_born(struct streams *streams, CUcontext context) {
+    lock(&streams->lock);
+    if (find_ending(streams, context) != NULL)
+        streams_note_context(streams, context);
+    unlock(&streams->lock);
 }
 
 static uint64_t hash_of_stream(const struct known_context *context, CUstream stream) {
@@ -105,10 +122,20 @@ static void move_queue(struct queue *queue, struct queue **list) {
     *list = queue;
 }
 
-void streams_unregister(struct known_context *known) {
+void streams_depart(struct known_context *known, bool departs) {
     for (struct known_stream *row = known->streams; row != NULL; row = row->next)
-        for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
             atomic_store_explicit(&queue->word, 0, memory_order_relaxed);
+            atomic_store(&queue->departs, departs);
+        }
+}
+
+bool streams_in_call(const struct known_context *known) {
+    for (const struct known_stream *row = known->streams; row != NULL; row = row->next)
+        for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+            if (atomic_load(&queue->calls))
+                return true;
+    return false;
 }
 
 void streams_forget(struct streams *streams, struct known_stream *row, bool events) {
@@ -162,7 +189,7 @@ bool streams_record(const struct known_stream *row, CUevent event) {
 void streams_fence(struct streams *streams, struct known_stream *row) {
     struct known_context *context = row->context;
     CUcontext popped;
-    if (context->ending)
+    if (context_unsettled(context))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     sweep(streams);
@@ -251,7 +278,8 @@ void streams_abandon(struct streams *streams, struct slot *slot) {
     while (slot->queues != NULL) {
         struct queue *queue = slot->queues;
         struct known_stream *row = queue->row;
-        row->unmetered |= row->pending; /* an event behind the stream takes the place of the queue's */
+        if (atomic_load(&queue->launched) > 0) /* an event behind the stream takes the place of the queue's */
+            row->unmetered |= row->pending;
         row->skipped |= queue->awaited;
         detach_queue(streams, queue);
         move_queue(queue, &slot->ended);
@@ -342,14 +370,17 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     *queue = recall(slot, key, stream, context);
     struct known_stream *row = *queue != NULL && !(*queue)->row->context->ending ? (*queue)->row : NULL;
     if (row == NULL) {
-        struct known_context *known = streams_note_context(streams, context);
+        struct known_context *known = streams_find_context(streams, context);
+        if (known == NULL && (known = find_ending(streams, context)) == NULL)
+            known = streams_note_context(streams, context);
         row = known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
-        *queue = row != NULL && slot != NULL ? note_queue(streams, slot, row, stream) : NULL;
+        bool meters = row != NULL && slot != NULL && !context_unsettled(known);
+        *queue = meters ? note_queue(streams, slot, row, stream) : NULL;
         if (*queue != NULL)
             remembered_add(&slot->remembered, key_of(gate, stream, context), *queue);
     }
     bool metered = slot != NULL && (word & GATE_METERED) != 0;
-    bool noted = row != NULL && (!metered || *queue != NULL);
+    bool noted = row != NULL && (!metered || *queue != NULL || context_unsettled(row->context));
     if (noted) {
         row->pending = true;
         row->unmetered |= *queue == NULL;

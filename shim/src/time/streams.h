@@ -39,8 +39,16 @@ struct known_context {
     uint32_t epoch;               /* tells it from an earlier context of the same handle; never 0 */
     uint32_t ending;              /* the driver is destroying it, or about to: its handles are not to be used; which end
                                      that is, else 0 */
-    uint32_t attached;            /* references that cuCtxAttach took */
+    uint32_t amid; /* it was noted while a context of the same handle was ending: which end; else 0. Which of the two
+                      the work of its rows is in shows when that end is over */
+    uint32_t attached; /* references that cuCtxAttach took */
 };
+
+/* Return whether the hook makes no call about a context for now: an end is under way, after which it is known of which
+ * context the handles are. */
+static inline bool context_unsettled(const struct known_context *known) {
+    return known->ending != 0 || known->amid != 0;
+}
 
 struct known_stream {
     struct hash_link link; /* first; unused by an orphan */
@@ -65,8 +73,11 @@ struct queue {
     uint32_t epoch; /* which context of its handle: the events go with it */
     struct queue *stream_next, **stream_from;
     struct queue *slot_next, **slot_from;
-    bool awaited;       /* the drain waits for `last` */
-    _Atomic bool ended; /* its stream or context has ended: not to be used any more */
+    bool awaited;         /* the drain waits for `last` */
+    uint64_t covered;     /* launches behind the event of the row */
+    _Atomic bool ended;   /* its stream or context has ended: not to be used any more */
+    _Atomic bool departs; /* its context is ending, or about to */
+    _Atomic bool calls;   /* its thread is in a call of the driver with its stream or its events */
     CUevent events[PACE_FENCES], tail;
     /* What each launch reads and writes, in one cache line; `last`, `launched`, `fenced` are read by the hook thread.
      */
@@ -96,6 +107,20 @@ struct primary {
 
 /* STREAMS_DEVICES: devices whose primary contexts are counted, more than a machine has. */
 enum { STREAMS_DEVICES = 128 };
+
+/* Begin a call of the driver with the stream or the events of the queue, in its thread; streams_called is to follow.
+ * False: they have ended, or their context is about to (R2). */
+static inline bool streams_call(struct queue *queue) {
+    atomic_store(&queue->calls, true);
+    if (!atomic_load(&queue->ended) && !atomic_load(&queue->departs))
+        return true;
+    atomic_store_explicit(&queue->calls, false, memory_order_release);
+    return false;
+}
+
+static inline void streams_called(struct queue *queue) {
+    atomic_store_explicit(&queue->calls, false, memory_order_release);
+}
 
 struct streams {
     struct lock lock;
@@ -128,6 +153,9 @@ struct queue *streams_queue(struct streams *streams, const struct slot *slot, CU
 /* Let go of the queues of a slot whose thread is gone. */
 void streams_abandon(struct streams *streams, struct slot *slot);
 
+/* Note that the program has made a context: it is another one than that of the same handle, if that one is ending. */
+void streams_born(struct streams *streams, CUcontext context);
+
 /* Count a reference to the primary context of a device. */
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context);
 
@@ -152,8 +180,11 @@ bool streams_record(const struct known_stream *row, CUevent event);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
  * stream whether that work is over. */
 void streams_fence(struct streams *streams, struct known_stream *row);
-/* Let each thread register the streams of the context again: its handle has lost its meaning, or is about to. */
-void streams_unregister(struct known_context *known);
+/* Let each thread register the streams of the context again, and use no queue of it while it `departs`. */
+void streams_depart(struct known_context *known, bool departs);
+/* Return whether a thread is in a call of the driver with a queue of the context. None is and none will be, once this
+ * is false after streams_depart. */
+bool streams_in_call(const struct known_context *known);
 /* Forget a row and its queues. `events`: destroy its event, which else went with the context. */
 void streams_forget(struct streams *streams, struct known_stream *row, bool events);
 /* Forget a context, its rows and their queues. */

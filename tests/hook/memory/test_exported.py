@@ -6,10 +6,13 @@ import ctypes
 import os
 import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hook.conftest import MIB, TENANT_MEMORY, Tenant
+from hook.world.driver_script import MEMORY_PRELUDE, PRELUDE
 from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY, Probe
 
@@ -95,6 +98,41 @@ def test_a_process_that_has_given_up_its_rights_goes_on_and_counts(make_check: M
         check.probe.ok("descriptor_close", descriptor)
     check.agent.wait(lambda: check.agent.used(0) == 0, "the bytes, without a call of the program")
     assert check.probe.ok("physical", PIECE)
+
+
+FIRST_THREAD_ENDS = """
+import platform, threading
+
+def goes_on():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    for _ in range(2):
+        handle = new("cuMemCreate", c_size_t(200 * MIB), byref(Physical(1, 1, Where(1, 0))), c_uint64(0), kind=c_uint64)
+        descriptor = new("cuMemExportToShareableHandle", handle, c_int(1), c_uint64(0), kind=c_int)
+        ok("cuMemRelease", handle)
+        os.close(descriptor.value)
+    os._exit(7)
+
+threading.excepthook = lambda failure: os._exit(f"{failure.exc_value}".startswith("cuMemCreate"))
+threading.Thread(target=goes_on).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
+@pytest.mark.promise("memory-exported")
+def test_closed_descriptors_are_seen_once_the_first_thread_has_ended(tenant: Tenant) -> None:
+    """A program may end its main thread by pthread_exit and go on: the folder of the process in /proc has no
+    descriptors then."""
+    tenant.agent()
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PRELUDE + MEMORY_PRELUDE + FIRST_THREAD_ENDS],
+        env=tenant.environment(TESTS=str(Path(__file__).resolve().parents[2])),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 @pytest.mark.promise("memory-exported")

@@ -160,3 +160,49 @@ def test_the_hook_is_out_of_the_driver_before_it_ends(tenant: Tenant, quantum_ms
     assert (done.returncode, done.stderr) == (0, "")
     assert tenant.submitted("ends") == 1
     assert misused(tenant, "ends") == 0
+
+
+LAUNCHES_ON = """
+import threading, time
+
+def launches(context, stream):
+    ok("cuCtxSetCurrent", context)
+    function = new("cuModuleGetFunction", new("cuModuleLoadData", b"x"), b"spin_us_200")
+    stream = stream and new("cuStreamCreate", 1)
+    ready.wait()
+    while call("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None) == 0:
+        pass
+
+for round in range(6):
+    resets = os.environ["HOW"] == "reset"
+    ending = new("cuDevicePrimaryCtxRetain", 0) if resets else new("cuCtxCreate_v2", c_uint(0), 0)
+    ok("cuCtxSetCurrent", context)
+    ready = threading.Barrier(4)
+    threads = [threading.Thread(target=launches, args=(ending, stream)) for stream in (False, True, True)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    time.sleep(0.01 + 0.007 * round)
+    ok("cuDevicePrimaryCtxReset_v2", 0) if resets else ok("cuCtxDestroy_v2", ending)
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.promise("program-ends")
+@pytest.mark.parametrize("how", ["destroy", "reset"])
+def test_a_context_may_end_while_other_threads_launch_into_it(tenant: Tenant, how: str) -> None:
+    """They are inside launches, or wait for fences, and go on until the driver refuses."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(7, metered=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PRELUDE + LAUNCHES_ON],
+        env=tenant.environment("ends", HOW=how),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tenant.submitted("ends") > 50
+    assert misused(tenant, "ends") == 0

@@ -2,7 +2,8 @@
  *
  * CALL: launch, graph, launch-cold (before each, what the caches hold is other memory), copy, copy-unsaid. STREAM:
  * default, stream, or a number: so many streams of each thread in turn. LAUNCHCOST_ALIVE: threads that have launched
- * and live on meanwhile; LAUNCHCOST_STREAMS: streams that the first of them launched into.
+ * and live on meanwhile; LAUNCHCOST_STREAMS: streams that the first of them launched into; LAUNCHCOST_GRAPHS: other
+ * graphs that it launched.
  *
  * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
  * what is preloaded, and, of launches, straight with a mutex, a shared counter, or a counter for each stream (`lines`,
@@ -212,9 +213,9 @@ static int choose(const char *call) {
 }
 
 static pthread_barrier_t alive;
-static long known_streams;
+static long known_streams, known_graphs;
 
-/* Launch once, or into many streams, and live on. */
+/* Launch once, or into many streams, or many graphs, and live on. */
 static void *live(void *first) {
     CUstream made = (CUstream)(uintptr_t)0x10000;
     for (long i = 0; i < (first != NULL && known_streams > 0 ? known_streams : 1); i++) {
@@ -222,6 +223,8 @@ static void *live(void *first) {
             check(cuStreamCreate(&made, 0));
         check(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, made, NULL, NULL));
     }
+    for (long i = 0; i < (first != NULL ? known_graphs : 0); i++)
+        check(cuGraphLaunch((CUgraphExec)(uintptr_t)(0x30000 + 0x100 * i), made));
     pthread_barrier_wait(&alive);
     pthread_barrier_wait(&alive); /* nobody comes: the program ends */
     return NULL;
@@ -229,9 +232,11 @@ static void *live(void *first) {
 
 /* Start the threads that only live. */
 static void start_living(void) {
-    const char *count = getenv("LAUNCHCOST_ALIVE"), *known = getenv("LAUNCHCOST_STREAMS");
+    const char *count = getenv("LAUNCHCOST_ALIVE"), *known = getenv("LAUNCHCOST_STREAMS"),
+               *launched = getenv("LAUNCHCOST_GRAPHS");
     long living = count != NULL ? atol(count) : 0;
     known_streams = known != NULL ? atol(known) : 0;
+    known_graphs = launched != NULL ? atol(launched) : 0;
     pthread_attr_t small;
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 64 << 10);

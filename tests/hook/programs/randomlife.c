@@ -1,5 +1,6 @@
-/* Random life of a process, all of it from one seed: threads that come and go launch by every kind of call, capture in
- * every mode, launch graphs, move memory, make and end streams and contexts, allocate, wait, sleep, fork.
+/* Random life of a process, all of it from one seed: threads that come and go launch by every kind of call, into
+ * streams of their own and shared ones, capture in every mode, launch graphs, move memory, put copies, functions and
+ * waits of the host behind launches, make and end streams and contexts, allocate, wait, sleep, fork.
  *
  *     randomlife SEED SECONDS THREADS
  *
@@ -19,7 +20,7 @@
 #include <unistd.h>
 
 /* BURST: launches of an empty kernel in a row, most of whose time is spent inside of launches. */
-enum { MOST_STREAMS = 40, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64, BURST = 3000 };
+enum { MOST_STREAMS = 40, SHARED_STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64, BURST = 3000 };
 
 /* State of one thread. */
 struct life {
@@ -39,6 +40,7 @@ static struct {
 
 static _Atomic bool stop;
 static CUcontext primary;
+static CUstream shared[SHARED_STREAMS]; /* of the primary context, for all threads in it */
 /* Calls that stream capture forbids: many at a time, but none beside a capture in global mode. */
 static pthread_rwlock_t forbidden = PTHREAD_RWLOCK_INITIALIZER;
 
@@ -77,14 +79,18 @@ static void load(struct life *life) {
 }
 
 static CUstream some_stream(struct life *life) {
-    switch (below(life, 6)) {
+    switch (below(life, 7)) {
     case 0: return NULL;
     case 1: return CU_STREAM_PER_THREAD;
+    case 2:
+        if (!life->own_context)
+            return shared[below(life, SHARED_STREAMS)];
+        break;
     default: break;
     }
     CUstream *stream = &life->streams[below(life, life->most_streams)];
     if (*stream == NULL)
-        CHECK(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+        CHECK(cuStreamCreate(stream, below(life, 3) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING));
     return *stream;
 }
 
@@ -200,6 +206,38 @@ static void move(struct life *life) {
     else
         CHECK(cuMemcpyDtoDAsync_v2(to, from, 1, stream));
     atomic_fetch_add(&counts.launches, 1);
+}
+
+static void CUDA_CB on_host(void *unused) {
+    (void)unused;
+    pause_us(300);
+}
+
+/* Put work past the gate: behind launches, of whatever thread. */
+static void pass_by(struct life *life) {
+    static const char page[4096];
+    CUdeviceptr to = life->memory[below(life, ALLOCATIONS)];
+    CUstream stream = some_stream(life);
+    CUevent event;
+    switch (below(life, 4)) {
+    case 0:
+        if (to != 0)
+            CHECK(cuMemcpyHtoDAsync_v2(to, page, 1, stream));
+        break;
+    case 1:
+        if (to == 0)
+            break;
+        pthread_rwlock_rdlock(&forbidden);
+        CHECK(cuMemcpyHtoD_v2(to, page, 1));
+        pthread_rwlock_unlock(&forbidden);
+        break;
+    case 2: CHECK(cuLaunchHostFunc(stream, on_host, NULL)); break;
+    default:
+        CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        CHECK(cuEventRecord(event, stream));
+        CHECK(cuStreamWaitEvent(some_stream(life), event, 0));
+        CHECK(cuEventDestroy_v2(event));
+    }
 }
 
 /* Memory in a stream's order, from the pool of the device. */
@@ -329,6 +367,7 @@ static void *live(void *argument) {
                 fork_child();
             break;
         case 12: burst(&life); break;
+        case 13: pass_by(&life); break;
         default: launch(&life); break;
         }
     give_back(&life);
@@ -367,6 +406,8 @@ int main(int argc, char **argv) {
         pthread_join(threads[i], NULL);
     CHECK(cuDevicePrimaryCtxRetain(&primary, 0));
     CHECK(cuCtxSetCurrent(primary));
+    for (unsigned i = 0; i < SHARED_STREAMS; i++)
+        CHECK(cuStreamCreate(&shared[i], i % 2 == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING));
     for (unsigned i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, live, (void *)(uintptr_t)(next(&own) | 1)) != 0)
             return 3;

@@ -1,4 +1,4 @@
-"""A launch costs about the same beside thousands of threads and streams as beside ten."""
+"""A launch costs about the same beside thousands of threads, streams and graphs as beside ten."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hook.conftest import BUILD, Tenant
 CALLS, ROUNDS = 20_000, 5
 
 
-def added_ns(tenant: Tenant, stream: str, **more: str) -> float:
+def added_ns(tenant: Tenant, stream: str, call: str = "launch", *, metered: bool = False, **more: str) -> float:
     """Return what the hook adds to a launch of a libcuda that does nothing, ns of processor time; median of rounds."""
     agent = tenant.agent()
-    agent.on_want = lambda client: agent.next_grant()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
     done = subprocess.run(
-        [str(BUILD / "programs" / "launchcost"), "1", str(CALLS), str(ROUNDS), "launch", stream],
+        [str(BUILD / "programs" / "launchcost"), "1", str(CALLS), str(ROUNDS), call, stream],
         env=tenant.environment(double=BUILD / "doubles" / "hollow", **more),
         capture_output=True,
         text=True,
@@ -39,3 +39,11 @@ def test_a_launch_into_one_of_many_streams_is_no_dearer(tenant: Tenant) -> None:
     does not remember costs 30."""
     few = added_ns(tenant, "10", LAUNCHCOST_ALIVE="1")
     assert added_ns(tenant, "4000", LAUNCHCOST_ALIVE="1", LAUNCHCOST_STREAMS="10000") < 2 * few + 10
+
+
+@pytest.mark.promise("program-no-cliffs")
+def test_a_metered_launch_of_one_of_many_graphs_is_no_dearer(tenant: Tenant) -> None:
+    """How long each of them runs is known by its handle. Compilers make thousands of small graphs of one model."""
+    few = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="10")
+    many = added_ns(tenant, "stream", "graph", metered=True, LAUNCHCOST_ALIVE="1", LAUNCHCOST_GRAPHS="4000")
+    assert many < 2 * few + 100

@@ -9,13 +9,18 @@ from hook.conftest import BUILD, GPU_0, Tenant
 from sharepod.protocol import Drained, Want
 
 NOT_READY = 600
+BLOCKING = 0
+"""Flags of a stream that waits for the legacy stream, and that one for it."""
 
 versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 
 
+WAYS = ("value", "function", "callback", "event", "batch", "copy")
+
+
 @pytest.mark.promise("program-drain-launches")
 @versions
-@pytest.mark.parametrize("way", ["value", "function", "callback", "event", "batch", "copy"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("where", ["behind", "beside"])
 def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, way: str, where: str) -> None:
     """The work ends only when the test says so, or a long time after the launches."""
@@ -36,8 +41,33 @@ def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, 
 
 
 @pytest.mark.promise("program-drain-launches")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("stream", "thread"), [("", "main"), ("", "other"), ("computes", "other")])
+def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
+    tenant: Tenant, way: str, stream: str, thread: str
+) -> None:
+    """Streams that are not made non-blocking wait for the legacy one. Short launches are behind no fence of their
+    thread yet; one that uses the stream of another has none there."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="other")
+    probe.ok("stream", "computes", BLOCKING)
+    probe.ok("launch", "noop", "computes", 3)
+    probe.ok("ungated", way, stream, thread=thread)
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 3, "all launches drained", 20)
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 3
+    assert probe.call("stream_query", stream).code == NOT_READY
+    probe.ok("ungated_ends")
+
+
+@pytest.mark.promise("program-drain-launches")
+@pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["context", "green"])
-def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str) -> None:
+def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str, thread: str) -> None:
     """The last launches before it are behind no fence yet: a window takes many short ones."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
@@ -49,8 +79,9 @@ def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str) -
         probe.ok("context_use")
     else:
         probe.ok("stream", "computes")
+    probe.ok("context_use", thread="other")
     probe.ok("launch", "noop", "computes", 403)
-    probe.ok("ungated", way, "computes")
+    probe.ok("ungated", way, "computes", thread=thread)
     client = agent.client()
     agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 403, "all launches drained")
     assert probe.call("stream_query", "computes").code == NOT_READY
@@ -94,6 +125,26 @@ def test_a_program_that_loads_its_next_batch_keeps_its_rate(tenant: Tenant) -> N
 
     computes = kernels("computes")
     assert kernels("loads") > 0.7 * computes
+
+
+def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenant) -> None:
+    """An event lies behind what was launched before, and does not tell of this one."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="other")
+    probe.ok("stream", "s")
+    probe.ok("launch", "noop", "s")
+    probe.ok("ungated", "value", "s", thread="other")
+    probe.ok("launch", "spin_us_300000", "s")
+    client = agent.client()
+    agent.on_want = lambda client: None
+    agent.revoke(client, agent.last_grant)
+    probe.ok("ungated_ends", thread="ends")
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 2, "both launches drained", 20)
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 2, "DRAINED comes when the work has ended"
 
 
 def test_a_launch_behind_such_work_is_waited_for(tenant: Tenant) -> None:

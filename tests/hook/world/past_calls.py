@@ -54,8 +54,8 @@ class PastCalls:
         return code or self.cuda("cuCtxWaitEvent", current, event)
 
     def ungated(self, way: str, name: str) -> tuple[int, Any]:
-        """Put work on the stream that lasts until `ungated_ends`; way `copy`: for a second."""
-        stream = self.handles[name]
+        """Put work on the stream, `` the legacy one, that lasts until `ungated_ends`; way `copy`: for a second."""
+        stream = self.handles[name] if name else None
         if way == "value":
             return self._wait_value(stream), None
         if way == "batch":
@@ -91,4 +91,4 @@ class PastCalls:
         return 0, None
 
     def stream_query(self, name: str) -> tuple[int, Any]:
-        return self.cuda("cuStreamQuery", self.handles[name]), None
+        return self.cuda("cuStreamQuery", self.handles[name] if name else None), None

@@ -12,23 +12,26 @@
 
 enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 }; /* launches: each measured one costs two events */
 
-/* Return the row of a graph; NULL: it is not known. With the lock. */
+static uint64_t hash_of_graph(CUgraphExec exec) {
+    return hash_of((uintptr_t)exec, 0);
+}
+
+/* Return what is known of a graph; NULL: nothing. With the lock. */
 static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
-    struct known_graph *rows = graphs->rows.rows;
-    for (unsigned i = 0; i < graphs->rows.count; i++)
-        if (rows[i].exec == exec)
-            return &rows[i];
+    uint64_t hash = hash_of_graph(exec);
+    for (struct hash_link *link = NULL; (link = hashed_next(&graphs->known, hash, link)) != NULL;)
+        if (((struct known_graph *)link)->exec == exec)
+            return (struct known_graph *)link;
     return NULL;
 }
 
-/* Return the row of a graph, made if need be. NULL: no memory, the graph is launched without being measured. With the
- * lock. */
+/* Return the same, made if need be. NULL: no memory, the graph is launched without being measured. With the lock. */
 static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     struct known_graph *known = find(graphs, exec);
-    if (known == NULL && (known = find(graphs, NULL)) == NULL && rows_room(&graphs->rows, sizeof *known))
-        known = (struct known_graph *)graphs->rows.rows + graphs->rows.count++;
-    if (known != NULL && known->exec == NULL)
-        *known = (struct known_graph){.exec = exec};
+    if (known != NULL || !hashed_room(&graphs->known) || (known = slab_take(&graphs->slab, sizeof *known)) == NULL)
+        return known;
+    known->exec = exec;
+    hashed_add(&graphs->known, &known->link, hash_of_graph(exec));
     return known;
 }
 
@@ -101,12 +104,15 @@ struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *st
     return measure;
 }
 
-bool graph_times_record(CUevent *event, const struct graph_measure *measure, CUstream stream) {
+bool graph_times_record(CUevent *event, const struct graph_measure *measure, struct queue *queue, CUstream stream) {
+    if (!streams_call(queue))
+        return false;
     CUstreamCaptureMode mode = own_calls_begin();
     if (*event == NULL)
         *event = event_make(measure->context, CU_EVENT_DEFAULT);
     bool recorded = *event != NULL && DRIVER(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
     own_calls_end(mode);
+    streams_called(queue);
     return recorded;
 }
 
@@ -130,9 +136,10 @@ void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphE
 void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec), gone = {0};
-    if (known != NULL && exec != NULL) {
+    if (known != NULL) {
         gone = *known;
-        *known = (struct known_graph){0};
+        hashed_remove(&graphs->known, &known->link);
+        slab_give(&graphs->slab, known);
     }
     unlock(&graphs->lock);
     destroy_events(streams, gone.context, gone.epoch, gone.before, gone.after);

@@ -3,7 +3,8 @@
  *
  * Guarantees:
  * - alone, or while no end of the quantum is known, nothing is measured;
- * - what was learned of a graph is forgotten when it is destroyed or updated, since its handle may come again.
+ * - what was learned of a graph is forgotten when it is destroyed or updated, since its handle may come again;
+ * - finding a graph takes the same time for any number of them.
  */
 #ifndef SHAREPOD_GRAPH_TIMES_H
 #define SHAREPOD_GRAPH_TIMES_H
@@ -12,13 +13,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/rows.h"
+#include "base/hashed.h"
+#include "base/slab.h"
 #include "base/sys.h"
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
 struct known_graph {
-    CUgraphExec exec;      /* NULL: a free row */
+    struct hash_link link; /* first */
+    CUgraphExec exec;
     uint64_t duration;     /* ns; 0: not measured yet */
     CUcontext context;     /* of the events */
     uint32_t epoch;        /* which context of that handle */
@@ -30,7 +33,8 @@ struct known_graph {
 
 struct graphs {
     struct lock lock;
-    struct rows rows; /* struct known_graph */
+    struct slab slab;
+    struct hashed known; /* struct known_graph */
 };
 
 /* The events that a thread has in hand while it launches a graph. */
@@ -46,8 +50,9 @@ uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CU
 /* Begin a metered launch into the stream of the queue, before the driver's call. */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                                        const struct queue *queue);
-/* Record an event of the measure on the stream, made if need be. False: the driver makes none. */
-bool graph_times_record(CUevent *event, const struct graph_measure *measure, CUstream stream);
+/* Record an event of the measure on the stream of the queue, made if need be. False: the driver makes none, or the
+ * context has ended. */
+bool graph_times_record(CUevent *event, const struct graph_measure *measure, struct queue *queue, CUstream stream);
 /* End a launch that is measured. `recorded`: both events are. */
 void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                         const struct graph_measure *measure, bool recorded);

@@ -78,6 +78,15 @@ bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
     return pace_next_launch(&queue->pace, now) > now;
 }
 
+/* Return whether what is before an event of the queue is over, or the event is. */
+static bool passed(struct queue *queue, CUevent event) {
+    if (!streams_call(queue))
+        return true;
+    bool over = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    streams_called(queue);
+    return over;
+}
+
 /* Looks now and then whether all has ended before it was expected to. */
 void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
@@ -86,7 +95,7 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
         due = pace_next_launch(&queue->pace, now);
         if (due <= now)
             break;
-        if (DRIVER(cuEventQuery)(atomic_load(&queue->last)) != CUDA_ERROR_NOT_READY)
+        if (passed(queue, atomic_load(&queue->last)))
             pace_ran_dry(&queue->pace, now);
         else
             sys_sleep(due - now < POLL_MOST ? due - now : POLL_MOST);
@@ -129,19 +138,19 @@ static void foretell(struct slot *slot, const struct queue *queue) {
 static void wait_older(const struct gate *gate, struct slot *slot, struct queue *queue) {
     CUevent event = queue->events[0];
     uint64_t begun = sys_now(), since = 0, before = 0, due = pace_due(&queue->pace, begun);
-    bool passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY, waited = !passed, closed = false;
+    bool over = passed(queue, event), waited = !over, closed = false;
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
-    while (!passed && since <= PATIENCE && !(closed = !(atomic_load(&gate->word) & GATE_OPEN))) {
+    while (!over && since <= PATIENCE && !(closed = !(atomic_load(&gate->word) & GATE_OPEN))) {
         uint64_t now = begun + since, off = now > due ? now - due : due - now;
         before = now;
         sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
         since = sys_now() - begun;
-        passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+        over = passed(queue, event);
     }
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
-    if (!passed) {
+    if (!over) {
         pace_gave_up(&queue->pace, closed);
         return;
     }
@@ -151,11 +160,16 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
     foretell(slot, queue);
 }
 
-/* Record an event behind what the thread has launched into the stream. False: the driver makes none. */
+/* Record an event behind what the thread has launched into the stream. False: the driver makes none, or the stream has
+ * ended. */
 static bool record(struct queue *queue, CUevent *event) {
+    if (!streams_call(queue))
+        return false;
     if (*event == NULL)
         *event = event_make(queue->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
-    if (*event == NULL || DRIVER(cuEventRecord)(*event, queue->stream) != CUDA_SUCCESS)
+    bool recorded = *event != NULL && DRIVER(cuEventRecord)(*event, queue->stream) == CUDA_SUCCESS;
+    streams_called(queue);
+    if (!recorded)
         return false;
     atomic_store(&queue->last, *event);
     atomic_store(&queue->fenced, atomic_load(&queue->launched));
@@ -194,7 +208,7 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct queue *qu
 
 /* Fence the launches of a queue that are behind none. */
 static void fence_rest(struct queue *queue) {
-    if (atomic_load(&queue->ended) || atomic_load(&queue->fenced) == atomic_load(&queue->launched))
+    if (atomic_load(&queue->fenced) == atomic_load(&queue->launched))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     record(queue, &queue->tail);
@@ -224,31 +238,23 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
                           bool per_thread) {
     CUstream named = stream_named(stream, per_thread);
     CUcontext current = NULL;
-    if (slot->queues == NULL || alone(gate) || atomic_load(&gate->captures) > 0 ||
-        atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
+    if (alone(gate) || atomic_load(&gate->captures) > 0 ||
+        (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
         return; /* nothing was metered, a record might disturb a capture (R3), or inside a launch of this very thread */
-    if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
-        DRIVER(cuCtxGetCurrent)(&current);
-    fence_stream(streams, slot, CU_STREAM_LEGACY, current);
-    fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
-    if (!stream_is_default(named))
-        fence_stream(streams, slot, named, NULL);
+    DRIVER(cuCtxGetCurrent)(&current);
+    if (slot != NULL && slot->queues != NULL) {
+        CUcontext known = atomic_load(&gate->contexts) != CONTEXTS_ONE ? current : NULL;
+        fence_stream(streams, slot, CU_STREAM_LEGACY, known);
+        fence_stream(streams, slot, CU_STREAM_PER_THREAD, known);
+        if (!stream_is_default(named))
+            fence_stream(streams, slot, named, NULL);
+    }
+    drain_before_ungated(streams, named, current); /* of other threads, and in streams that wait for the legacy one */
 }
 
-/* A default stream is the current context's, so that context is made current. */
-void meter_before_ungated_context(const struct gate *gate, struct streams *streams, struct slot *slot,
-                                  CUcontext context) {
-    CUcontext popped;
-    if (slot->queues == NULL || alone(gate) || atomic_load(&gate->captures) > 0)
-        return;
-    lock(&streams->lock);
-    if (streams_find_context(streams, context) != NULL && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
-        for (struct queue *queue = slot->queues; queue != NULL; queue = queue->slot_next)
-            if (queue->context == context)
-                fence_rest(queue);
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
-    }
-    unlock(&streams->lock);
+void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context) {
+    if (!alone(gate) && atomic_load(&gate->captures) == 0)
+        drain_before_ungated_context(streams, context);
 }
 
 bool meter_end_unknown(const struct gate *gate) {

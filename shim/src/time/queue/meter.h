@@ -28,14 +28,12 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
 bool meter_holds_back(struct gate *gate, struct queue *queue);
 /* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
-/* Fence what the thread has launched into the stream of that name, or into default streams, before work that is not
- * gated is put behind it (Q4). */
+/* Fence what was launched into the stream of that name, or into streams that wait for it, before work that is not gated
+ * is put behind it (Q4). `slot`: NULL: the thread has none. */
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread);
-
 /* The same for all streams of a context. */
-void meter_before_ungated_context(const struct gate *gate, struct streams *streams, struct slot *slot,
-                                  CUcontext context);
+void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context);
 
 /* Return when what was launched under metered grants is expected to have finished: a guess from the last fences of all
  * threads. A time that has passed: nothing is known to be unfinished. For the hook thread. */

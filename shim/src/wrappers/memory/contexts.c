@@ -117,6 +117,8 @@ static void end(int place, bool made, CUcontext context) {
         return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, context);                          \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;      \
     end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL);   \
+    if (result == CUDA_SUCCESS)                                                     \
+        streams_born(&the_process->streams, *context);                              \
     if (ENTRY_##symbol == ENTRY_cuDevicePrimaryCtxRetain && result == CUDA_SUCCESS) \
         streams_retained(&the_process->streams, device, *context);                  \
     return result
@@ -173,6 +175,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     bool known =
         result == CUDA_SUCCESS && HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, *green) == CUDA_SUCCESS;
     end(place, known, context);
+    if (known)
+        streams_born(&the_process->streams, context);
     return result;
 }
 

@@ -56,6 +56,21 @@ static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
+/* Wait until no thread is in a call of the hook's with a handle of the contexts of that end. A call that takes very
+ * long sleeps in a full queue of the driver, and the context's end may be what wakes it. */
+static void await_calls(struct streams *streams, uint32_t end) {
+    bool in_call = end != 0;
+    for (uint64_t now = sys_now(), until = now + SYS_SECOND; in_call && now < until; now = sys_now()) {
+        in_call = false;
+        lock(&streams->lock);
+        for (const struct known_context *known = streams->contexts; known != NULL; known = known->next)
+            in_call |= known->ending == end && streams_in_call(known);
+        unlock(&streams->lock);
+        if (in_call)
+            sys_sleep(20 * 1000ull);
+    }
+}
+
 /* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of looking at the
  * context, and a context that comes about under the same handle meanwhile is another one. Return which end it is; 0:
  * the context is not known. */
@@ -68,9 +83,10 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     uint32_t end = known == NULL ? 0 : ++streams->ends != 0 ? streams->ends : ++streams->ends;
     for (; known != NULL; known = streams_find_context(streams, context)) {
         known->ending = end;
-        streams_unregister(known);
+        streams_depart(known, true);
     }
     unlock(&streams->lock);
+    await_calls(streams, end);
     return end;
 }
 
@@ -87,12 +103,16 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
         forget_captures(streams, context, NULL);
     for (struct known_context *next, *known = streams->contexts; known != NULL && end != 0; known = next) {
         next = known->next;
+        if (known->amid == end)
+            known->amid = 0;
         if (known->ending != end)
             continue;
-        if (gone)
+        if (gone) {
             streams_forget_context(streams, known);
-        else
+        } else {
             known->ending = 0;
+            streams_depart(known, false);
+        }
     }
     unlock(&streams->lock);
 }

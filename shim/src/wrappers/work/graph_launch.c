@@ -24,12 +24,15 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
     struct streams *streams = &the_process->streams;
     struct graph_measure measure = graph_times_begin(graphs, streams, exec, passage->queue);
     CUstream named = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
-    bool recorded = measure.taken && graph_times_record(&measure.before, &measure, named);
+    bool recorded = measure.taken && graph_times_record(&measure.before, &measure, passage->queue, named);
     CUresult result = launch(exec, stream);
-    recorded = recorded && result == CUDA_SUCCESS && graph_times_record(&measure.after, &measure, named);
+    recorded =
+        recorded && result == CUDA_SUCCESS && graph_times_record(&measure.after, &measure, passage->queue, named);
     if (measure.taken)
         graph_times_finish(graphs, streams, exec, &measure, recorded);
-    if (duration > 0)
+    if (result != CUDA_SUCCESS)
+        passage->queue = NULL;
+    else if (duration > 0)
         pace_graph(&passage->queue->pace, sys_now(), duration);
     passage_leave(passage);
     return result;
@@ -44,6 +47,8 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         const struct queue *queue = passage.gate != NULL ? passage.queue : NULL;
         if (launch == NULL || queue == NULL || queue->pace.window.wide) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
+            if (result != CUDA_SUCCESS)
+                passage.queue = NULL;
             passage_leave(&passage);
             return result;
         }
@@ -78,7 +83,7 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
             return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
         }                                                                                     \
         CUresult result = DRIVER(symbol)(exec, stream);                                       \
-        leave_fast(slot, queue);                                                              \
+        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                      \
         return result;                                                                        \
     }                                                                                         \
     EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                               \

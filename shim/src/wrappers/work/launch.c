@@ -11,13 +11,15 @@
     if (LIKELY(queue != NULL)) {                                                               \
         __typeof__(&symbol) driver = DRIVER(symbol);                                           \
         CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-        leave_fast(slot, queue);                                                               \
+        leave_fast(slot, LIKELY(result == CUDA_SUCCESS) ? queue : NULL);                       \
         return result;                                                                         \
     }                                                                                          \
     struct passage passage = enter_slowly(stream, per_thread);                                 \
     if (passage.refused != CUDA_SUCCESS)                                                       \
         return passage.refused;                                                                \
     CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;        \
+    if (UNLIKELY(result != CUDA_SUCCESS))                                                      \
+        passage.queue = NULL; /* nothing runs, and the stream may be none any more */          \
     passage_leave(&passage);                                                                   \
     return result
 

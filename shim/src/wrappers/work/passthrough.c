@@ -18,8 +18,6 @@ struct passage enter(CUstream stream, bool per_thread) {
 }
 
 struct passage pass_by(CUstream stream, bool per_thread) {
-    struct slot *slot = passage_slot;
-    if (slot != NULL)
-        meter_before_ungated(&the_process->gate, &the_process->streams, slot, stream, per_thread);
+    meter_before_ungated(&the_process->gate, &the_process->streams, passage_slot, stream, per_thread);
     return (struct passage){.refused = CUDA_SUCCESS};
 }

@@ -1,6 +1,6 @@
 /* The wrapped calls that put work on a stream which does not run on the multiprocessors: copies from and to the host,
  * functions of the program, waits for values, events and semaphores. They go past the gate; before each, a fence is
- * recorded behind what the thread has launched under a metered grant, so that no drain waits for them (D3).
+ * recorded behind what threads have launched under a metered grant, so that no drain waits for them (D3).
  */
 #include "driver/own_calls.h"
 #include "time/streams.h"
@@ -147,8 +147,8 @@ PAST(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
 static void before_context_waits(CUcontext context) {
     if (context == NULL)
         DRIVER(cuCtxGetCurrent)(&context);
-    if (passage_slot != NULL && context != NULL)
-        meter_before_ungated_context(&the_process->gate, &the_process->streams, passage_slot, context);
+    if (context != NULL)
+        meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
 }
 
 EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {

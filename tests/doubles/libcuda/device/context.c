@@ -83,7 +83,7 @@ CUresult fake_enter(struct context **context) {
     *context = depth > 0 ? stack[depth - 1] : NULL;
     if (*context == NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return (*context)->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return (*context)->alive && !(*context)->ending ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 bool fake_is(const void *handle, unsigned magic) {
@@ -126,6 +126,7 @@ static CUresult new_context(struct context **out, int device, unsigned flags) {
 }
 
 static void end_context(struct context *context) {
+    context->ending = true;
     fake_wait_context(context);
     fake_settle(context->device);
     for (struct stream *stream = context->streams; stream != NULL; stream = stream->next)
@@ -137,7 +138,7 @@ static void end_context(struct context *context) {
     fake_sharing_of_context_gone(context);
     fake_memory_of_context_gone(context);
     fake_context_release(context);
-    context->alive = false;
+    context->alive = context->ending = false;
     for (struct context **at = &contexts; *at != NULL; at = &(*at)->next)
         if (*at == context) {
             *at = context->next;
@@ -277,6 +278,11 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS) {
+        while (primary[device].ending) {
+            pthread_mutex_unlock(&fake_lock);
+            fake_sleep_until(fake_now() + 1000000);
+            pthread_mutex_lock(&fake_lock);
+        }
         if (!primary[device].alive)
             result = init_context(&primary[device], device, primary[device].flags);
         if (result == CUDA_SUCCESS) {

@@ -355,6 +355,8 @@ void fake_submit(struct stream *stream, struct op op) {
         while (stream->submitted - stream->finished >= QUEUE_DEPTH)
             pthread_cond_wait(&moved, &fake_lock);
         blocked--;
+        if (stream->context->ending || !stream->context->alive)
+            return;
     }
     if (stream->submitted - stream->finished == stream->room)
         fake_stream_grow(stream);

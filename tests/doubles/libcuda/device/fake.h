@@ -92,6 +92,7 @@ struct context {
     unsigned flags;
     unsigned references;
     bool alive;
+    bool ending; /* its end waits for its work: nothing new is put into it */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged; /* device memory that the context itself takes */
     struct stream legacy, per_thread;
