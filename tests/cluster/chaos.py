@@ -375,6 +375,12 @@ def _outcome(
     tenants = [row["id"] for row in rows]
     uids = {item["metadata"]["uid"] for item in running.values()}
     podded = {item["status"]["podUID"] for item in running.values()}
+    for row in rows:
+        if row["id"] not in uids:
+            print(f"chaos: a row of nothing that runs: {row}", file=sys.stderr, flush=True)
+    for name, item in running.items():
+        if item["metadata"]["uid"] not in tenants:
+            print(f"chaos: {name} runs without a row: {item['metadata']}", file=sys.stderr, flush=True)
     for words in failed:
         print(f"chaos: {words}", file=sys.stderr, flush=True)
     lost, doubled = (preempting.lost(), preempting.doubled()) if preempting is not None else ([], [])

@@ -69,16 +69,18 @@ def asked_for(world: World, namespace: str) -> list[Object]:
     pods = world.cluster.pods(namespace, selector=DOOR_LABEL)
     if not pods:
         return sharepods
-    row_of: dict[str, str] = {}
-    for claim in world.api.get(claim_path(namespace))["items"]:
-        for owner in claim["metadata"].get("ownerReferences", ()):
-            row_of[owner["uid"]] = claim["metadata"]["uid"]
-    return sharepods + [_as_sharepod(pod, row_of) for pod in pods]
+    uids = {
+        claim["metadata"]["name"]: claim["metadata"]["uid"] for claim in world.api.get(claim_path(namespace))["items"]
+    }
+    return sharepods + [_as_sharepod(pod, uids) for pod in pods]
 
 
-def _as_sharepod(pod: Object, row_of: dict[str, str]) -> Object:
+def _as_sharepod(pod: Object, uids: dict[str, str]) -> Object:
+    """`uids`: of the namespace's claims, by name. A Pod's claim is the one that its status names: where the answer to
+    kube-controller-manager was lost, it makes another and the first stays unused until the Pod is gone."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    uid = row_of.get(metadata["uid"], f"no claim of {metadata['name']}")
+    named = [uids.get(one.get("resourceClaimName", "")) for one in status.get("resourceClaimStatuses") or ()]
+    uid = next((found for found in named if found), f"no claim of {metadata['name']}")
     return {
         "metadata": {**metadata, "uid": uid},
         "status": {

@@ -123,7 +123,8 @@ class ClaimReconciler:
         elif pod is not None and mine.waits is not None:
             due = mine.waits[1] + self._patience_s(pod, mine.waits[2])
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
-            overdue += f": {mine.waits[2]}" if _for_something_else(mine.waits[2]) else ""
+            if _for_something_else(mine.waits[2]):
+                overdue = f"was refused by kube-scheduler: {mine.waits[2]}"
         group = group_of(self._state, claim, pod) if claim is not None and pod is not None else None
         return ClaimSnapshot(
             claim=claim,
