@@ -177,6 +177,7 @@ class MonthOfTeams:
             for job in queue:
                 self._waited[job.number] = self._waited.get(job.number, 0.0) + self._end_s - job.arrives_s
         self.month.waits_s = list(self._waited.values())
+        self._runner.close()
         self.month.gpu_s = {team: had / 1000 for team, had in self._had_ms.items()}
         return self.month
 
@@ -207,7 +208,7 @@ class MonthOfTeams:
         eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
         for tenant, one in eligible.items():
             one.key = queue_key(self._request(*self._wanted[TenantId(tenant)]))
-        self._runner.run(self._head.look(eligible))
+        self._runner.run(self._head.look(eligible, asyncio.Event()))
         after = self._cluster.head_reservation
         if after is not None and (before is None or before.tenant != after.tenant):
             self.kept(self._queued[after.tenant], after.priority, now)

@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import itertools
 import time
@@ -100,12 +101,17 @@ class Filing:
     Args:
         has: Returns whether one waits still.
         know_key: Returns the key of one that waits; None if it asks for nothing any more, and leaves.
+        arrived: Set while others have come.
     """
 
     def __init__(
-        self, has: Callable[[WaitingTenant], bool], know_key: Callable[[WaitingTenant], QueueKey | None]
+        self,
+        has: Callable[[WaitingTenant], bool],
+        know_key: Callable[[WaitingTenant], QueueKey | None],
+        arrived: asyncio.Event,
     ) -> None:
         self._has = has
+        self._arrived = arrived
         self._know_key = know_key
         self.lines: dict[tuple[Rank, str], NamespaceLine] = {}
         self.untried: set[str] = set()
@@ -169,13 +175,14 @@ class Filing:
 
     def tried(self, waiting: WaitingTenant, version: int) -> None:
         """Note that one had its turn, at this version of the room. Where it was refused it stays as it is filed, unless
-        others ask the same."""
+        others ask the same or it asks for something else by now."""
         if waiting.retry_at < float("inf"):
             self._timed[waiting.tenant] = waiting
         else:
             self._timed.pop(waiting.tenant, None)
-        asks = waiting.worked_out.asks if waiting.worked_out is not None else ""
-        if waiting.refused_at_version != version or len(self._asking.get(asks, ())) > 1 or self._lots.get(asks):
+        asks, filed = _asks(waiting), self._filed.get(waiting.tenant)
+        stays = filed is not None and (filed.asks, filed.entry[0]) == (asks, waiting.key)
+        if not stays or waiting.refused_at_version != version or len(self._asking[asks]) > 1 or self._lots.get(asks):
             self.changed(waiting)
 
     def came_back(self, waiting: WaitingTenant, lot: Lot) -> None:
@@ -210,7 +217,7 @@ class Filing:
         while self._changed or self._changed_lots:
             number += 1
             if not number % _AT_ONCE:
-                began = await slices.turns_of_others(began)
+                began = await slices.turns_of_others(began, self._arrived)
             if self._changed:
                 self._file_anew(self._changed.pop(next(iter(self._changed))), version, now, may_join, late)
             elif self._changed_lots:

@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -90,17 +91,17 @@ class HeadOfLine:
         """Owner of the reservation, and since when it has one."""
         self._next_check = 0.0
 
-    async def look(self, places: Mapping[str, WaitingTenant]) -> None:
+    async def look(self, places: Mapping[str, WaitingTenant], arrived: asyncio.Event) -> None:
         """Reserve GPUs for the first in the line that has waited long enough. Others have turns meanwhile.
 
-        `places`: the tenants that wait for a place.
+        `places`: the tenants that wait for a place. `arrived`: set while others have come to be placed.
         """
         now = self._clock()
         self._debt.count(now, self._idle)
-        await self._look(places, now)
+        await self._look(places, now, arrived)
         self._idle = self._idle_gpus() if len(places) > 1 else 0.0
 
-    async def _look(self, places: Mapping[str, WaitingTenant], now: float) -> None:
+    async def _look(self, places: Mapping[str, WaitingTenant], now: float, arrived: asyncio.Event) -> None:
         cluster = self._cluster
         if not places:
             return
@@ -117,7 +118,7 @@ class HeadOfLine:
             self._later(now + max(wait_s, _CHECK_PERIOD_S))
             return
         first_at, waited = float("inf"), _Firsts()
-        async for waiting in slices.in_slices(places.values()):
+        async for waiting in slices.in_slices(places.values(), arrived):
             if self._waits_for_room(waiting):
                 first_at = min(first_at, waiting.since + self._after)
                 if now >= self._may_be_kept_at(waiting):

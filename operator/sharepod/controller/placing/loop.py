@@ -270,7 +270,7 @@ class PlacementLoop:
         while (tried := turns.take()) is not None:
             if slices.is_over(began):
                 if tried.refused_at_version is None or turns.has_untried:
-                    await slices.let_others_go_on()
+                    await slices.let_others_go_on(self._line.arrived)
                 else:
                     await slices.rest(began, self._line.arrived, self.rests)
                 began = time.monotonic()
@@ -287,15 +287,16 @@ class PlacementLoop:
                 self._unexplained.add(tried)
             else:
                 self._line.passed_over(tried)
-        await slices.turns_of_others(began)
+        await slices.turns_of_others(began, self._line.arrived)
         await self._resizes.decide(of_request_0=True, arrivals=lambda: self._line.arrivals)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
-        await self._head.look(self._line.places)
-        await slices.let_others_go_on()
+        began = time.monotonic()
+        await self._head.look(self._line.places, self._line.arrived)
+        await slices.turns_of_others(began, self._line.arrived)
         cycle.end_of("head")
         await self.preemptions.look(self._line)
         cycle.end_of("preempt")

@@ -31,35 +31,38 @@ def is_over(began: float) -> bool:
     return time.monotonic() - began > SLICE_S
 
 
-async def let_others_go_on() -> None:
-    """Give other tasks their turns."""
+async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
+    """Give other tasks their turns, or one where this is set by then."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+        if woken is not None and woken.is_set():
+            return
 
 
-async def turns_of_others(began: float) -> float:
+async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> float:
     """Give other tasks their turns if a slice that began then has lasted long enough; return when the present one
-    began."""
+    began. `woken`: they get one turn where this is set by then."""
     if is_over(began):
-        await let_others_go_on()
+        await let_others_go_on(woken)
         return time.monotonic()
     return began
 
 
-async def in_slices(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """Yield these as they are now, however many, with turns of others meanwhile: they may have changed by then."""
+async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterator[Item]:
+    """Yield these as they are now, however many, with turns of others meanwhile, one at a time once `woken`: they may
+    have changed by then."""
     began = time.monotonic()
     for number, item in enumerate(list(items), start=1):
         yield item
         if not number % _AT_ONCE:
-            began = await turns_of_others(began)
+            began = await turns_of_others(began, woken)
 
 
 async def rest(began: float, woken: asyncio.Event, times: float) -> None:
     """Leave the processor to others after a slice that began then, for so many times as long as it lasted, or until
     `woken`."""
     lasted = time.monotonic() - began
-    await let_others_go_on()
+    await let_others_go_on(woken)
     with suppress(TimeoutError):
         async with asyncio.timeout(times * lasted):
             await woken.wait()

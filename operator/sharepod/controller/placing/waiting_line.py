@@ -39,11 +39,11 @@ class WaitingLine:
         self._clock = clock
         self.places: dict[str, WaitingTenant] = {}
         """All of them, by tenant."""
-        self._filing = Filing(self.has, self._know_key)
         self._came: list[WaitingTenant] = []
         """Those that have come since the turns were worked out."""
         self.arrived = asyncio.Event()
         """Set while there are any of these."""
+        self._filing = Filing(self.has, self._know_key, self.arrived)
         self.arrivals = 0
         """Number of all that have ever come."""
 
@@ -56,10 +56,10 @@ class WaitingLine:
             self.arrivals += 1
             self.arrived.set()
             return True
-        was_refused = waiting.refused_at_version is not None
-        if waiting.worked_out is not None:
-            self.request_of(waiting)  # those that ask the same by now are lined up as one
-        return was_refused and waiting.refused_at_version is None
+        if waiting.refused_at_version is None:
+            return False
+        self.request_of(waiting)
+        return waiting.refused_at_version is None
 
     def leave(self, tenant: str) -> None:
         """Take a tenant out."""

@@ -53,6 +53,17 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
     assert world.placed["large"] == "a"
 
 
+@pytest.mark.promise("placement-no-lost-wake-up")
+async def test_one_that_avoids_a_node_for_a_time_is_tried_there_afterwards(world: World) -> None:
+    world.node("a")
+    world.memos.of("t1").avoid = {"a": ("refused it", asyncio.get_running_loop().time() + 30.0)}
+    await world.want("t1", 0.5)
+    await world.later(29)
+    assert world.placed == {}
+    await world.later(2)
+    assert world.placed == {"t1": "a"}
+
+
 async def test_a_new_node_wakes_who_waits_in_the_order_of_the_queue(world: World) -> None:
     world.node("a")
     await world.want("first", 0.6)

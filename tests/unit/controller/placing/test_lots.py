@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.controller.placing.waiting import NEVER, Lot, WaitingTenant
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(("add", "remove", "refused", "explain", "anew", "oldest")), st.integers(0, 9)),
+    min_size=20,
     max_size=60,
 )
 
@@ -17,6 +18,7 @@ def first_to_explain(members: list[WaitingTenant], version: int) -> float | None
     return min((each.explained_at for each in members if each.explained_version != version), default=None)
 
 
+@settings(max_examples=150)
 @given(STEPS)
 def test_a_lot_knows_its_oldest_and_who_waits_longest_for_an_explanation(steps: list[tuple[str, int]]) -> None:
     lot, now, version = Lot("asks", 0), 0.0, 0

@@ -209,7 +209,7 @@ class Preemptions:
             was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
             return was_refused and not self._looked(waiting, now)
 
-        async for waiting in slices.in_slices(line.places.values()):
+        async for waiting in slices.in_slices(line.places.values(), line.arrived):
             if is_due(waiting):
                 break
         else:
@@ -217,7 +217,7 @@ class Preemptions:
         least = await self._seen.lowest() + (0 if self.moving.helps_equals() else 1)
         with_holder = {tenant for node in self._state.cluster.nodes() for tenant in node.holders.values()}
         asked: list[tuple[PlacementRequest, WaitingTenant]] = []
-        async for waiting in slices.in_slices(line.of_priority(least)):
+        async for waiting in slices.in_slices(line.of_priority(least), line.arrived):
             request = self._request_of(waiting) if line.has(waiting) and is_due(waiting) else None
             if request is None or not request.may_preempt or request.tenant in with_holder or request.priority < least:
                 continue
