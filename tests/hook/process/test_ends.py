@@ -192,12 +192,13 @@ for round in range(6):
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_may_end_while_other_threads_launch_into_it(tenant: Tenant, how: str) -> None:
-    """They are inside launches, or wait for fences, and go on until the driver refuses."""
+    """They are inside launches, or wait for fences, and go on until the driver refuses; the call that ends it takes a
+    while after that."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(7, metered=True)
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + LAUNCHES_ON],
-        env=tenant.environment("ends", HOW=how),
+        env=tenant.environment("ends", HOW=how, FAKE_CUDA_END_MS="30"),
         capture_output=True,
         text=True,
         check=False,

@@ -143,7 +143,7 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
     agent.on_want = lambda client: None
     agent.revoke(client, agent.last_grant)
     probe.ok("ungated_ends", thread="ends")
-    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained", 20)
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 404, "all launches drained")
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 404, "DRAINED comes when the work has ended"
 
