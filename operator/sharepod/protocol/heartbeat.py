@@ -8,13 +8,12 @@ Guarantee:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .pulse import Pulse, PulsePage
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(NamedTuple):
     """Last sign of life of a process. Moments in nanoseconds of the agent's clock."""
 
     at: int
@@ -24,20 +23,21 @@ class Sign:
     """The process waits for the token, and goes on giving signs of life meanwhile."""
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(NamedTuple):
     """Where a process writes that it lives, for one that looks without reading the rest."""
 
     page: object
     """Owner of the memory: while it lives the address is good."""
     address: int
-    """Address of the moment of its last sign of life, 64 bits in nanoseconds of its clock."""
+    """Address of its pulse (`struct shp_pulse`)."""
     offset_ns: int
     """Nanoseconds from its clock to that of the agent."""
     since_ns: int
     """Moment of the agent's clock from which on its silence counts at the earliest."""
     patience_ns: int
     """Silence that it may keep."""
+    ahead_ns: int
+    """Nanoseconds before the end of its work from which on its silence matters."""
 
 
 class Heartbeat:
@@ -68,8 +68,8 @@ class Heartbeat:
             return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
 
-    def beat(self, since_ns: int, patience_ns: int) -> Beat | None:
+    def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
         """Return where to look for signs of life; None where that is not known, or the process was not read yet."""
         if self._page is None or self._offset is None:
             return None
-        return Beat(self._page, self._page.beat_address, self._offset, since_ns, patience_ns)
+        return Beat(self._page, self._page.address, self._offset, since_ns, patience_ns, ahead_ns)

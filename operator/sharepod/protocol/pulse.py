@@ -48,8 +48,8 @@ class PulsePage:
             os.close(self.fd)
             raise
         self._pulse = _ffi.cast("struct shp_pulse *", _ffi.from_buffer(self._map))
-        self.beat_address = int(_ffi.cast("uintptr_t", _ffi.addressof(self._pulse, "beat_at")))
-        """Address of `beat_at`, while this object lives."""
+        self.address = int(_ffi.cast("uintptr_t", self._pulse))
+        """Address of what the client writes, while this object lives."""
 
     def read(self) -> Pulse:
         """Return what the client last wrote. Of one that is writing the numbers may be of two writings."""

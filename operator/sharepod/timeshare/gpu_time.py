@@ -29,6 +29,9 @@ class GpuUse(Enum):
     """The agent was late: what was due to end had ended, and nothing could begin. Charged to nobody."""
 
 
+_HELD, _ANTICIPATED, _HANDED_OVER, _IDLE = GpuUse.HELD, GpuUse.ANTICIPATED, GpuUse.HANDED_OVER, GpuUse.IDLE
+
+
 @dataclass(frozen=True)
 class GpuTime:
     """Time of one GPU by use, in nanoseconds since it had its first tenant in this process."""
@@ -45,21 +48,32 @@ class GpuBooks:
 
     def __init__(self, now: int) -> None:
         self._at = now
-        self._spent = dict.fromkeys(GpuUse, 0)
+        self._held = self._anticipated = self._handed_over = self._idle = self._stalled = 0
 
     def advance(self, now: int, use: GpuUse) -> None:
         """Enter the time until `now`, which went to `use`."""
-        if now > self._at:
-            self._spent[use] += now - self._at
-            self._at = now
+        spent = now - self._at
+        if spent <= 0:
+            return
+        self._at = now
+        # Five numbers and no mapping: the hash of an enum's member is Python's, some five times in each hand-off.
+        if use is _HELD:
+            self._held += spent
+        elif use is _HANDED_OVER:
+            self._handed_over += spent
+        elif use is _IDLE:
+            self._idle += spent
+        elif use is _ANTICIPATED:
+            self._anticipated += spent
+        else:
+            self._stalled += spent
 
     def time(self) -> GpuTime:
         """Return what has been entered."""
-        spent = self._spent
         return GpuTime(
-            held_ns=spent[GpuUse.HELD],
-            anticipated_ns=spent[GpuUse.ANTICIPATED],
-            handed_over_ns=spent[GpuUse.HANDED_OVER],
-            idle_ns=spent[GpuUse.IDLE],
-            stalled_ns=spent[GpuUse.STALLED],
+            held_ns=self._held,
+            anticipated_ns=self._anticipated,
+            handed_over_ns=self._handed_over,
+            idle_ns=self._idle,
+            stalled_ns=self._stalled,
         )

@@ -34,8 +34,7 @@ class HoldPhase(Enum):
     and its tenant runs again, without having drained."""
 
 
-DISPLACED = frozenset({HoldPhase.SUSPENDED, HoldPhase.PREEMPTED})
-"""Phases in which the tenant has lost its GPUs before it has drained."""
+_SUSPENDED, _PREEMPTED = HoldPhase.SUSPENDED, HoldPhase.PREEMPTED
 
 
 class Metering(Enum):
@@ -88,3 +87,8 @@ class Hold:
     def metered(self) -> bool:
         """Return whether the holder was told to keep its queue bounded."""
         return self.metering is not Metering.UNMETERED
+
+    @property
+    def displaced(self) -> bool:
+        """Return whether the tenant has lost its GPUs before it has drained."""
+        return self.phase is _SUSPENDED or self.phase is _PREEMPTED

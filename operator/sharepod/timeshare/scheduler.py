@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, TokenGrant
 from .gpu_time import GpuTime
-from .hold import DISPLACED, Hold, HoldPhase, Metering
+from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .plan import Anticipation, Turn, waiting_with
@@ -194,7 +194,7 @@ class Scheduler:
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
-        if hold is None or hold.silent or hold.phase in DISPLACED:
+        if hold is None or hold.silent or hold.displaced:
             return
         if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
             tenant.habits.overran_by_work(now + expected_ns - hold.deadline)
@@ -254,7 +254,7 @@ class Scheduler:
             self._stall(max(since, idle.until), now, idle.tenant)
         for tenant in self._tenants.values():
             hold = tenant.hold
-            if hold is not None and hold.phase not in DISPLACED and hold.deadline is not None:
+            if hold is not None and not hold.displaced and hold.deadline is not None:
                 ends = hold.deadline + tenant.habits.overrun_ns if hold.ends_at is None else hold.ends_at
                 self._stall(max(since, ends), now, tenant)
 
@@ -319,21 +319,33 @@ class Scheduler:
     def displaced(self, tenant_id: str) -> bool:
         """Return whether the tenant was preempted or suspended, and has not drained."""
         hold = self._tenants[tenant_id].hold
-        return hold is not None and hold.phase in DISPLACED
+        return hold is not None and hold.displaced
 
     def waited_for(self) -> list[str]:
         """Return the ids of the tenants that hold a GPU which another tenant waits for, or that yield one: of those
         that were metered from the start."""
-        return [
-            tenant.id
-            for tenant in self._holds.tenants()
-            if tenant.hold is not None
-            and tenant.hold.metering is Metering.METERED_FROM_START
-            and (
-                tenant.hold.phase is HoldPhase.YIELDING
-                or any(other.runnable for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu])
-            )
-        ]
+        return [tenant.id for tenant in self._holds.tenants() if self._is_waited_for(tenant)]
+
+    def is_waited_for(self, tenant_id: str) -> bool:
+        """Return whether a tenant is one of `waited_for`."""
+        return self._is_waited_for(self._tenants[tenant_id])
+
+    def _is_waited_for(self, tenant: TokenTenant) -> bool:
+        hold = tenant.hold
+        if hold is None or hold.displaced or hold.metering is not Metering.METERED_FROM_START:
+            return False
+        if hold.phase is HoldPhase.YIELDING:
+            return True
+        for gpu in tenant.gpus:
+            for other in self._occupancy.tenants_on[gpu]:
+                if other.runnable:
+                    return True
+        return False
+
+    def holders_beside(self, tenant_id: str) -> list[str]:
+        """Return the ids of the tenants that hold this one's GPUs."""
+        holder = self._occupancy.holder
+        return [holder[gpu].id for gpu in self._tenants[tenant_id].gpus if gpu in holder]
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
         """Return the grant under which the tenant may still launch, with the rest of its quantum; None if there is

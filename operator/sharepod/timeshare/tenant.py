@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .account import Account
 from .habits import Habits
-from .hold import DISPLACED, Hold
+from .hold import Hold
 from .parameters import Parameters
 
 _CREDIT_KEPT_NS = 1_000_000
@@ -64,7 +64,7 @@ class TokenTenant:
     @property
     def holding(self) -> bool:
         """Return whether it has a hold that was neither preempted nor suspended."""
-        return self.hold is not None and self.hold.phase not in DISPLACED
+        return self.hold is not None and not self.hold.displaced
 
     def wakes(self, now: int, parameters: Parameters) -> bool:
         """Return whether it wakes after a sleep long enough to go next; decide whether it hurries. Its account is
@@ -99,9 +99,7 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
     best_effort: int | None = None
     for tenant in tenants:
         hold = tenant.hold
-        if (tenant.waiting_since is not None and not tenant.throttled) or (
-            hold is not None and hold.phase not in DISPLACED
-        ):
+        if (tenant.waiting_since is not None and not tenant.throttled) or (hold is not None and not hold.displaced):
             virtual = tenant.virtual_ns[gpu]
             if tenant.account.request_milli:
                 if guaranteed is None or virtual < guaranteed:

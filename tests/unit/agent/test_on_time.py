@@ -108,40 +108,49 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
 
 PATIENCE_NS = 200_000_000
 """Far more than a busy machine takes from a thread that lives."""
+AHEAD_NS = 2_500_000
+
+
+class Pulse(ctypes.Structure):
+    _fields_ = (("grant_id", ctypes.c_uint64), ("ends_at", ctypes.c_uint64), ("beat_at", ctypes.c_uint64))
 
 
 class Living:
     """A process that gives signs of life until it stops."""
 
     def __init__(self, ahead_ns: int = 0) -> None:
-        self.written = ctypes.c_uint64(time.monotonic_ns() + ahead_ns)
+        self.written = Pulse(1, 0, time.monotonic_ns() + ahead_ns)
         self.ahead_ns = ahead_ns
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._live)
+        self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
     def _live(self) -> None:
         while not self._stopped.wait(0.0003):
-            self.written.value = time.monotonic_ns() + self.ahead_ns
+            self.written.beat_at = time.monotonic_ns() + self.ahead_ns
 
     def stop(self) -> int:
         """Let it stop; return when it gave its last sign."""
         self._stopped.set()
         self._thread.join()
-        return self.written.value - self.ahead_ns
+        return int(self.written.beat_at) - self.ahead_ns
 
     def beat(self) -> Beat:
-        return Beat(self.written, ctypes.addressof(self.written), -self.ahead_ns, 0, PATIENCE_NS)
+        return Beat(self.written, ctypes.addressof(self.written), -self.ahead_ns, 0, PATIENCE_NS, AHEAD_NS)
 
 
-async def silence(tenants: list[list[Beat]]) -> tuple[int, int]:
+def named(*tenants: list[Beat]) -> dict[str, list[Beat]]:
+    return {str(number): beats for number, beats in enumerate(tenants)}
+
+
+async def silence(tenants: dict[str, list[Beat]]) -> tuple[int, int]:
     """Watch until a tenant is silent; return the moment at which that look was due, and the present moment."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, OnTimeLoop)
     over: asyncio.Future[int] = loop.create_future()
     assert loop.vigil.keep(tenants, time.monotonic_ns(), over.set_result)
     due = await over
-    assert loop.vigil.due_ns is None, "nobody is watched any more"
+    assert not loop.vigil.keeps, "nobody is watched any more"
     return due, time.monotonic_ns()
 
 
@@ -161,13 +170,13 @@ def test_a_vigil_is_over_once_a_process_is_silent_and_wakes_python_only_then(
     async def main() -> int:
         threading.Timer(0.8, living.stop).start()
         waits.clear()
-        due, now = await silence([[living.beat()]])
+        due, now = await silence(named([living.beat()]))
         assert due <= now
         return now
 
     found = on_time.run(main())
     assert found - living.stop() >= PATIENCE_NS
-    assert len([at for at in waits if at < living.written.value - ahead_ns]) <= 2, "not one for each look"
+    assert len([at for at in waits if at < living.written.beat_at - ahead_ns]) <= 2, "not one for each look"
 
 
 @pytest.mark.usefixtures("kernel")
@@ -177,7 +186,7 @@ def test_a_tenant_is_silent_once_all_its_processes_are() -> None:
     async def main() -> int:
         one.stop()
         threading.Timer(0.05, other.stop).start()
-        _due, now = await silence([[one.beat(), other.beat()], [neighbour.beat()]])
+        _due, now = await silence(named([one.beat(), other.beat()], [neighbour.beat()]))
         return now
 
     found = on_time.run(main())
@@ -190,8 +199,8 @@ def test_a_tenant_is_silent_once_all_its_processes_are() -> None:
 def test_whatever_a_process_writes_it_is_silent_unless_it_has_just_been_heard(value: int) -> None:
     living = Living()
     living.stop()
-    living.written.value = value
-    due, now = on_time.run(silence([[living.beat()]]))
+    living.written.beat_at = value
+    due, now = on_time.run(silence(named([living.beat()])))
     assert due <= now
 
 
@@ -201,7 +210,7 @@ def test_other_events_and_timers_come_while_a_vigil_is_kept() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        watching = asyncio.create_task(silence([[living.beat()]]))
+        watching = asyncio.create_task(silence(named([living.beat()])))
         for _ in range(3):
             await asyncio.sleep(0.15)
             await loop.run_in_executor(None, time.sleep, 0.001)
@@ -219,10 +228,152 @@ def test_more_than_it_can_watch_are_not_watched(kernel: Kernel) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OnTimeLoop)
-        assert not loop.vigil.keep([[living.beat()]] * 65, 0, print)
-        assert loop.vigil.due_ns is None
-        assert loop.vigil.keep([[living.beat()]] * 64, 0, print)
+        assert not loop.vigil.keep(named(*[[living.beat()]] * 65), 0, print)
+        assert not loop.vigil.keeps
+        assert loop.vigil.keep(named(*[[living.beat()]] * 64), 0, print)
         loop.vigil.end()
-        assert loop.vigil.due_ns is None
+        assert not loop.vigil.keeps
+
+    on_time.run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_one_that_is_put_beside_others_is_watched_and_one_that_is_dropped_is_not() -> None:
+    living, stopped, last = Living(), Living(), Living()
+    stopped.stop()
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OnTimeLoop)
+        over: asyncio.Future[int] = loop.create_future()
+        assert loop.vigil.put("living", [living.beat()], over.set_result)
+        assert loop.vigil.put("stopped", [stopped.beat()], over.set_result)
+        loop.vigil.drop("stopped")
+        await asyncio.sleep(0.3)
+        assert loop.vigil.put("last", [last.beat()], over.set_result)
+        await asyncio.sleep(0.3)
+        assert not over.done(), "both live"
+        last.stop()
+        await over
+        return time.monotonic_ns()
+
+    found = on_time.run(main())
+    assert found - last.stop() >= PATIENCE_NS
+    living.stop()
+
+
+def test_gaps_that_were_left_by_others_are_closed_where_there_is_no_place(kernel: Kernel) -> None:
+    living = Living()
+    living.stop()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OnTimeLoop)
+        vigil = loop.vigil
+        for name, beats in named(*[[living.beat()]] * 64).items():
+            assert vigil.put(name, beats, print)
+        assert not vigil.put("a", [living.beat()] * 2, print)
+        vigil.drop("3")
+        vigil.drop("40")
+        assert vigil.put("a", [living.beat()] * 2, print)
+        assert [name for name in ("3", "40", "63", "a") if vigil.watches(name)] == ["63", "a"]
+        tenants = [loop._looked_after.beats[place].tenant for place in range(64)]
+        assert len(set(tenants)) == 63
+        assert all(loop._looked_after.beats[place].pulse for place in range(64))
+        assert not vigil.put("b", [living.beat()], print)
+        vigil.end()
+
+    on_time.run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_one_that_is_silent_is_told_of_when_its_work_is_about_to_end() -> None:
+    living = Living()
+    last = living.stop()
+    ends_at = living.written.ends_at = last + PATIENCE_NS + 100_000_000
+    _due, now = on_time.run(silence(named([living.beat()])))
+    assert now >= ends_at - AHEAD_NS
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_end_that_comes_forward_puts_no_look_off_for_long() -> None:
+    living = Living()
+    last = living.stop()
+    living.written.ends_at = last + 3600 * 10**9
+
+    async def main() -> None:
+        watching = asyncio.create_task(silence(named([living.beat()])))
+        await asyncio.sleep(0.3)
+        assert not watching.done(), "its work goes on"
+        living.written.ends_at = time.monotonic_ns()
+        await watching
+
+    on_time.run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_no_ones_work_puts_off_the_look_at_another() -> None:
+    busy, stopped = Living(), Living()
+    busy.stop()
+    busy.written.ends_at = time.monotonic_ns() + 3600 * 10**9
+    stopped.stop()
+    on_time.run(silence(named([busy.beat()], [stopped.beat()])))
+
+
+# ---- alarm
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_alarm_rings_once_when_it_was_last_set_for() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OnTimeLoop)
+        rang, heard = list[int](), asyncio.Event()
+
+        def ring() -> None:
+            rang.append(time.monotonic_ns())
+            heard.set()
+
+        assert loop.alarm.claim(ring)
+        assert not loop.alarm.claim(lambda: None), "it is another's"
+        for ms in (2, 40):
+            rang.clear()
+            heard.clear()
+            begun = time.monotonic_ns()
+            loop.alarm.set(begun)
+            loop.alarm.set(begun + 3600 * 10**9)
+            loop.alarm.set(begun + ms * 10**6)
+            await heard.wait()
+            assert rang[0] >= begun + ms * 10**6
+            await asyncio.sleep(0.02)
+            assert len(rang) == 1
+        rang.clear()
+        loop.alarm.set(time.monotonic_ns() + 10**6)
+        loop.alarm.set(None)
+        await asyncio.sleep(0.02)
+        assert not rang
+
+    on_time.run(main())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_an_alarm_and_a_look_come_although_some_descriptor_is_always_ready() -> None:
+    living = Living()
+    living.stop()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, OnTimeLoop)
+        reading, writing = os.pipe()
+        os.write(writing, b"x")
+        loop.add_reader(reading, lambda: None)  # never read
+        rang: asyncio.Future[None] = loop.create_future()
+        assert loop.alarm.claim(lambda: rang.set_result(None))
+        loop.alarm.set(time.monotonic_ns() + 5_000_000)
+        await rang
+        await silence(named([living.beat()]))
+        loop.remove_reader(reading)
+        os.close(reading)
+        os.close(writing)
 
     on_time.run(main())

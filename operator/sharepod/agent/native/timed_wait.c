@@ -1,4 +1,4 @@
-/* Waiting for descriptors or a moment, and looking at signs of life meanwhile: nothing of Python in between. */
+/* Waiting for descriptors or a moment, looking at signs of life meanwhile: nothing of Python in between. */
 #include "timed_wait.h"
 
 #include <errno.h>
@@ -8,9 +8,13 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
+#include "sharepod/protocol.h"
+
 enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
+static const int64_t PUT_OFF_NS = 20000000; /* how far off a look is at most: what ends a program's work is its word */
+static const int64_t EXACT_NS = 20000000;   /* a millisecond more is nothing to what waits longer */
 
 static int64_t monotonic(void) {
     struct timespec time;
@@ -45,51 +49,85 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
 
 /* When the process was last heard of. It was never heard later than now: the offset is somewhat too large where the
  * process had written some time before it was read, and one that writes far ahead is not believed. */
-static int64_t heard(const shp_beat *beat, int64_t now) {
-    uint64_t written = __atomic_load_n(beat->beat_at, __ATOMIC_RELAXED);
+static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_t now) {
+    uint64_t written = __atomic_load_n(&pulse->beat_at, __ATOMIC_RELAXED);
     int64_t at = (int64_t)(written + (uint64_t)beat->offset);
     if (at > now)
         at = at - now > beat->patience ? beat->since : now;
     return at > beat->since ? at : beat->since;
 }
 
-/* Look at all tenants. Return whether each gives signs of life; the next look is due when one could be silent. */
+/* From when on its silence matters: shortly before the work that it has launched ends, as far as it says when. */
+static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
+    uint64_t ends_at = __atomic_load_n(&pulse->ends_at, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&pulse->grant_id, __ATOMIC_RELAXED) == 0 || ends_at == 0)
+        return INT64_MIN;
+    return (int64_t)(ends_at + (uint64_t)beat->offset - (uint64_t)beat->ahead);
+}
+
+/* Look at all tenants. Return whether each gives signs of life, or is not missed yet. The next look is due when one
+ * could be silent and missed. */
 static bool all_alive(shp_vigil *vigil, int64_t now) {
     int64_t due = INT64_MAX;
     for (int i = 0; i < vigil->count;) {
         int32_t tenant = vigil->beats[i].tenant;
-        int64_t until = INT64_MIN;
+        int64_t silent_at = INT64_MIN, missed_at = INT64_MIN;
+        bool any = false;
         for (; i < vigil->count && vigil->beats[i].tenant == tenant; i++) {
-            int64_t patient = heard(&vigil->beats[i], now) + vigil->beats[i].patience;
-            until = patient > until ? patient : until;
+            const shp_beat *beat = &vigil->beats[i];
+            const struct shp_pulse *pulse = (const struct shp_pulse *)beat->pulse;
+            if (pulse == NULL)
+                continue;
+            int64_t patient = heard(beat, pulse, now) + beat->patience, missed = matters(beat, pulse);
+            silent_at = patient > silent_at ? patient : silent_at;
+            missed_at = missed > missed_at ? missed : missed_at;
+            any = true;
         }
-        if (until <= now)
+        if (!any)
+            continue;
+        int64_t look = missed_at > silent_at ? missed_at : silent_at;
+        if (look <= now)
             return false;
-        due = until < due ? until : due;
+        look = look - now < PUT_OFF_NS ? look : now + PUT_OFF_NS;
+        due = look < due ? look : due;
     }
     vigil->due = due;
     return true;
 }
 
-/* Wait, and take the looks that are due. As `shp_timed_wait`, but for signals: -EINTR. */
+static int64_t next_look(const shp_vigil *vigil) {
+    return vigil->count > 0 && !vigil->silent ? vigil->due : INT64_MAX;
+}
+
+/* Take the look and ring the alarm that are due. Return whether Python has to know. */
+static bool looked_after(shp_vigil *vigil, int64_t now) {
+    bool silent = next_look(vigil) <= now && !all_alive(vigil, now), rings = vigil->alarm <= now;
+    if (silent)
+        vigil->silent = 1;
+    if (rings) {
+        vigil->alarm = INT64_MAX;
+        vigil->rang = 1;
+    }
+    return silent || rings;
+}
+
+/* Wait, and look after what `vigil` says. As `shp_timed_wait`, but for signals: -EINTR. */
 static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil) {
-    if (vigil->count == 0)
-        return wait_once(poller, timer, timeout_ns, ready, most);
     int64_t now = monotonic(), end = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
     for (;;) {
-        bool looks = vigil->due < end;
-        int64_t left = (looks ? vigil->due : end) - now;
-        int count = wait_once(poller, looks ? vigil->timer : timer, left > 0 ? left : 0, ready, most);
-        bool only_timer = count == 1 && ready[0].descriptor == vigil->timer;
-        if (count != 0 && !only_timer)
+        int64_t look = next_look(vigil), own = vigil->alarm < look ? vigil->alarm : look;
+        int64_t until = own < end ? own : end, left = until > now ? until - now : 0;
+        int exact = own < end ? (left < EXACT_NS ? vigil->timer : -1) : timer;
+        int count = wait_once(poller, exact, until == INT64_MAX ? -1 : left, ready, most - 1);
+        if (count < 0)
             return count;
+        bool only_timer = count == 1 && ready[0].descriptor == vigil->timer;
         now = monotonic();
-        if (now >= vigil->due && !all_alive(vigil, now)) {
-            ready[0] = (shp_ready){.descriptor = vigil->descriptor, .events = EPOLLIN};
-            vigil->count = 0;
-            return 1;
+        if (looked_after(vigil, now)) {
+            ready[count] = (shp_ready){.descriptor = vigil->descriptor, .events = EPOLLIN};
+            return count + 1;
         }
-        if (now >= end)
+        if ((count > 0 && !only_timer) || now >= end)
             return count;
     }
 }

@@ -15,29 +15,34 @@ typedef struct {
 
 /* Signs of life of one process. Moments and durations in nanoseconds. */
 typedef struct {
-    const uint64_t *beat_at; /* its last one, by its own clock, in memory that it writes */
-    int64_t offset;          /* from its clock to CLOCK_MONOTONIC */
-    int64_t since;           /* its silence counts from then on at the earliest */
-    int64_t patience;        /* silence that it may keep */
-    int32_t tenant;          /* processes of one tenant have the same number and follow each other */
+    uintptr_t pulse;  /* address of its struct shp_pulse; 0: the place is free */
+    int64_t offset;   /* from its clock to CLOCK_MONOTONIC */
+    int64_t since;    /* its silence counts from then on at the earliest */
+    int64_t patience; /* silence that it may keep */
+    int64_t ahead;    /* before the end of its work at which its silence matters */
+    int32_t tenant;   /* processes of one tenant have the same number and follow each other */
 } shp_beat;
 
 enum { SHP_BEATS_MOST = 64 };
 
-/* Tenants of which at least one process each is expected to give signs of life. */
+/* What a wait looks after: an alarm, and tenants of which at least one process each is expected to give signs of
+ * life. Moments in nanoseconds of CLOCK_MONOTONIC. */
 typedef struct {
-    int32_t descriptor; /* told of as ready once a tenant is silent */
+    int32_t descriptor; /* told of as ready when the alarm rings and when a tenant is silent */
     int32_t timer;      /* a timerfd in the poller; negative: waits are for whole milliseconds */
-    int32_t count;      /* 0: nobody is looked at, and a tenant that was silent ends it */
-    int64_t due;        /* moment of the next look */
+    int32_t rang;       /* set when the alarm rings, which ends it */
+    int32_t silent;     /* set when a tenant is silent; no look is taken until it is 0 again */
+    int64_t alarm;      /* when it rings; INT64_MAX: never */
+    int64_t due;        /* when the next look is due */
+    int32_t count;      /* places of `beats` that are looked at, the first ones; 0: no look is taken */
     shp_beat beats[SHP_BEATS_MOST];
 } shp_vigil;
 
 /* Wait until a descriptor in `poller`, an epoll instance, is ready, or `timeout_ns` is over; negative: without end.
  * `timer`: a timerfd in `poller` that is set for that long; negative, or where it cannot be set: the wait is for whole
  * milliseconds, rounded up. A signal ends the wait. Whenever a look of `vigil` is due meanwhile it is taken, and the
- * wait goes on unless a tenant is silent. Return how many of at most `most` are ready and stand in `ready`; negative:
- * an errno. */
+ * wait goes on unless a tenant is silent or the alarm rings. Return how many of at most `most` are ready and stand in
+ * `ready`; negative: an errno. */
 int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil);
 
 #endif

@@ -11,15 +11,17 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADER, SOURCE = HERE / "timed_wait.h", HERE / "timed_wait.c"
+ROOT = HERE.parents[3]
+PROTOCOL = ROOT / "shim" / "include"
 
 ffi = FFI()
 ffi.cdef("\n".join(line for line in HEADER.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
 ffi.set_source(
     "sharepod.agent._timed_wait",
     f'#include "{HEADER.name}"\n',
-    sources=[str(SOURCE.relative_to(HERE.parents[3]))],
-    include_dirs=[str(HERE)],
-    depends=[str(HEADER), str(SOURCE)],
+    sources=[str(SOURCE.relative_to(ROOT))],
+    include_dirs=[str(HERE), str(PROTOCOL)],
+    depends=[str(HEADER), str(SOURCE), str(PROTOCOL / "sharepod" / "protocol.h")],
     extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"],
     py_limited_api=False,
 )

@@ -1,17 +1,17 @@
 """Looks at the signs of life of tenants that hold: when the next one is due, and who takes it.
 
-While nothing changes the event loop looks itself, in its wait (`on_time.Vigil`), and Python is woken where a tenant is
-silent. On another loop, or where a process gives no signs, each look is a timer.
+The event loop looks itself, in its wait (`on_time.Vigil`), at each tenant from its grant until it has drained, and
+Python is woken where one is silent. On another loop, or where a process gives no signs, each look is a timer.
 
 Guarantees:
-- A look is taken when it is due, or where somebody has begun or ceased to hold or to wait, when the one before was due.
+- A look is taken when it is due.
 - A look that comes late says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from sharepod import protocol
@@ -25,11 +25,20 @@ class Watch(Protocol):
     """The event loop's watch over tenants, see `on_time.Vigil`."""
 
     @property
-    def due_ns(self) -> int | None:
-        """Moment of the next look; None: nobody is watched any more."""
+    def keeps(self) -> bool:
+        """True if anybody is watched."""
 
-    def keep(self, tenants: Sequence[Sequence[protocol.Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch these from now on; return False where that is not possible."""
+    def keep(self, tenants: Mapping[str, Sequence[protocol.Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
+        """Watch these from now on, and no others; return False where that is not possible."""
+
+    def put(self, tenant: str, beats: Sequence[protocol.Beat], over: Callable[[int], None]) -> bool:
+        """Watch a tenant beside others; return False where that is not possible."""
+
+    def drop(self, tenant: str) -> None:
+        """Watch a tenant no more."""
+
+    def watches(self, tenant: str) -> bool:
+        """Return whether a tenant is watched."""
 
     def end(self) -> None:
         """Watch nobody any more."""
@@ -40,7 +49,7 @@ class Looks:
 
     Args:
         clock: Nanoseconds of CLOCK_MONOTONIC.
-        look: Called for each look, with whether it is late.
+        look: Called for each look at all tenants, with whether it is late.
     """
 
     def __init__(self, clock: Callable[[], int], look: Callable[[bool], None]) -> None:
@@ -50,15 +59,15 @@ class Looks:
         self._at = 0
         """Moment for which the timer is set."""
         self._vigil: Watch | None = None
-        """Takes the next look, in place of the timer."""
+        """The loop's, once anybody was watched by it."""
 
     @property
     def pending(self) -> bool:
         """True if a look is due at some moment."""
-        return self._timer is not None or self._vigil is not None
+        return self._timer is not None or (self._vigil is not None and self._vigil.keeps)
 
     def by(self, at: int) -> None:
-        """Look at that moment at the latest."""
+        """Look at all tenants at that moment at the latest."""
         if self._timer is not None:
             if self._at <= at:
                 return
@@ -67,45 +76,54 @@ class Looks:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._due)
 
-    def watch(self, tenants: Sequence[Sequence[protocol.Beat]], at: int) -> None:
-        """Look at that moment, and from then on whenever one of the tenants may be silent, until `changed`.
+    def watch(self, tenants: Mapping[str, Sequence[protocol.Beat]], at: int) -> None:
+        """Look at that moment, and from then on whenever one of the tenants may be silent.
 
         Args:
-            tenants: Of each tenant the processes of which one has to give signs of life; none: it cannot be
-                watched.
+            tenants: By tenant the processes of which one has to give signs of life; none: it cannot be watched.
             at: Moment of the first look.
         """
-        vigil: Watch | None = getattr(asyncio.get_running_loop(), "vigil", None)
-        if vigil is not None and all(tenants) and vigil.keep(tenants, at, self._over):
-            self._vigil = vigil
-        else:
+        vigil = self._loops_vigil()
+        if vigil is None or not all(tenants.values()) or not vigil.keep(tenants, at, self._over):
             self.by(at)
 
-    def changed(self) -> None:
-        """Look anew at who holds and who waits when the next look is due."""
-        vigil, self._vigil = self._vigil, None
-        if vigil is not None and vigil.due_ns is not None:  # else `_over` is about to be called
-            self.by(vigil.due_ns)
-            vigil.end()
+    def put(self, tenant: str, beats: Sequence[protocol.Beat]) -> bool:
+        """Look whenever this tenant may be silent, too. Return False where the loop cannot: a look is to be asked
+        for."""
+        vigil = self._loops_vigil()
+        return vigil is not None and bool(beats) and vigil.put(tenant, beats, self._over)
+
+    def drop(self, tenant: str) -> None:
+        """Look at a tenant no more: it holds nothing."""
+        if self._vigil is not None:
+            self._vigil.drop(tenant)
+
+    def watches(self, tenant: str) -> bool:
+        """Return whether a look is taken whenever this tenant may be silent."""
+        return self._vigil is not None and self._vigil.watches(tenant)
 
     def close(self) -> None:
         """Take no more looks."""
+        self._cancel()
+        if self._vigil is not None:
+            self._vigil.end()
+
+    def _loops_vigil(self) -> Watch | None:
+        if self._vigil is None:
+            self._vigil = getattr(asyncio.get_running_loop(), "vigil", None)
+        return self._vigil
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._end_vigil()
-
-    def _end_vigil(self) -> None:
-        if self._vigil is not None:
-            self._vigil.end()
-            self._vigil = None
 
     def _due(self) -> None:
         self._timer = None
-        self._end_vigil()
+        if self._vigil is not None:
+            self._vigil.end()
         self._look(self._clock() - self._at >= STALL_NS)
 
     def _over(self, due: int) -> None:
-        self._vigil = None
-        if self._timer is None:
-            self._look(self._clock() - due >= STALL_NS)
+        self._cancel()  # this look is at all of them
+        self._look(self._clock() - due >= STALL_NS)

@@ -24,7 +24,7 @@ milliseconds."""
 FORGET_NS = 250_000_000
 """Nanoseconds after which a tenant counts as stopped again and again no more: 250 ms, two and a half periods of a CPU
 quota. On a busy node a thread is late for `PATIENCE_MOST_NS` about once a second."""
-_AHEAD_NS = 2_500_000
+AHEAD_NS = 2_500_000
 """Nanoseconds before the end of a silent tenant's work at which it is judged: 2.5 ms, what a hand-off takes on a busy
 node and by how much a timer of the event loop may be late."""
 
@@ -77,8 +77,8 @@ class Silence:
                 return LookAgain(now + PATIENCE_MOST_NS)
             took_note = took_note or sign.at >= since
             last, ends_at = max(last, heard), max(ends_at, sign.ends_at)
-        if ends_at - _AHEAD_NS > now:
-            return LookAgain(ends_at - _AHEAD_NS)
+        if ends_at - AHEAD_NS > now:
+            return LookAgain(ends_at - AHEAD_NS)
         if self._since is None:
             self._since, self._took_note = last, took_note
         return Silent(ends_at)

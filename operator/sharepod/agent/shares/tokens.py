@@ -34,9 +34,10 @@ from sharepod.timeshare import (
     TokenRevocation,
 )
 
+from .deadline import Deadline
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 from .looks import STALL_NS, Looks
-from .silence import PATIENCE_MOST_NS, LookAgain, Silence
+from .silence import AHEAD_NS, PATIENCE_MOST_NS, LookAgain, Silence
 
 log = structlog.get_logger(__name__)
 
@@ -121,9 +122,7 @@ class Tokens:
         self._tokens: dict[str, _Token] = {}
         self._open: frozenset[str] | None = None
         """GPUs that are open; None: all are."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
-        """Moment for which the timer is set, in nanoseconds of the clock: that of `_due` or earlier."""
+        self._deadline = Deadline(clock, self._pump)
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
         self._sweep: asyncio.TimerHandle | None = None
@@ -216,6 +215,7 @@ class Tokens:
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._send_grant(token, client, running)
+            self._watch_still(tenant_id)
             return
         if client in token.wanting and not displaced:
             return  # it has asked before
@@ -258,7 +258,6 @@ class Tokens:
                 self.want(tenant_id, client)
             return
         token.forget(client)
-        self._looks.changed()
         token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
@@ -272,7 +271,6 @@ class Tokens:
         token.wanting.discard(client)
         if client in token.undrained:
             token.forget(client)
-            self._looks.changed()
             if alive:
                 token.disconnected.add(client.pid)
             self._end_grant_if_drained(tenant_id, token)
@@ -320,10 +318,10 @@ class Tokens:
 
     def close(self) -> None:
         """Stop the timers."""
-        for timer in (self._timer, self._sweep):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._sweep = None
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        self._deadline.close()
         self._looks.close()
 
     def _now(self) -> int:
@@ -339,10 +337,12 @@ class Tokens:
         """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         now = self._now()
         if token.undrained or token.disconnected:
+            self._watch_still(tenant_id)
             if self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
         token.grant_id = None
+        self._looks.drop(tenant_id)
         wanting = bool(token.wanting) and not token.closed
         token.wanted_at = now if wanting else None
         self._scheduler.drained(now, tenant_id, wanting=wanting)
@@ -350,10 +350,6 @@ class Tokens:
             self._scheduler.unwant(now, tenant_id)
         if self._pump():
             self.hand_offs.add(self._clock() - now)
-
-    def _on_timer(self) -> None:
-        self._timer = None  # one that was early is set again, for the same moment
-        self._pump()
 
     def _pump(self) -> bool:
         """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
@@ -378,7 +374,8 @@ class Tokens:
                 wanting, token.wanting = token.wanting, set()
                 for client in wanting:
                     self._send_grant(token, client, action)
-                if wanting and token.silence.patience_ns < PATIENCE_MOST_NS:
+                watched = self._scheduler.is_waited_for(action.tenant) and self._watch(action.tenant)
+                if wanting and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
                     since = max(token.told_at[client] for client in wanting)
                     self._looks.by(max(now, since + token.silence.patience_ns))
             elif isinstance(action, TokenRevocation):
@@ -392,15 +389,9 @@ class Tokens:
             elif isinstance(action, Suspension):
                 log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
                 left.append(action.tenant)
-        # 2. Set the timer to the scheduler's next deadline.
-        #    One that is early stays, and is set again when it fires: most deadlines move on before they come.
+        # 2. Come back at the scheduler's next deadline.
         self._due = due = self._scheduler.next_deadline()
-        if self._timer is not None and (due is None or due < self._timer_at):
-            self._timer.cancel()
-            self._timer = None
-        if due is not None and self._timer is None:
-            loop, self._timer_at = asyncio.get_running_loop(), due
-            self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._on_timer)
+        self._deadline.set(due)
         if due is not None and not self._looks.pending:
             self._looks.by(now + PATIENCE_MOST_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
@@ -409,8 +400,8 @@ class Tokens:
             token.disconnected.clear()
             self._end_grant_if_drained(tenant_id, token)
         # 4. Let displaced tenants wait for their next turn, if some of their processes want it.
-        if left:
-            self._looks.changed()
+        for tenant_id in left:
+            self._looks.drop(tenant_id)
         waiting = [tenant_id for tenant_id in left if self._tokens[tenant_id].wanting]
         for tenant_id in waiting:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
@@ -422,7 +413,8 @@ class Tokens:
         if token.wanted_at is None:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)
-        self._looks.changed()
+        if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
+            self._looks.by(now + PATIENCE_MOST_NS)  # that they are waited for may be new
         self._hint_neighbours(tenant_id)
 
     def _listen(self, late: bool) -> None:
@@ -438,9 +430,19 @@ class Tokens:
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
             at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # others may begin to hold meanwhile
-            self._looks.watch([self._beats(tenant_id) for tenant_id in waited_for], at)
+            self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()
+
+    def _watch(self, tenant_id: str) -> bool:
+        """Have signs of life of a tenant that holds looked at by the loop; return False where it cannot."""
+        return self._looks.put(tenant_id, self._beats(tenant_id))
+
+    def _watch_still(self, tenant_id: str) -> None:
+        """Look at the tenant's processes that hold now, if they have been looked at."""
+        if self._looks.watches(tenant_id) and not self._watch(tenant_id):
+            self._looks.drop(tenant_id)
+            self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
         """Return where to look for signs of life of a tenant that holds; nothing where a process of it gives none."""
@@ -449,7 +451,7 @@ class Tokens:
             return []
         patience_ns = token.silence.patience_ns
         beats = [
-            client.heartbeat.beat(told_at, patience_ns)
+            client.heartbeat.beat(told_at, patience_ns, AHEAD_NS)
             for client, told_at in token.told_at.items()
             if client.heartbeat is not None
         ]
@@ -479,7 +481,6 @@ class Tokens:
         if token.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(self._clock)
             token.told_at[client] = sign.at if sign is not None and sign.waits else self._clock()
-            self._looks.changed()
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(

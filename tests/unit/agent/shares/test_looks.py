@@ -32,7 +32,7 @@ class Process:
         page.close_fd()
         self.heartbeat: protocol.Heartbeat | None = protocol.Heartbeat(page.read, page)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._live)
+        self._thread = threading.Thread(target=self._live, daemon=True)
         self.write()
         self._thread.start()
 
@@ -53,11 +53,12 @@ class Process:
         self._thread.join()
 
 
-def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]]) -> int:
-    """Let `a` hold what `b` waits for; return how often Python was woken to look."""
+def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, beside: bool = False) -> int:
+    """Let `a` hold what `b` waits for; return how often Python was woken to look. `beside`: a third tenant, whose
+    process lives, holds another GPU that a fourth waits for."""
     barred: list[int] = []
     looks: list[bool] = []
-    one, other = Process(1), Process(2)
+    one, other, third, fourth = (Process(pid) for pid in range(1, 5))
 
     async def main() -> None:
         tokens = Tokens(Parameters())
@@ -68,22 +69,25 @@ def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[
             listen(late)
 
         tokens._looks._look = counted
-        for name, process in (("a", one), ("b", other)):
+        clients = {"c": third, "d": fourth, "a": one, "b": other}
+        for name, process in clients.items():
+            gpu = GPU if name in "ab" else "GPU-1"
             tokens.set_tenant(
-                name, (GPU,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=barred.append
+                name, (gpu,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=barred.append
             )
             tokens.set_connected(name, connected=True)
             assert process.heartbeat is not None
-        tokens.want("a", one)
-        tokens.want("b", other)
+        for name, process in clients.items():
+            if beside or name in "ab":
+                tokens.want(name, process)
         await life(tokens, one, other, barred)
         tokens.close()
 
     try:
         on_time.run(main())
     finally:
-        one.stop()
-        other.stop()
+        for process in (one, other, third, fourth):
+            process.stop()
     return len(looks)
 
 
@@ -96,6 +100,35 @@ def test_who_holds_after_another_is_watched_although_the_one_before_lives_on() -
         await until(lambda: other.grant_id in barred)
 
     on_the_loop(life)
+
+
+@pytest.mark.promise("time-starved")
+def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is() -> None:
+    async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
+        await asyncio.sleep(0.02)
+        other.stop()
+        tokens.drained("a", one, protocol.Drained(one.grant_id, wanting=True))
+        await until(lambda: other.grant_id in barred)
+
+    on_the_loop(life, beside=True)
+
+
+@pytest.mark.promise("time-starved")
+def test_one_that_held_before_anybody_waited_is_watched_once_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more patience, so that no other is late on a busy machine, and looked at with all."""
+    for module in (tokens_module, silence):
+        monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)
+
+    async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
+        await asyncio.sleep(0.4)  # the look that was due since the begin
+        tokens.drained("a", one, protocol.Drained(one.grant_id))
+        other.stop()
+        await asyncio.sleep(0.02)
+        assert other.grant_id not in barred, "nobody waits"
+        tokens.want("a", one)
+        await until(lambda: other.grant_id in barred)
+
+    on_the_loop(life, beside=True)
 
 
 @pytest.mark.promise("time-starved")
@@ -117,6 +150,20 @@ def test_python_is_not_woken_for_a_look_at_one_that_lives(monkeypatch: pytest.Mo
         await asyncio.sleep(0.9)  # until it is overdue
 
     assert on_the_loop(life) <= 6, "18 looks were due"
+
+
+def test_python_is_not_woken_for_a_hand_off_between_processes_that_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (tokens_module, silence):
+        monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
+
+    async def life(tokens: Tokens, one: Process, other: Process, _barred: list[int]) -> None:
+        names = ("a", one), ("b", other)
+        for turn in range(9):
+            name, process = names[turn % 2]
+            await asyncio.sleep(0.08)
+            tokens.drained(name, process, protocol.Drained(process.grant_id, wanting=True))
+
+    assert on_the_loop(life) <= 4, "a look of Python's for each of 9 hand-offs"
 
 
 def test_where_the_loop_cannot_watch_each_look_is_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,14 +132,14 @@ async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leave
     one, other = Process(1), Process(2)
     tokens.want("a", one)
     tokens.want("b", other)
-    before = tokens._timer_at
+    before = tokens._deadline._timer_at
     tokens.draining("a", one, protocol.Draining(one.grants()[0], expected_ns=5 * MS))
-    announced = tokens._timer_at
+    announced = tokens._deadline._timer_at
     assert announced == tokens._due
     assert announced < before
     tokens.drained("a", one, protocol.Drained(one.grants()[0], wanting=True))
     assert tokens._due is not None
-    assert tokens._timer_at == announced < tokens._due, "it is set again when it fires"
+    assert tokens._deadline._timer_at == announced < tokens._due, "it is set again when it fires"
 
 
 async def test_announced_last_work_hands_nothing_off_while_a_sibling_is_disconnected(

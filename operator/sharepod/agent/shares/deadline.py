@@ -1,0 +1,79 @@
+"""Moment at which a function is called, and which each hand-off moves.
+
+Guarantees:
+- The function is called at the moment that was set last, or at an earlier one that was set before: it finds out what is
+  due.
+- On the agent's own loop (`on_time.Alarm`), by the kernel's clock, it is never called early. Moving the moment costs no
+  system call, no object and no place in a heap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class OneAlarm(Protocol):
+    """The event loop's alarm, see `on_time.Alarm`."""
+
+    def claim(self, ring: Callable[[], object]) -> bool:
+        """Have `ring` called when the alarm rings; return False if it is another's."""
+
+    def release(self) -> None:
+        """Give the alarm back."""
+
+    def set(self, at_ns: int | None) -> None:
+        """Let it ring once, at that moment; None: not at all."""
+
+
+class Deadline:
+    """The moment, on the running loop.
+
+    Args:
+        clock: Nanoseconds that never go back.
+        due: Called when the moment has come.
+    """
+
+    def __init__(self, clock: Callable[[], int], due: Callable[[], object]) -> None:
+        self._clock = clock
+        self._call = due
+        self._alarm: OneAlarm | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Where there is no alarm. One that is early stays: most moments are moved on before they come."""
+        self._timer_at = 0
+        """Moment for which the timer is set."""
+
+    def set(self, at: int | None) -> None:
+        """Call at that moment, in nanoseconds of the clock; None: not at all."""
+        if self._alarm is not None or (self._timer is None and self._claimed()):
+            assert self._alarm is not None, "it was claimed"
+            self._alarm.set(at)
+            return
+        if self._timer is not None and (at is None or at < self._timer_at):
+            self._timer.cancel()
+            self._timer = None
+        if at is not None and self._timer is None:
+            loop, self._timer_at = asyncio.get_running_loop(), at
+            self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._on_timer)
+
+    def close(self) -> None:
+        """Call no more."""
+        if self._alarm is not None:
+            self._alarm.release()
+            self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _claimed(self) -> bool:
+        alarm: OneAlarm | None = getattr(asyncio.get_running_loop(), "alarm", None)
+        if alarm is None or self._clock is not time.monotonic_ns or not alarm.claim(self._call):
+            return False
+        self._alarm = alarm
+        return True
+
+    def _on_timer(self) -> None:
+        self._timer = None  # one that was early is set again, for the same moment
+        self._call()
