@@ -84,7 +84,7 @@ class OnTimeSelector(selectors.EpollSelector):
             self._timer = -1
 
 
-class Alarm:
+class LoopAlarm:
     """Moment at which the loop calls a function, and which is moved without a system call or a new object.
 
     Args:
@@ -236,7 +236,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         selector = OnTimeSelector()
         super().__init__(selector)
         self._looked_after = selector.vigil
-        self.alarm = Alarm(selector.vigil)
+        self.alarm = LoopAlarm(selector.vigil)
         self.vigil = Vigil(selector.vigil)
         # Never written: the wait tells of it when the alarm rings and when a tenant is silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -3,8 +3,8 @@
 Guarantees:
 - The function is called at the moment that was set last, or at an earlier one that was set before: it finds out what is
   due.
-- On the agent's own loop (`on_time.Alarm`), by the kernel's clock, it is never called early. Moving the moment costs no
-  system call, no object and no place in a heap.
+- On the loop of the agent (`on_time.LoopAlarm`), by the clock of the kernel, it is never early. Moving the moment costs
+  no system call, no object and no place in a heap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class OneAlarm(Protocol):
-    """The event loop's alarm, see `on_time.Alarm`."""
+    """The event loop's alarm, see `on_time.LoopAlarm`."""
 
     def claim(self, ring: Callable[[], object]) -> bool:
         """Have `ring` called when the alarm rings; return False if it is another's."""
