@@ -356,6 +356,7 @@ class Operator:
             "idle reservations": self.idle_reservations.run(),
             "resync": self._resync(),
             "tick": self._tick(),
+            "garbage": self._garbage.run(),
         }
         parts |= {f"watch of {reflector.kind}": reflector.run() for reflector in self.watches.all}
         settings = self._settings

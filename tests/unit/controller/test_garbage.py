@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -73,3 +74,24 @@ def test_a_collection_looks_at_few_new_objects_however_many_are_made_and_known(l
         assert max(looks) < _ENOUGH, "what was looked at once is not looked at again"
         assert sum(map(len, known)) == 5 * _ENOUGH
     assert gc.get_threshold() == before
+
+
+@pytest.mark.promise("operator-garbage")
+async def test_what_replaces_older_objects_is_looked_at_in_time(
+    looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For Python nothing is new where as much goes as comes."""
+    monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
+    with Garbage(lambda: 0.0) as collecting:
+        known = make_many()
+        gc.collect(1)
+        running = asyncio.create_task(collecting.run())
+        looks.clear()
+        for number in range(10 * _ENOUGH):
+            known[number % _ENOUGH] = [number]
+            if not number % 500:
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert len(looks) > 5
+    assert max(looks) < _ENOUGH
