@@ -357,6 +357,7 @@ def _plan(name: str) -> NodeLayout:
     if subnet is None or plugins is None:
         raise NodeUnavailableError("there is no free subnet among 10.244.0.0/16" if plugins else "no CNI plugins")
     state = Path(tempfile.mkdtemp(prefix="shp-"))
+    state.chmod(0o711)  # root in a Pod's own user namespace is nobody here, and has to get to its container's files
     shown = command("stat", "--file-system", "--format=%T", state).stdout.strip()
     (port,) = free_ports(1)
     return NodeLayout(

@@ -110,6 +110,14 @@ def why_no_node() -> str | None:
     return None
 
 
+def why_no_user_namespaces() -> str | None:
+    """Return why no Pod on a real node here can have a user namespace of its own; None if it can."""
+    told = subprocess.run(["runc", "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+    version = told.split()[2]
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return f"runc {version} has no user namespaces for Pods: 1.2 and newer have" if (major, minor) < (1, 2) else None
+
+
 def install_packages() -> None:
     """Install what a node needs and is missing; see `install_missing`."""
     install_missing(missing_packages)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from harness.api import Object
 from harness.cluster import wait_until
+from harness.node_packages import why_no_user_namespaces
 from harness.shares import measured
 from node.claim_node import RESOURCE, container
 from node.claim_system import NAMESPACE, ClaimSystem
@@ -144,3 +145,34 @@ def test_a_claim_that_its_owner_tears_away_from_a_running_pod_frees_nothing_befo
     # The kubelet itself prepares no claim of a name of which it still has another one.
     delete(system, "pod", "keeps")
     wait_until(lambda: [one["id"] for one in system.rows()] == [new["id"]], what="the first share back", timeout=60)
+
+
+@pytest.mark.promise("node-claim-user-namespace")
+@pytest.mark.alone
+def test_pods_in_user_namespaces_of_their_own_have_their_shares(system: ClaimSystem) -> None:
+    if why := why_no_user_namespaces():
+        pytest.skip(why)
+    apart = [system.pod(name, template=name) for name in ("third", "rest")]
+    apart.append(system.sharepod("left", 0.2, gpu={"limit": 0.2}))
+    for each in apart:
+        each["spec"]["hostUsers"] = False
+    system.apply(system.template("third", 300, limit=300), system.template("rest", 500, limit=500), *apart)
+    for name in ("third", "rest"):
+        system.await_running(name)
+    wait_until(
+        lambda: any(pod["metadata"]["name"] == "left" and pod["status"]["phase"] == "Running" for pod in system.pods()),
+        what="the SharePod's Pod",
+        timeout=60,
+    )
+    for row in system.rows():
+        await_tenant(system, row["id"], processes=1, connected=True, enforced=True)
+    mapped = system.machine.real.run("sh", "-c", "for p in $(pgrep launchloop); do cat /proc/$p/uid_map; done").stdout
+    firsts = [line.split()[1] for line in mapped.splitlines()]
+    assert len(set(firsts)) == 3, mapped
+    assert "0" not in firsts
+    time.sleep(3)
+    measured(system.machine.busy_ns).expect(third=30.0, rest=50.0, left=20.0)
+    restart_agent(system)
+    for row in system.rows():
+        await_tenant(system, row["id"], processes=1, connected=True)
+    assert system.restarts() == 0

@@ -116,6 +116,14 @@ def test_tenants_by_every_door_share_one_gpu_as_they_asked_and_go_on_over_all_re
     wait_until(lambda: all(tenant["connected"] for tenant in tenants(system, 7)), what="seven tenants", timeout=60)
     as_they_asked(system, names)
     assert system.restarts() == 0
+    assert len(devices_of_claims(system)) == 6, "three of the Deployment, the Job, two Pods on one, the line"
+    system.clear()
+    assert devices_of_claims(system) == [], "what an earlier agent has prepared is given back, too"
+
+
+def devices_of_claims(system: ClaimSystem) -> list[str]:
+    """CDI files of SharePod's claims on the node."""
+    return [name for name in system.machine.real.run("ls", "/run/cdi").stdout.split() if name.startswith("sharepod")]
 
 
 PARTS = (("spread", 100), ("brief", 100), ("both", 200))
