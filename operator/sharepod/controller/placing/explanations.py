@@ -129,7 +129,7 @@ class Explanations:
         for waiting in unexplained.due(places, NEVER if paced else oldest):
             if slices.is_over(began):
                 enough = time.monotonic() > ends
-                await slices.rest(began, self._kick, self._rests())
+                await slices.rest(began, self._kick, self._rests(), arrived=self._arrived)
                 if self._arrived.is_set() or (self._kick.is_set() and enough):
                     return
                 began = time.monotonic()

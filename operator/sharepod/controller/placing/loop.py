@@ -272,7 +272,7 @@ class PlacementLoop:
                 if tried.refused_at_version is None or turns.has_untried:
                     await slices.let_others_go_on(self._line.arrived)
                 else:
-                    await slices.rest(began, self._line.arrived, self.rests)
+                    await slices.rest(began, self._line.arrived, self.rests, arrived=self._line.arrived)
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
                     return False

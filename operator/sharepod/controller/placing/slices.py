@@ -58,11 +58,11 @@ async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterato
             began = await turns_of_others(began, woken)
 
 
-async def rest(began: float, woken: asyncio.Event, times: float) -> None:
+async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asyncio.Event) -> None:
     """Leave the processor to others after a slice that began then, for so many times as long as it lasted, or until
-    `woken`."""
+    `woken`. They have their turns also where it is set already, but for one that has `arrived`."""
     lasted = time.monotonic() - began
-    await let_others_go_on(woken)
+    await let_others_go_on(arrived)
     with suppress(TimeoutError):
         async with asyncio.timeout(times * lasted):
             await woken.wait()

@@ -50,3 +50,11 @@ async def test_one_that_comes_waits_for_one_turn_of_others(others: Others, monke
     looked = [item async for item in slices.in_slices(range(3 * slices._AT_ONCE), others.arrived)]
     assert looked == list(range(3 * slices._AT_ONCE))
     assert others.turns <= 4 + 3
+
+
+@pytest.mark.promise("security-flood")
+async def test_a_rest_that_is_over_at_once_gives_others_their_turns_all_the_same(others: Others) -> None:
+    woken = asyncio.Event()
+    woken.set()
+    await slices.rest(0.0, woken, 1.0, arrived=others.arrived)
+    assert others.turns >= slices._TURNS
