@@ -294,9 +294,8 @@ class PlacementLoop:
         await self._renewal.go_on()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
-        began = time.monotonic()
         await self._head.look(self._line.places, self._line.arrived)
-        await slices.turns_of_others(began, self._line.arrived)
+        await slices.let_others_go_on(self._line.arrived)  # what was decided is written before others are told why not
         cycle.end_of("head")
         await self.preemptions.look(self._line)
         cycle.end_of("preempt")
