@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.kubelet.plugin_pods import PluginPods, by_gpu, not_whole
 from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
@@ -49,10 +50,12 @@ class Kubelet:
         return answer
 
 
-@pytest.fixture
-def kubelet() -> Iterator[Kubelet]:
+@pytest_asyncio.fixture
+async def kubelet() -> AsyncIterator[Kubelet]:
     with tempfile.TemporaryDirectory(prefix="shp-") as root:
-        yield Kubelet(Path(root))
+        there = Kubelet(Path(root))
+        yield there
+        await there.server.stop(0)  # also after a failure: gRPC waits minutes for one that is left to the collector
 
 
 def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
@@ -106,28 +109,27 @@ async def test_a_kubelet_that_listens_and_fails_is_believed_for_a_minute(
     monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.STANDS_S", -1.0)
     await pods.ask()
     assert pods.given is None
-    await kubelet.server.stop(0)
 
 
 @pytest.mark.promise("node-held-believed")
 async def test_a_kubelet_that_hangs_is_believed_for_a_minute_and_heard_again_once_it_answers(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.TIMEOUT_S", 0.05)
     pods = PluginPods(kubelet.root)
     await kubelet.server.start()
     await pods.ask()
     kubelet.answering.clear()
-    await pods.ask()
-    assert pods.given == {GPU0: ONE}
-    monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.STANDS_S", -1.0)
-    await pods.ask()
+    with monkeypatch.context() as hanging:
+        hanging.setattr("sharepod.agent.kubelet.plugin_pods.TIMEOUT_S", 0.05)
+        await pods.ask()
+        assert pods.given == {GPU0: ONE}
+        monkeypatch.setattr("sharepod.agent.kubelet.plugin_pods.STANDS_S", -1.0)
+        await pods.ask()
     assert pods.given is None
     assert "DEADLINE_EXCEEDED" in (pods.problem or "")
     kubelet.answering.set()
     await pods.ask()
     assert (pods.given, pods.problem) == ({GPU0: ONE}, None)
-    await kubelet.server.stop(0)
 
 
 @pytest.mark.promise("node-held-believed")
@@ -159,7 +161,6 @@ async def test_devices_that_are_no_whole_gpus_are_refused_and_named(kubelet: Kub
     kubelet.offers = [GPU0, GPU1]
     await pods.ask()
     assert pods.problem is None
-    await kubelet.server.stop(0)
 
 
 @pytest.mark.promise("node-plugin-health")
@@ -175,7 +176,6 @@ async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_
     running.cancel()
     assert offered == frozenset((GPU1,))
     assert (pods.given, pods.problem) == ({GPU0: ONE}, None), "its pod keeps it, and the others can be shared"
-    await kubelet.server.stop(0)
 
 
 @pytest.mark.promise("node-whole-gpus")
