@@ -102,7 +102,8 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
 /* In turn, until the bytes are in hand or the agent has refused the last:
  * 1. idle credits;
  * 2. credits of the agent, in whole steps, if it has them at once;
- * 3. once, what pools have given back to the device, and from 1 again;
+ * 3. once, what pools have given back to the device and what was exported and is closed, and from 1 again, also if
+ *    another thread has found it since the agent was asked;
  * 4. credits of the agent for exactly what is missing: it recalls idle credits of siblings for them. */
 bool credits_reserve(int place, uint64_t bytes) {
     uint64_t deadline = 0, missing;
@@ -116,12 +117,14 @@ bool credits_reserve(int place, uint64_t bytes) {
         if (hopeless || now >= deadline)
             return false;
         exact = exact || more == missing;
+        uint32_t given_back = atomic_load(&memory_state()->given_back);
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, deadline - now);
         /* The credits are there by now. If another thread takes them first, ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
-        if (!refreshed && memory_state()->refresh(place)) { /* some of this process's bytes had been given back */
+        bool less = !refreshed && memory_state()->refresh(place);
+        if (!refreshed && (less || atomic_load(&memory_state()->given_back) != given_back)) {
             refreshed = true;
             continue;
         }

@@ -12,6 +12,8 @@
 #include "memory/state.h"
 
 #define LOOK_NS SYS_SECOND /* between two looks at lingering memory: a look is a few system calls */
+#define MOMENT (20 * 1000) /* ns between two looks whether other threads have given back what they found closed */
+enum { MOMENTS = 500 };    /* such looks at most: one of these threads may be gone, by a signal handler's jump */
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
@@ -68,19 +70,33 @@ static struct physical *take_closed(void) {
     return closed;
 }
 
-bool physical_refresh(void) {
-    memory_lock();
-    if (memory_state()->lingering != NULL)
-        exports_count();
-    struct physical *closed = take_closed();
-    memory_unlock();
-    bool less = closed != NULL;
+/* Give back the bytes of a list that was taken out, and count out of those that do. */
+static void give_back(struct physical *closed) {
     for (struct physical *next; closed != NULL; closed = next) {
         next = closed->next;
         memory_lock();
         free_and_unlock(closed);
     }
-    return less;
+    atomic_fetch_add(&memory_state()->given_back, 1);
+    atomic_fetch_sub(&memory_state()->giving_back, 1);
+}
+
+/* Waits for what other threads, such as the hook thread at its look, have taken out but not given back yet. */
+bool physical_refresh(void) {
+    struct memory *memory = memory_state();
+    memory_lock();
+    if (memory->lingering != NULL)
+        exports_count();
+    struct physical *closed = take_closed();
+    bool others = atomic_load(&memory->giving_back) > 0;
+    if (closed != NULL)
+        atomic_fetch_add(&memory->giving_back, 1);
+    memory_unlock();
+    if (closed != NULL)
+        give_back(closed);
+    for (int i = 0; others && i < MOMENTS && atomic_load(&memory->giving_back) > 0; i++)
+        sys_sleep(MOMENT);
+    return closed != NULL;
 }
 
 uint64_t physical_step(uint64_t now) {

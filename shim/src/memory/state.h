@@ -51,6 +51,8 @@ struct memory {
     size_t export_asked;              /* calls that have asked for a count since the last */
     struct physical *lingering;       /* memory of which nothing but exported descriptors is left */
     uint64_t physical_next_look;      /* sys_now() of the next look at these; the hook thread's, without the lock */
+    _Atomic uint32_t giving_back;     /* threads that have found some closed and are giving their bytes back */
+    _Atomic uint32_t given_back;      /* how often that is done; without the lock */
     uint64_t largest_mapping;         /* bytes: the longest mapping that was ever made */
     uint64_t sparse;                  /* mappings into sparse arrays */
     struct pool_memory *pools;        /* all that were ever registered, the newest first */

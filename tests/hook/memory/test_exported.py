@@ -122,7 +122,8 @@ ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 @pytest.mark.promise("memory-exported")
 def test_closed_descriptors_are_seen_once_the_first_thread_has_ended(tenant: Tenant) -> None:
     """A program may end its main thread by pthread_exit and go on: the folder of the process in /proc has no
-    descriptors then."""
+    descriptors then. The second allocation needs what was closed right before it, which the hook's thread may be giving
+    back at that moment."""
     tenant.agent()
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + MEMORY_PRELUDE + FIRST_THREAD_ENDS],
