@@ -23,7 +23,7 @@ from sharepod.agent._timed_wait import ffi as _ffi
 from sharepod.agent._timed_wait import lib as _lib
 from sharepod.protocol import Beat
 
-_EXACT_NS = 20_000_000
+_EXACT_NS: int = _lib.SHP_EXACT_NS
 """Nanoseconds: a millisecond more is nothing to what waits for longer than 20 ms, and costs no system call."""
 _MOST = 64
 """Descriptors that one wait tells of at most; the others come first in the next."""
@@ -48,7 +48,7 @@ class OnTimeSelector(selectors.EpollSelector):
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.vigil = _ffi.new("shp_vigil *")
-        """What is looked after while this waits."""
+        """Alarm and tenants that are looked after while this waits."""
         self._poller = self.fileno()
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:

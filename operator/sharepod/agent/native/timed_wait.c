@@ -14,7 +14,6 @@ enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
 static const int64_t PUT_OFF_NS = 20000000; /* how far off a look is at most: what ends a program's work is its word */
-static const int64_t EXACT_NS = 20000000;   /* a millisecond more is nothing to what waits longer */
 
 static int64_t monotonic(void) {
     struct timespec time;
@@ -117,7 +116,7 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
     for (;;) {
         int64_t look = next_look(vigil), own = vigil->alarm < look ? vigil->alarm : look;
         int64_t until = own < end ? own : end, left = until > now ? until - now : 0;
-        int exact = own < end ? (left < EXACT_NS ? vigil->timer : -1) : timer;
+        int exact = own < end ? (left < SHP_EXACT_NS ? vigil->timer : -1) : timer;
         int count = wait_once(poller, exact, until == INT64_MAX ? -1 : left, ready, most - 1);
         if (count < 0)
             return count;

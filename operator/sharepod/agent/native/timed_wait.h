@@ -24,6 +24,7 @@ typedef struct {
 } shp_beat;
 
 enum { SHP_BEATS_MOST = 64 };
+enum { SHP_EXACT_NS = 20000000 }; /* a wait for longer may be a millisecond more, and sets no timer */
 
 /* What a wait looks after: an alarm, and tenants of which at least one process each is expected to give signs of
  * life. Moments in nanoseconds of CLOCK_MONOTONIC. */

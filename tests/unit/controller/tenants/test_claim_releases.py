@@ -146,17 +146,22 @@ async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_ba
     assert memo.not_before == world.now + world.settings.seen_timeout
 
 
+async def placed_after_refusal(world: World, why: str) -> None:
+    """Place a Pod's claim after kube-scheduler has refused the Pod for this reason."""
+    world.node()
+    world.claim()
+    world.pod_with("share")
+    refused = {**UNSCHEDULABLE, "message": why}
+    world.change("pods", "user", lambda item: item.update(status={"conditions": [refused]}), status=True)
+    await placed(world)
+    await world.look_at_claim(times=2)
+
+
 @pytest.mark.promise("operator-claim-refused-before")
 async def test_a_pod_that_kube_scheduler_refuses_for_the_same_reason_as_before_its_share_gives_it_back(
     world: World,
 ) -> None:
-    world.node()
-    world.claim()
-    world.pod_with("share")
-    missing = {**UNSCHEDULABLE, "message": 'persistentvolumeclaim "none" not found'}
-    world.change("pods", "user", lambda item: item.update(status={"conditions": [missing]}), status=True)
-    await placed(world)
-    await world.look_at_claim(times=2)
+    await placed_after_refusal(world, 'persistentvolumeclaim "none" not found')
     world.now += world.settings.bind_timeout - 1
     await world.look_at_claim()
     assert world.allocation() is not None
@@ -171,13 +176,7 @@ async def test_a_pod_that_kube_scheduler_refuses_for_the_same_reason_as_before_i
 async def test_a_pod_that_kube_scheduler_refused_for_want_of_its_claim_waits_until_kube_scheduler_is_back(
     world: World,
 ) -> None:
-    world.node()
-    world.claim()
-    world.pod_with("share")
-    lacking = {**UNSCHEDULABLE, "message": "0/1 nodes are available: 1 cannot allocate all claims."}
-    world.change("pods", "user", lambda item: item.update(status={"conditions": [lacking]}), status=True)
-    await placed(world)
-    await world.look_at_claim(times=2)
+    await placed_after_refusal(world, "0/1 nodes are available: 1 cannot allocate all claims.")
     world.now += world.settings.start_timeout - 1
     await world.look_at_claim(times=2)
     assert world.allocation() is not None
