@@ -86,6 +86,49 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
         pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "0")),
         "spec.runtimeClassName: nvidia",
     ),
+    # A kubelet takes a Pod that names its node, although the node has no such resource.
+    "the-plugins-resource-past-kube-scheduler": (
+        pod("a", runtimeClassName="nvidia", nodeName="gpu-1", container=asking("nvidia.com/gpu", "1")),
+        "spec.runtimeClassName: nvidia",
+    ),
+    # The Pod's variable takes the place of the plugin's: every GPU of a node whose others are shared.
+    "more-than-the-plugin-gives": (
+        pod("a", container={"env": [VISIBLE], **asking("nvidia.com/gpu", "1")}),
+        "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]",
+    ),
+    "nvidias-nri-plugin": (
+        pod("a", annotations={"cdi-devices.noderesource.dev/container.main": "- nvidia.com/gpu=all"}),
+        "metadata.annotations[cdi-devices.noderesource.dev/container.main]",
+    ),
+    "nri-devices-by-their-new-name": (
+        pod("a", annotations={"devices.noderesource.dev": "- path: /dev/nvidia0"}),
+        "metadata.annotations[devices.noderesource.dev]",
+    ),
+    "nri-folders-of-the-node": (
+        pod("a", annotations={"mounts.noderesource.dev/pod": "- source: /var/lib/kubelet/pods"}),
+        "metadata.annotations[mounts.noderesource.dev/pod]",
+    ),
+    "nri-folders-by-their-old-name": (
+        pod("a", annotations={"mounts.nri.io": "- source: /var/lib/kubelet/pods"}),
+        "metadata.annotations[mounts.nri.io]",
+    ),
+    "nri-cdi-by-its-first-name": (
+        pod("a", annotations={"cdi.nri.io/pod": "nvidia.com/gpu=all"}),
+        "metadata.annotations[cdi.nri.io/pod]",
+    ),
+    "gkes-nri-plugin": (
+        pod("a", annotations={"devices.gke.io/container.main": "- path: /dev/nvidia0"}),
+        "metadata.annotations[devices.gke.io/container.main]",
+    ),
+    "gkes-nri-plugin-past-kube-scheduler": (
+        pod(
+            "a",
+            annotations={"devices.gke.io/container.main": "- path: /dev/nvidia0"},
+            nodeName="gpu-1",
+            container=asking("nvidia.com/gpu", "1"),
+        ),
+        "metadata.annotations[devices.gke.io/container.main]",
+    ),
 }
 
 
@@ -112,7 +155,14 @@ ALLOWED = {
     "nothing": pod("a"),
     "no-gpu": pod("a", container={"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}),
     "another-runtime-class": pod("a", runtimeClassName="gvisor"),
-    "a-plugins-gpu": pod("a", runtimeClassName="nvidia", container={"env": [VISIBLE], **asking("nvidia.com/gpu", "1")}),
+    "a-plugins-gpu": pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "1")),
+    "gkes-network-beside-a-plugins-gpu": pod(
+        "a",
+        annotations={"devices.gke.io/container.main": "- path: /dev/nvidia0"},
+        container=asking("nvidia.com/gpu", "1"),
+    ),
+    "a-named-node": pod("a", nodeName="gpu-1"),
+    "another-plugin-of-nri": pod("a", annotations={"memory-qos.nri.io": "class: silver"}),
     "a-mig-slice": pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/mig-1g.10gb", "1")),
     "an-annotation-that-looks-alike": pod("a", annotations={"notcdi.k8s.io/x": "y", "example.org/cdi.k8s.io": "y"}),
 }
@@ -173,6 +223,9 @@ INJECTIONS = [
     "cdi-devices.nri.io",
     "io.kubernetes.cri-o.Devices",
     "devices.crio.io/main",
+    "cdi-devices.noderesource.dev/pod",
+    "mounts.noderesource.dev",
+    "devices.gke.io/container.main",
 ]
 
 

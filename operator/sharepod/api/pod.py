@@ -45,10 +45,12 @@ from .resource_line import PREFIX, line_of
 from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, GpuRequest, SpecError
 
 INJECTION_PATTERN = (
-    r"^([^/]+[.])?cdi[.]k8s[.]io/|^(cdi-)?devices[.]nri[.]io(/|$)|"
-    r"^(devices[.]crio[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
+    r"^([^/]+[.])?cdi[.]k8s[.]io/|^((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"
+    r"^(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
-"""Annotations by which a container runtime or its plugins (CDI, NRI, CRI-O) give a pod devices past everything here."""
+"""Annotations by which a container runtime or its plugins give a pod devices, or folders of its node, past everything
+here: CDI's, CRI-O's, and those of NRI's injectors, among them that of NVIDIA's toolkit (`cdi-devices.noderesource.dev`)
+and GKE's."""
 
 GPU_RESOURCE_PATTERN = (
     r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$|^deviceclass[.]resource[.]kubernetes[.]io/(.*[.])?(gpu|mig)[.]nvidia[.]com$"

@@ -7,6 +7,8 @@ Guarantees:
   when nodes are deleted, come back, or lose their state directory.
 - CF3 never-twice: a series that the account had to forget counts from its next reading on, not from 0.
 - CF4 months: the months of a model add up to what its total has grown by.
+- CF5 own-series: a series belongs to the node that reported it first; what another node says of it counts nothing, so
+  that no agent raises, or freezes, what others have counted.
 - The account is bounded: `MAX_SERIES` series and `MAX_MONTHS` months.
 """
 
@@ -89,6 +91,8 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading]) -> Names
     for reading in readings:
         for entry in reading.entries:
             known = series.get(entry.series)
+            if known is not None and known.node != reading.node:
+                continue
             now = amounts_of(entry)
             if known is None:
                 if places.passed(reading.node, entry):

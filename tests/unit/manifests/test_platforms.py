@@ -132,6 +132,18 @@ def test_the_agents_account_alone_may_use_the_constraints() -> None:
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == namespace
 
 
+@pytest.mark.promise("security-operator-elsewhere")
+def test_the_operator_prefers_nodes_without_an_agent() -> None:
+    agents = pod_spec("agent/daemonset.yaml")["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    (label,) = [each["key"] for term in agents["nodeSelectorTerms"] for each in term["matchExpressions"]]
+    (preferred,) = pod_spec("operator/deployment.yaml")["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert preferred["preference"]["matchExpressions"] == [{"key": label, "operator": "DoesNotExist"}]
+
+
 @pytest.mark.promise("install-operator-any-user")
 def test_the_operator_runs_as_any_user_but_root() -> None:
     spec = pod_spec("operator/deployment.yaml")

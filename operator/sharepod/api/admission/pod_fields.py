@@ -85,7 +85,14 @@ def pod_fields_policy() -> list[dict[str, Any]]:
 
 
 SUSPECT = {
-    "annotations": ("cdi.k8s.io/", "devices.nri.io", "devices.crio.io", "cri-o.Devices"),
+    "annotations": (
+        "cdi.k8s.io/",
+        ".nri.io",
+        ".noderesource.dev",
+        "devices.crio.io",
+        "devices.gke.io",
+        "cri-o.Devices",
+    ),
     "resources": ("nvidia.com", PREFIX),
     "mounts": ("run/sharepod", "ld.so.preload"),
 }

@@ -17,7 +17,8 @@ class ConsumedTotals:
     """Sums over the largest counters of every series that was seen."""
 
     def __init__(self) -> None:
-        self._series: dict[str, ConsumedTotal] = {}
+        self._series: dict[tuple[str, str], ConsumedTotal] = {}
+        """Counters by node and series: no node raises another's."""
         self._totals: dict[TotalKey, ConsumedTotal] = {}
 
     def of(
@@ -26,12 +27,13 @@ class ConsumedTotals:
         """Take in what is reported now; return the totals. `written`: those of the statements."""
         for gpunode in gpunodes:
             for entry in gpunode.status.consumption:
-                was = self._series.get(entry.series, ConsumedTotal())
+                series = (gpunode.name, entry.series)
+                was = self._series.get(series, ConsumedTotal())
                 held = max(was.held_ms, entry.held_milliseconds)
                 reserved = max(was.reserved_ms, entry.reserved_milliseconds)
                 key = (entry.namespace, entry.model)
                 total = self._totals.get(key, ConsumedTotal())
-                self._series[entry.series] = ConsumedTotal(held, reserved)
+                self._series[series] = ConsumedTotal(held, reserved)
                 self._totals[key] = ConsumedTotal(
                     total.held_ms + held - was.held_ms, total.reserved_ms + reserved - was.reserved_ms
                 )

@@ -1,0 +1,51 @@
+"""A compromised agent: what it can report of others by the one object that it writes, the status of its own GPUNode."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from sharepod.api.consumption import Consumption
+from sharepod.api.gpunode import GPUNodeStatus
+from sharepod.budgets.amounts import Amounts
+from sharepod.budgets.budget import ConsumedTotal
+from sharepod.budgets.namespace_account import NamespaceAccount, NodeReading, take_in
+from sharepod.controller.budgets.consumed_totals import ConsumedTotals
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+
+SINCE, AT, LATER = "2026-01-01T00:00:00.000Z", "2026-01-01T01:00:00.000Z", "2026-01-01T02:00:00.000Z"
+HOUR_MS = 3_600_000
+FOREVER_MS = 1 << 50
+
+
+def series(held_ms: int, *, closed: bool = False) -> Consumption:
+    """The one series of a namespace on node-a."""
+    return Consumption(
+        series="of-node-a", namespace="team", model="H100", since=SINCE, held_milliseconds=held_ms, closed=closed
+    )
+
+
+@pytest.mark.promise("security-own-series")
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_another_node_says_of_a_series_counts_nothing_and_freezes_nothing(closed: bool) -> None:
+    account = take_in(NamespaceAccount(), [NodeReading("node-a", AT, (series(HOUR_MS),))])
+    account = take_in(account, [NodeReading("node-b", AT, (series(FOREVER_MS, closed=closed),))])
+    assert account.totals == {"H100": Amounts(held_ms=HOUR_MS)}
+    account = take_in(account, [NodeReading("node-a", LATER, (series(2 * HOUR_MS),))])
+    assert account.totals == {"H100": Amounts(held_ms=2 * HOUR_MS)}, "what node-a goes on to count"
+
+
+@pytest.mark.promise("security-own-series")
+def test_a_budget_goes_on_being_charged_for_what_its_own_nodes_count() -> None:
+    totals = ConsumedTotals()
+
+    def reported(**held_ms: int) -> ConsumedTotal:
+        nodes = [
+            SimpleNamespace(name=name, status=GPUNodeStatus(consumption=(series(held),), consumption_at=AT))
+            for name, held in held_ms.items()
+        ]
+        return totals.of(cast(list[GpuNodeFacts], nodes), {})["team", "H100"]
+
+    before = reported(node_a=HOUR_MS, node_b=5 * HOUR_MS)
+    assert reported(node_a=2 * HOUR_MS, node_b=5 * HOUR_MS).held_ms - before.held_ms == HOUR_MS
