@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sharepod.agent.devices.inventory import XIDS_TOLERATED
 from sharepod.agent.findings.rules import FindingThresholds
+from sharepod.agent.state.early_sockets import DEFAULT_STATE_DIR
 from sharepod.timeshare import Parameters
 from sharepod.web.metrics_access import MetricsAccess
 
@@ -72,7 +73,7 @@ class AgentSettings(BaseSettings):
     mode: AgentMode = AgentMode.CLUSTER
     """`cluster` (tenants come from the GPUNode) or `standalone` (tenants come from `tenants_file`)."""
 
-    state_dir: AbsolutePath = Path("/var/lib/sharepod")
+    state_dir: AbsolutePath = Path(DEFAULT_STATE_DIR)
     """Directory for the hook and the tenants' directories. It has to be the same path in the agent's container as on
     the host."""
 

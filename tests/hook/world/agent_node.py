@@ -106,13 +106,12 @@ class Node:
                 wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
 
     def start_agent(self, *rows: Mapping[str, Any], keep: bool = False) -> None:
-        """Start the agent, with these tenants if given, in a keeper if `keep`; wait until it listens on their
-        sockets."""
+        """Start the agent, with these tenants if given, in a keeper if `keep`; wait until it serves them."""
         if rows:
             self.set_tenants(*rows)
-        before = self._sockets()
+        before, served = self._sockets(), self._served()
         self._agent = self._started(keep=keep)
-        wait_for(lambda: self._listening_again(before), "the agent's sockets")
+        wait_for(lambda: self._serves_again(before, served), "the agent")
 
     def upgrade_agent(self) -> Interruption:
         """Start another agent, and end the first once the other stands by. Return what callers saw meanwhile."""
@@ -152,13 +151,20 @@ class Node:
         """Return the tenants' sockets, each with what tells it from the next one in its place."""
         return {path: _identity(path) for path in self.directory.glob("state/tenants/*/agent.sock")}
 
-    def _listening_again(self, before: Mapping[Path, tuple[int, int]]) -> bool:
-        """Return whether every tenant has a socket, and none of those before."""
+    def _serves_again(self, before: Mapping[Path, tuple[int, int]], served: int) -> bool:
+        """Return whether every tenant has a socket, and none of those before, and more are served than `served`."""
         assert self._agent is not None
         assert self._agent.poll() is None, self.log()
         listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
         paths = [self.path(row["id"]) / "agent.sock" for row in listed]
-        return all(path.exists() and _identity(path) != before.get(path) for path in paths)
+        return all(path.exists() and _identity(path) != before.get(path) for path in paths) and (
+            self._served() >= served + len(listed)  # a container that is started anew listens before it serves
+        )
+
+    def _served(self) -> int:
+        """Return how often an agent has said that it serves a tenant."""
+        path = self.directory / "agent.log"
+        return path.read_text().count("tenant is served") if path.exists() else 0
 
     def _started(self, *, keep: bool = False) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}

@@ -16,14 +16,14 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
 import structlog
 
 from sharepod.agent.keeper import FORWARDED, MOST_KILLED, WITHIN_S
-from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescriptors
+from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescriptor, KeptDescriptors
 
 from . import confinement, control_end
 
@@ -48,6 +48,7 @@ def keep_pair(
     teller: Callable[[socket.socket], int],
     left_to_teller: Callable[[], list[int]],
     niceness: int,
+    kept: Mapping[str, KeptDescriptor] | None = None,
 ) -> int:
     """Run both in child processes, the teller confined, and again after one was killed; return the exit status.
 
@@ -59,10 +60,11 @@ def keep_pair(
         teller: Program of the teller: its control socket.
         left_to_teller: Descriptors that the teller has beside its control socket.
         niceness: Nice value of the teller.
+        kept: What this process holds for the first steward, by name.
     """
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared with the children
-    return _Pair(steward, teller, left_to_teller, niceness).run()
+    return _Pair(steward, teller, left_to_teller, niceness, kept or {}).run()
 
 
 class _Pair:
@@ -72,11 +74,12 @@ class _Pair:
         teller: Callable[[socket.socket], int],
         left_to_teller: Callable[[], list[int]],
         niceness: int,
+        kept: Mapping[str, KeptDescriptor],
     ) -> None:
         self._programs = steward, teller
         self._left_to_teller = left_to_teller
         self._niceness = niceness
-        self._shelf = DescriptorShelf()
+        self._shelf = DescriptorShelf(kept)
         self._killed: deque[float] = deque(maxlen=MOST_KILLED)
         self._told_to_end = False
         self._links = 0

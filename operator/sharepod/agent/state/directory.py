@@ -22,7 +22,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import socket
 from collections.abc import Collection, Sequence
@@ -32,7 +31,7 @@ import structlog
 
 from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 
-from . import files
+from . import files, tenant_socket
 from .handover import Handover, Inheritance
 from .kept_descriptors import NOTHING_KEPT, KeptDescriptor, KeptDescriptors
 from .tenant_files import FilesWanted, TenantFiles
@@ -41,15 +40,11 @@ log = structlog.get_logger(__name__)
 
 SELF_TEST = "self-test"
 """Directory of the self-test."""
-SOCKET_FILE = "agent.sock"
+SOCKET_FILE = tenant_socket.FILE
 LIMITS_FILE = "limits"
 FAIL_OPEN_FILE = "fail-open"
 _EARLIER_HOOK = ".earlier-{}.so"
 _PRELOAD = f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode()
-_TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-"""Tenant ids that are safe as the name of a directory."""
-_BACKLOG = 128
-"""Connections that may wait to be accepted: processes of one pod that start at the same moment."""
 
 
 class StateDirError(Exception):
@@ -81,7 +76,7 @@ class StateDir:
     @staticmethod
     def serves(tenant_id: str) -> bool:
         """Return whether `tenant_id` can be the name of a directory."""
-        return _TENANT_ID.match(tenant_id) is not None
+        return tenant_socket.serves(tenant_id)
 
     def prepare(self) -> str:
         """Create the directories, install the hook and remove unused hooks. Return the hook's SHA-256.
@@ -199,18 +194,9 @@ class StateDir:
 
         The socket replaces an earlier agent's. Raise `OSError`.
         """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        try:
-            with files.short_path(self.path(tenant_id)) as folder, files.replacing(folder / SOCKET_FILE) as fresh:
-                listener.bind(str(fresh))
-                fresh.chmod(0o666)
-                listener.listen(_BACKLOG)
-            identity = _identity(self._socket(tenant_id))
-            self._kept.keep(_socket_name(tenant_id), listener.fileno(), identity)
-            self._heard[tenant_id] = (listener.fileno(), identity)
-        except OSError:
-            listener.close()
-            raise
+        listener, identity = tenant_socket.listen(self.path(tenant_id))
+        self._kept.keep(tenant_socket.kept_name(tenant_id), listener.fileno(), identity)
+        self._heard[tenant_id] = (listener.fileno(), identity)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
@@ -218,12 +204,12 @@ class StateDir:
 
         For a directory that takes no new one.
         """
-        kept = self._kept.take(_socket_name(tenant_id))
+        kept = self._kept.take(tenant_socket.kept_name(tenant_id))
         if kept is None:
             return None
         listener = socket.socket(fileno=kept.fd)
         try:
-            same = kept.mark == _identity(self._socket(tenant_id))
+            same = kept.mark == tenant_socket.identity(self._socket(tenant_id))
         except OSError:
             same = False
         if not same:
@@ -236,16 +222,17 @@ class StateDir:
     def unheard(self, tenant_id: str) -> None:
         """Keep the tenant's socket no longer: nobody listens to it any more."""
         self._heard.pop(tenant_id, None)
-        self._kept.drop(_socket_name(tenant_id))
+        self._kept.drop(tenant_socket.kept_name(tenant_id))
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Keep nothing that an agent that was killed has left of other tenants."""
-        self._kept.drop_all_but({name(each) for each in tenant_ids for name in (_socket_name, _handover_name)})
+        names = (tenant_socket.kept_name, _handover_name)
+        self._kept.drop_all_but({name(each) for each in tenant_ids for name in names})
 
     def heirlooms(self) -> dict[str, KeptDescriptor]:
         """Return the tenants' listening sockets, and what else an agent that was killed has left, by name."""
         heard = self._heard.items()
-        return self._kept.untaken() | {_socket_name(each): KeptDescriptor(*found) for each, found in heard}
+        return self._kept.untaken() | {tenant_socket.kept_name(each): KeptDescriptor(*found) for each, found in heard}
 
     def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
         """Open the tenant's handover file, see `Handover.open`."""
@@ -258,7 +245,7 @@ class StateDir:
     def heard(self, tenant_id: str, listener: socket.socket) -> bool:
         """Return whether whoever connects in the tenant's directory reaches this socket of `listen`."""
         try:
-            there = _identity(self._socket(tenant_id))
+            there = tenant_socket.identity(self._socket(tenant_id))
         except OSError:
             return False
         return self._heard.get(tenant_id) == (listener.fileno(), there)
@@ -323,18 +310,8 @@ def hook_files(directory: Path) -> tuple[Path, ...]:
     return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))
 
 
-def _socket_name(tenant_id: str) -> str:
-    return f"socket {tenant_id}"
-
-
 def _handover_name(tenant_id: str) -> str:
     return f"handover {tenant_id}"
-
-
-def _identity(path: Path) -> str:
-    """Return device and inode of a file. Raise `OSError`."""
-    status = path.stat(follow_symlinks=False)
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _allow(directory: Path) -> None:

@@ -102,10 +102,10 @@ NOTHING_KEPT = KeptDescriptors()
 
 
 class DescriptorShelf:
-    """Keeper's side: the descriptors by name. `connect` before each fork."""
+    """Keeper's side: the descriptors by name, at first `held`. `connect` before each fork."""
 
-    def __init__(self) -> None:
-        self._held: dict[str, KeptDescriptor] = {}
+    def __init__(self, held: Mapping[str, KeptDescriptor] | None = None) -> None:
+        self._held = dict(held or {})
         self._ours: socket.socket | None = None
         self._childs: socket.socket | None = None
 

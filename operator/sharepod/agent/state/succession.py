@@ -13,8 +13,6 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,14 +21,13 @@ from typing import Self
 
 import structlog
 
+from . import turn_lock
 from .directory import StateDirError
 from .kept_descriptors import NOTHING_KEPT, KeptDescriptor, KeptDescriptors
 from .passing_on import Awaiting, PassingOn
 
 log = structlog.get_logger(__name__)
 
-_TURN = "turn"
-"""Name of the lock among what the keeper holds."""
 _LOOK_S = 0.01
 """Seconds between two looks at whether the other agent has ended: part of the gap between the two."""
 _LATE_S = 1.0
@@ -56,9 +53,9 @@ class Succession:
         self._passing_on: PassingOn | None = None
         try:
             state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-            held = kept.take(_TURN)
-            self._serving = _open(state_dir / "agent.lock") if held is None else held.fd
-            self._next = _open(state_dir / "next.lock")
+            held = kept.take(turn_lock.KEPT_NAME)
+            self._serving = turn_lock.opened(state_dir / turn_lock.SERVING) if held is None else held.fd
+            self._next = turn_lock.opened(state_dir / turn_lock.NEXT)
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
         self._looks_at = 0.0
@@ -76,7 +73,7 @@ class Succession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.left_to_keeper:
-            fcntl.flock(self._serving, fcntl.LOCK_UN)  # for the keeper too
+            turn_lock.released(self._serving)  # for the keeper too
         os.close(self._serving)
         os.close(self._next)
         if self._passing_on is not None:
@@ -104,7 +101,7 @@ class Succession:
             self.stands_by = False
         finally:
             awaiting.close(serves=not self.stands_by)
-        fcntl.flock(self._next, fcntl.LOCK_UN)
+        turn_lock.released(self._next)
 
     def serve(self) -> None:
         """Let agents that stand by know where to wait for what is passed on. To be called once this agent serves."""
@@ -116,7 +113,7 @@ class Succession:
             await self._passing_on.pass_on(heirlooms)
 
     def _turn_has_come(self, now: float) -> bool:
-        if _lock(self._next) or self._next_is_late(now):
+        if turn_lock.taken(self._next) or self._next_is_late(now):
             return self._take_turn()
         return False
 
@@ -125,38 +122,20 @@ class Succession:
         if now < self._looks_at:
             return False
         self._looks_at = now + _LATE_S
-        before, self._seen_free = self._seen_free, _lock(self._serving)
+        before, self._seen_free = self._seen_free, turn_lock.taken(self._serving)
         if self._seen_free:
-            fcntl.flock(self._serving, fcntl.LOCK_UN)
+            turn_lock.released(self._serving)
         return before and self._seen_free
 
     def _take_turn(self) -> bool:
-        if not _lock(self._serving):
+        if not turn_lock.taken(self._serving):
             return False
-        self._kept.keep(_TURN, self._serving)
+        self._kept.keep(turn_lock.KEPT_NAME, self._serving)
         return True
 
     def awaited(self) -> bool:
         """Return whether another agent stands by."""
-        if not _lock(self._next):
+        if not turn_lock.taken(self._next):
             return True
-        fcntl.flock(self._next, fcntl.LOCK_UN)
+        turn_lock.released(self._next)
         return False
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.ENOSPC):
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of an earlier agent: enough for a lock
-
-
-def _lock(descriptor: int) -> bool:
-    """Take a lock, or keep it. Return whether it is this process's."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sharepod.agent.state import succession
+from sharepod.agent.state import succession, turn_lock
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
 from sharepod.agent.state.passing_on import Awaiting, PassingOn
@@ -127,7 +127,7 @@ async def test_an_agent_that_is_next_and_stopped_keeps_no_other_from_serving(
     monkeypatch.setattr(succession, "_LATE_S", 0.1)
     with Succession(tmp_path) as first, Succession(tmp_path) as stopped, Succession(tmp_path) as third:
         assert first.free()
-        assert succession._lock(stopped._next)  # it is next, and does nothing any more
+        assert turn_lock.taken(stopped._next)  # it is next, and does nothing any more
         waiting = asyncio.create_task(third.turn())
         await until(lambda: third._looks_at > 0)
         fcntl.flock(first._serving, fcntl.LOCK_UN)  # it has ended
@@ -141,7 +141,7 @@ async def test_an_agent_that_comes_after_the_next_one_leaves_it_the_time_to_serv
 ) -> None:
     monkeypatch.setattr(succession, "_LATE_S", 3600.0)
     with Succession(tmp_path) as second, Succession(tmp_path) as third:
-        assert succession._lock(second._next)
+        assert turn_lock.taken(second._next)
         waiting = asyncio.create_task(third.turn())  # nobody serves at its first look
         await until(lambda: third._looks_at > 0)
         assert second.free()

@@ -1,0 +1,97 @@
+"""Early sockets: the first process of a container listens for the tenants that the agent before it had served.
+
+Whoever connects waits in a socket's queue until the agent has loaded its program and serves: an attempt to connect
+fails only until this process runs.
+
+Guarantees:
+- Nothing is imported that takes long to load, and nothing of settings is read but where the state directory is.
+- Nothing is done while another agent serves the state directory, or stands by to serve it.
+- A tenant whose directory has no socket gets none: its share may have been released.
+- A directory that takes no socket, or settings that cannot be read, end nothing: the agent listens later, and says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import tenant_socket, turn_lock
+
+DEFAULT_STATE_DIR = "/var/lib/sharepod"
+"""State directory where the settings name no other."""
+
+
+class EarlySockets:
+    """Turn at a state directory, and listening sockets of its tenants. Nothing without arguments.
+
+    Args:
+        state_dir: The state directory.
+        held: Descriptors by the names that the keeper gives them, each with its mark.
+    """
+
+    def __init__(self, state_dir: str = "", held: Mapping[str, tuple[int, str]] | None = None) -> None:
+        self._state_dir = state_dir
+        self._held = dict(held or {})
+
+    def of(self, state_dir: Path) -> Mapping[str, tuple[int, str]]:
+        """Return the descriptors, which the caller owns, if they are of this state directory; close them if not."""
+        if str(state_dir) != self._state_dir:
+            for descriptor, _mark in self._held.values():
+                os.close(descriptor)
+            self._held = {}
+        return self._held
+
+
+def listen(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlySockets:
+    """Listen for the tenants of the state directory that a program with these arguments has."""
+    try:
+        state_dir = _state_dir(arguments, environment)
+        return EarlySockets(state_dir, _held(Path(state_dir)))
+    except Exception:  # whatever is wrong, the program meets it again, and says so
+        return EarlySockets()
+
+
+def _state_dir(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the state directory as the settings will have it, where they are given in the usual way."""
+    given = environment.get("SHAREPOD_AGENT_STATE_DIR")
+    if given is not None:
+        return given
+    config = environment.get("SHAREPOD_AGENT_CONFIG")
+    for number, argument in enumerate(arguments):
+        if argument == "--config":
+            config = arguments[number + 1]
+        elif argument.startswith("--config="):
+            config = argument.removeprefix("--config=")
+    if config is None:
+        return DEFAULT_STATE_DIR
+    import yaml  # some 10 ms
+
+    settings = yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}
+    return str(settings.get("state_dir", DEFAULT_STATE_DIR))
+
+
+def _held(state_dir: Path) -> dict[str, tuple[int, str]]:
+    sockets = (state_dir / "tenants").glob(f"*/{tenant_socket.FILE}")
+    directories = [path.parent for path in sockets if tenant_socket.serves(path.parent.name)]
+    turn = _turn(state_dir) if directories else None
+    if turn is None:
+        return {}
+    held = {turn_lock.KEPT_NAME: (turn, "")}
+    for directory in directories:
+        with contextlib.suppress(OSError):  # the agent tries again, and says why
+            listener, identity = tenant_socket.listen(directory)
+            held[tenant_socket.kept_name(directory.name)] = (listener.detach(), identity)
+    return held
+
+
+def _turn(state_dir: Path) -> int | None:
+    """Return the lock of the agent that serves, taken; None if another agent serves, or is next."""
+    turn, following = turn_lock.opened(state_dir / turn_lock.SERVING), turn_lock.opened(state_dir / turn_lock.NEXT)
+    free = turn_lock.taken(turn) and turn_lock.taken(following)
+    os.close(following)
+    if not free:
+        os.close(turn)
+        return None
+    return turn

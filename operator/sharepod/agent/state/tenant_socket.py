@@ -1,0 +1,52 @@
+"""Tenant's listening socket: its file, and what tells it from the next one in its place.
+
+Imports nothing that takes long to load: the first process of a container listens before it loads the rest.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+from . import files
+
+FILE = "agent.sock"
+"""Name of the socket in the tenant's directory."""
+_TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+"""Tenant ids that are safe as the name of a directory."""
+_BACKLOG = 128
+"""Connections that may wait to be accepted: processes of one pod that start at the same moment."""
+
+
+def serves(tenant_id: str) -> bool:
+    """Return whether `tenant_id` can be the name of a directory."""
+    return _TENANT_ID.match(tenant_id) is not None
+
+
+def listen(directory: Path) -> tuple[socket.socket, str]:
+    """Return a listening socket that any user in the tenant's containers can connect to, and what tells it from others.
+
+    The socket replaces an earlier one in the tenant's directory. Raise `OSError`.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        with files.short_path(directory) as folder, files.replacing(folder / FILE) as fresh:
+            listener.bind(str(fresh))
+            fresh.chmod(0o666)
+            listener.listen(_BACKLOG)
+        return listener, identity(directory / FILE)
+    except OSError:
+        listener.close()
+        raise
+
+
+def identity(path: Path) -> str:
+    """Return device and inode of a file. Raise `OSError`."""
+    status = path.stat(follow_symlinks=False)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def kept_name(tenant_id: str) -> str:
+    """Return the name of a tenant's socket among what the keeper holds."""
+    return f"socket {tenant_id}"
