@@ -200,6 +200,13 @@ def test_a_claim_of_another_class_is_left_alone(api: Api) -> None:
     assert said(api, claim({"sharepod.dev/gpu-mode": "Half"}, spec)) == ""
 
 
+def test_a_claim_of_no_device_at_all_is_left_alone(api: Api) -> None:
+    """The API server gives policies `requests: null` then."""
+    body = claim(spec={"devices": {}})
+    assert said(api, body) == ""
+    api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
+
+
 def test_an_invalid_annotation_is_refused_on_a_claim_that_exists(api: Api) -> None:
     body = copy.deepcopy(claim())
     body["metadata"]["name"] = "existing"

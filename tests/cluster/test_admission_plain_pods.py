@@ -302,6 +302,13 @@ def test_a_pod_without_a_line_is_left_alone(api: Api) -> None:
     assert "resourceClaims" not in made["spec"]
 
 
+def test_a_claim_of_no_device_at_all_is_left_alone(api: Api) -> None:
+    body = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "none"}, "spec": {"devices": {}}}
+    api.create(f"{CLAIMS}/namespaces/default/resourceclaims", {**body, "kind": "ResourceClaim"}, dryRun="All")
+    made = {**body, "kind": "ResourceClaimTemplate", "spec": {"spec": body["spec"]}}
+    api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", made, dryRun="All")
+
+
 @pytest.mark.promise("operator-line-namespace")
 def test_in_a_namespace_that_is_left_out_a_line_is_refused_and_says_why(api: Api, server: Cluster) -> None:
     body = {

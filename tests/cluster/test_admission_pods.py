@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,31 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         server, mallory, "create", "--dry-run=server", "-f", "-", body=sharepod("loot", {"request": 0.4})
     )
     assert code != 0
-    assert "mallory may not create pods in namespace default; ask for the right to create pods" in said
+    refused = "mallory may not create pods in namespace default; ask for the right to create pods"
+    assert refused in said
+
+    # Nor by an apply that creates, nor under a name that the server makes up.
+    unnamed = sharepod("loot", {"request": 0.4})
+    unnamed["metadata"] = {"generateName": "loot-", "namespace": "default"}
+    for verb, body in (("apply --server-side", sharepod("loot", {"request": 0.4})), ("create", unnamed)):
+        code, said = as_user(server, mallory, *verb.split(), "--dry-run=server", "-f", "-", body=body)
+        assert refused in said, verb
+
+    # Of one that exists a right to SharePods changes nothing that decides what its Pod may do.
+    server.api.create(SHAREPODS, sharepod("present", {"request": 0.4}))
+    for field, value in (
+        ("serviceAccountName", "admin"),
+        ("hostNetwork", True),
+        ("priorityClassName", "system-node-critical"),
+        ("volumes", [{"name": "host", "hostPath": {"path": "/"}}]),
+        ("containers", [{"name": "main", "image": "another"}]),
+    ):
+        patch = ("patch", "sharepod", "present", "--namespace=default", "--type=merge", "--dry-run=server", "-p")
+        code, said = as_user(server, mallory, *patch, json.dumps({"spec": {field: value}}))
+        assert code != 0, field
+        assert f"spec.{field}: " in said
+        assert "cannot be changed" in said
+    server.api.delete(f"{SHAREPODS}/present")
 
 
 @pytest.mark.promise("security-user-policies")

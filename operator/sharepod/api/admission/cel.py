@@ -82,6 +82,12 @@ def refuse(unless: str, message: str) -> Validation:
     return {"expression": unless, "messageExpression": message}
 
 
+def listed(path: str) -> str:
+    """Return the CEL list at an optional path; empty where it is absent or null, as claims without requests have it."""
+    found = f"{path}.orValue([])"
+    return f"(dyn({found}) == null ? [] : {found})"
+
+
 def text(value: str) -> str:
     """Return a CEL string."""
     assert not {"'", "\\"} & set(value), f"{value} would need escapes in CEL"

@@ -24,7 +24,7 @@ from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
 from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
-from .cel import Validation, refuse, text, texts
+from .cel import Validation, listed, refuse, text, texts
 from .share_claim_policy import MARKED
 
 NAME = "sharepod-claims"
@@ -73,7 +73,7 @@ def claim_policy() -> list[dict[str, Any]]:
         "operations": ["CREATE", "UPDATE"],
         "resources": ["resourceclaims", "resourceclaimtemplates"],
     }
-    devices = f"{spec}.?devices.?requests.orValue([])"
+    devices = listed(f"{spec}.?devices.?requests")
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
         "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"

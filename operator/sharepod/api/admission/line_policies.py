@@ -29,7 +29,7 @@ from sharepod.api.objects import (
 from sharepod.api.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
 from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
-from .cel import Validation, refuse, text, texts
+from .cel import Validation, listed, refuse, text, texts
 from .line_containers import past_the_line
 from .request import annotation_variables, few, known, once, readable
 
@@ -433,7 +433,7 @@ def no_node() -> Validation:
 def _kept_claims() -> dict[str, Any]:
     """Keep the template's name for the template without sizes, and each claim from it for the Pod that owns it."""
     template = "object.kind == 'ResourceClaimTemplate'"
-    requests = f"({template} ? object.spec.?spec : object.?spec).?devices.?requests.orValue([])"
+    requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
     sizeless = (
         f"{requests}.size() == 1 && {requests}.all(r, r.name == {text(LINE_REQUEST)} && "
         f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "

@@ -20,7 +20,7 @@ from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PLURAL
 
-from .cel import Validation, refuse, text, texts
+from .cel import Validation, listed, refuse, text, texts
 from .line_policies import OF_NO_SHAREPOD, PATCHES_LEDGER, asks, limit_field
 
 NAME = "sharepod-quota"
@@ -97,7 +97,7 @@ def _sharepods() -> list[dict[str, Any]]:
 
 def _claims() -> list[dict[str, Any]]:
     template = "object.kind == 'ResourceClaimTemplate'"
-    requests = f"({template} ? object.spec.?spec : object.?spec).?devices.?requests.orValue([])"
+    requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
     is_class = f"?deviceClassName.orValue('') == {text(DEVICE_CLASS)}"
     ours = f"(r.?exactly.{is_class} || r.?firstAvailable.orValue([]).exists(a, a.{is_class}))"
     of_line = f"(r.name == {text(LINE_REQUEST)} && r.?exactly.?capacity.?requests.orValue({{}}).size() == 0)"

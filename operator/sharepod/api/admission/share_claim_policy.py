@@ -9,9 +9,9 @@ from typing import Any
 
 from sharepod.api.objects import DEVICE_CLASS, GROUP, SHARE_CLAIMS_POLICY, SHARE_REQUEST
 
-from .cel import refuse, text
+from .cel import listed, refuse, text
 
-_REQUESTS = "object.?spec.?devices.?requests.orValue([])"
+_REQUESTS = listed("object.?spec.?devices.?requests")
 MARKED = (
     f"({_REQUESTS}.size() == 1 && {_REQUESTS}.all(r, r.name == {text(SHARE_REQUEST)} && "
     f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "

@@ -26,6 +26,8 @@ Json = dict[str, Any]
 
 CONDITION_GRANTED = "Granted"
 CONDITION_RESIZED = "Resized"
+LOST = "ReservationLost"
+"""Reason of the Event of a Pod that is on a node without a share."""
 
 _CONDITION_MESSAGE = 32768
 
@@ -139,12 +141,13 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
             yield Note(True, "ForeignAllocation", "Place", text)
         elif mine is None and snapshot.lives:
             text = "its pod has no share: the ledger has no row for the claim; delete the pod to have it placed again"
-            yield Note(True, "ReservationLost", "Place", text)
+            yield Note(True, LOST, "Place", text)
     elif snapshot.lives and not snapshot.waited_for:
         text = (
-            "its pod is on a node and has no share: the claim has no allocation; delete the pod to have it placed again"
+            "its pod is on a node and has no share: the claim has no allocation; delete the pod and create it again, "
+            "without spec.nodeName if it says that (a nodeSelector on kubernetes.io/hostname chooses a node, too)"
         )
-        yield Note(True, "ReservationLost", "Place", text)
+        yield Note(True, LOST, "Place", text)
     if claim.error is not None:
         yield Note(True, "Invalid", "Place", str(claim.error))
     elif claim.allocation is None and snapshot.waited_for and not snapshot.reserved:

@@ -21,7 +21,7 @@ from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import claim_steps
-from sharepod.controller.decisions.claim_status import Note, notes
+from sharepod.controller.decisions.claim_status import LOST, Note, notes
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
@@ -328,7 +328,7 @@ class ClaimReconciler:
         tell = self._events.warning if note.warning else self._events.normal
         tell(claims.KIND, claim, note.reason, note.action, note.message)
         for pod in snapshot.pods:
-            if pod.waits:
+            if pod.waits or (note.reason == LOST and pod.runs):
                 tell("Pod", pod, note.reason, note.action, f"claim {claim.name}: {note.message}")
 
 

@@ -239,6 +239,20 @@ async def test_an_allocation_by_somebody_else_gets_no_row_and_its_owner_is_told(
     await world.until(lambda: bool(world.told("ForeignAllocation")))
 
 
+@pytest.mark.promise("operator-claim-node-name")
+async def test_a_pod_that_names_its_node_gets_no_share_and_is_told_what_to_write(world: World) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share", nodeName="node-a")
+    await world.look_at_claim(times=2)
+    assert world.rows() == {}
+    assert world.allocation() is None
+    await world.until(lambda: len(world.told("ReservationLost")) == 2)
+    of_claim, of_pod = sorted(world.told("ReservationLost"), key=len)
+    assert "without spec.nodeName" in of_claim
+    assert of_pod == f"claim share: {of_claim}"
+
+
 @pytest.mark.promise("operator-claim-resize")
 async def test_the_annotation_lowers_and_raises_the_share_in_place(world: World) -> None:
     world.node()
