@@ -71,7 +71,8 @@ async def run(agent: AnyAgent, again: asyncio.Event) -> None:
     all_in_force = await _apply(agent, await asyncio.to_thread(load, path))
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(again.wait(), timeout=_INTERVAL_S)
+            async with asyncio.timeout(_INTERVAL_S):
+                await again.wait()
         present = _stamp(path)
         if all_in_force and not again.is_set() and present == stamp:
             continue
