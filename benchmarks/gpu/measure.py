@@ -1,7 +1,7 @@
 """Measures SharePod on this machine's GPU: hook and agent as they ship, no Kubernetes, no network, no root needed.
 
     python3 measure.py                       everything; each table takes at most 8 minutes
-    python3 measure.py --table shares        one table: checks, overhead, shares, pauses, memory
+    python3 measure.py --table shares        one table: checks, overhead, shares, pauses, memory, patterns
     python3 measure.py --show                what has been measured so far, measuring nothing
     python3 measure.py --fake                on the fake driver, to try the kit itself; its tables are marked so
 
@@ -30,7 +30,7 @@ from typing import Any, Protocol
 KIT = Path(__file__).resolve().parent
 sys.path.insert(0, str(KIT))
 
-from gpukit import checks, machine, memory, overhead, pauses, shares  # noqa: E402
+from gpukit import checks, machine, memory, overhead, patterns, pauses, shares  # noqa: E402
 from gpukit.agent import Agent, AgentError  # noqa: E402
 from gpukit.gpu import AnyGpu, FakeGpu, Gpu, GpuError  # noqa: E402
 from gpukit.results import Budget, OutOfTime, Results, ResultsError  # noqa: E402
@@ -51,7 +51,14 @@ class Table(Protocol):
     def show(self, setting: Setting) -> str: ...
 
 
-TABLES: dict[str, Any] = {"checks": checks, "overhead": overhead, "shares": shares, "pauses": pauses, "memory": memory}
+TABLES: dict[str, Any] = {
+    "checks": checks,
+    "overhead": overhead,
+    "shares": shares,
+    "pauses": pauses,
+    "memory": memory,
+    "patterns": patterns,
+}
 
 
 def main() -> int:

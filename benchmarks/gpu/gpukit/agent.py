@@ -31,12 +31,13 @@ class AgentError(Exception):
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant and its terms; `memory` in bytes."""
+    """A tenant and its terms; `memory` in bytes; `interactive`: it asks for short waits."""
 
     name: str
     request: float
     limit: float
     memory: int
+    interactive: bool = False
 
     def row(self, gpu: str) -> dict[str, object]:
         """Return the tenant's row of the agent's tenants file."""
@@ -48,6 +49,7 @@ class Tenant:
             "requestMilli": round(self.request * 1000),
             "limitMilli": round(self.limit * 1000),
             "memory": self.memory,
+            **({"latency": "Interactive"} if self.interactive else {}),
         }
 
     def in_force(self, limits: str) -> bool:
@@ -107,6 +109,16 @@ class Agent:
     def surcharged_seconds(self) -> dict[str, float]:
         """For how long each tenant was charged because NVML saw it busy beyond what it held."""
         return self._metric("sharepod_tenant_surcharged_seconds_total")
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """Return by tenant, as of one moment, what was counted so far: seconds `held` and `surcharged`, and `turns`."""
+        families = {
+            "held": "sharepod_tenant_held_seconds_total",
+            "surcharged": "sharepod_tenant_surcharged_seconds_total",
+            "turns": "sharepod_tenant_grants_total",
+        }
+        text = self._scrape()
+        return {name: _by_tenant(text, family) for name, family in families.items()}
 
     def usage_ratios(self) -> dict[str, float]:
         """The part of the last 10 s in which each tenant has held its token."""
@@ -168,19 +180,17 @@ class Agent:
 
     def _metric(self, family: str) -> dict[str, float]:
         """By tenant, over all GPUs."""
+        return _by_tenant(self._scrape(), family)
+
+    def _scrape(self) -> str:
+        """Return the agent's figures, none of them from before this call. Raises `AgentError`."""
         time.sleep(max(0.0, self._asked_at + _CACHED_S - time.monotonic()))
         self._asked_at = time.monotonic()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as answer:
-                text = answer.read().decode()
+                return str(answer.read().decode())
         except OSError as error:
             raise AgentError(f"the agent's metrics cannot be read ({error}): {self._last_words()}") from None
-        values: dict[str, float] = {}
-        for labels, value in re.findall(rf"^{family}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
-            tenant = re.search(r'tenant="([^"]*)"', labels)
-            if tenant is not None:
-                values[tenant[1]] = values.get(tenant[1], 0.0) + float(value)
-        return values
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -195,3 +205,13 @@ class Agent:
     def _last_words(self) -> str:
         words = self._log.read_text(errors="replace").strip().splitlines()
         return words[-1][:500] if words else "it said nothing"
+
+
+def _by_tenant(text: str, family: str) -> dict[str, float]:
+    """Return a family's values by tenant, over all GPUs."""
+    values: dict[str, float] = {}
+    for labels, value in re.findall(rf"^{family}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+        tenant = re.search(r'tenant="([^"]*)"', labels)
+        if tenant is not None:
+            values[tenant[1]] = values.get(tenant[1], 0.0) + float(value)
+    return values

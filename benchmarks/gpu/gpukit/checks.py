@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 from gpukit.agent import Tenant
 from gpukit.results import Budget, Cell, table
@@ -21,6 +22,7 @@ def measure(setting: Setting, budget: Budget) -> None:
         ("captures", _captures),
         ("captures under the hook", _captures_under_the_hook),
         ("context", _context),
+        *((("mixed programs", _mixed),) if setting.torch else ()),
     )
     for key, make in steps:
         if f"{KEY}/{key}" not in setting.results:
@@ -74,6 +76,28 @@ def _context(setting: Setting) -> Cell:
         return cell | {"told": True, "processes": len(after.processes), "own": own}
 
 
+def _mixed(setting: Setting) -> Cell:
+    """Let two tenants mix streams, copies, graphs and captures side by side; each checks its own results."""
+    memory = setting.gpu.memory // 3
+    setting.agent.set(Tenant("first", 0.5, 1.0, memory), Tenant("second", 0.5, 1.0, memory))
+    with ExitStack() as stack:
+        programs = []
+        for name in ("first", "second"):
+            program = setting.begin("torch_mixed", label=f"checks-mixed-{name}", tenant=name)
+            stack.callback(program.end)
+            programs.append(program)
+        for program in programs:
+            program.ready(setting.start_s)
+        for program in programs:
+            program.tell("run", settle=0.0, seconds=setting.seconds)
+        answers = [program.answer(setting.patience_s(setting.seconds)) for program in programs]
+    return {
+        "steps": [answer["steps"] for answer in answers],
+        "wrong": sum(answer["wrong"] for answer in answers),
+        "named": [what for answer in answers for what in answer["named"]],
+    }
+
+
 def show(setting: Setting) -> str:
     """The table."""
     rows: list[list[str]] = []
@@ -83,6 +107,7 @@ def show(setting: Setting) -> str:
         ("captures", _say_captures),
         ("captures under the hook", _say_busy),
         ("context", _say_context),
+        *((("mixed programs", _say_mixed),) if setting.torch else ()),
     ):
         cell = setting.results.get(f"{KEY}/{key}")
         if cell is None or "failed" in cell:
@@ -125,6 +150,13 @@ def _say_captures(cell: Cell) -> list[list[str]]:
 def _say_busy(cell: Cell) -> list[list[str]]:
     broken = f"{cell['broken']} broken" + (f" {cell['codes']}" if cell["broken"] else "")
     return [["captures under the hook, metered, GPU busy", f"{cell['made']} made, {broken}"]]
+
+
+def _say_mixed(cell: Cell) -> list[list[str]]:
+    """Name the results that were wrong, if any."""
+    checked = " and ".join(f"{steps:,}" for steps in cell["steps"])
+    wrong = f"{cell['wrong']} wrong" + (f": {_some(cell['named'])}" if cell["wrong"] else "")
+    return [["results of two tenants that mix streams, copies, graphs", f"{checked} checked, {wrong}"]]
 
 
 def _say_context(cell: Cell) -> list[list[str]]:

@@ -20,12 +20,15 @@ KEY = "shares"
 NOISY = "noisy"
 RATIOS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5))
 SERVICE, NEIGHBOUR = 0.3, 0.7
+_BESIDE = ("alone", "default", "shared", "interactive")
 _SETTLE = 0.15
 _TAIL = 0.05
 """Time for which both are busy before and after the window, as a part of the window."""
 _LOAD = 0.15
 """The part of a GPU that the small service's requests need."""
 _SEED = 1
+_READ_S = 2.5
+"""Until the agent has surely read a file of tenants in which only the latency has changed, which no file shows."""
 
 _DRIVER = {"small kernels": ("driver_kernels", "small"), "20 ms kernels": ("driver_kernels", "long"),
            "graphs": ("driver_kernels", "graph")}  # fmt: skip
@@ -55,12 +58,12 @@ def measure(setting: Setting, budget: Budget) -> None:
                 _pair(setting, budget, name)
             except (ProgramError, AgentError) as error:
                 _failed(setting, [f"{KEY}/{name}/{key}" for key in _keys()], error)
-    if any(f"{NOISY}/{key}" not in setting.results for key in ("alone", "default", "shared")):
-        budget.need(setting.expected_s(windows=4, window_s=setting.seconds))
+    if any(f"{NOISY}/{key}" not in setting.results for key in _BESIDE):
+        budget.need(setting.expected_s(windows=5, window_s=setting.seconds))
         try:
             _noisy(setting, budget)
         except (ProgramError, AgentError) as error:
-            _failed(setting, [f"{NOISY}/{key}" for key in ("alone", "default", "shared")], error)
+            _failed(setting, [f"{NOISY}/{key}" for key in _BESIDE], error)
 
 
 def _failed(setting: Setting, keys: list[str], error: Exception) -> None:
@@ -71,9 +74,9 @@ def _failed(setting: Setting, keys: list[str], error: Exception) -> None:
             setting.results.put(key, {"failed": str(error)})
 
 
-def _tenants(setting: Setting, ratio: tuple[float, float]) -> None:
+def _tenants(setting: Setting, ratio: tuple[float, float], *, interactive: bool = False) -> None:
     memory = setting.gpu.memory // 3
-    setting.agent.set(Tenant("first", ratio[0], 1.0, memory), Tenant("second", ratio[1], 1.0, memory))
+    setting.agent.set(Tenant("first", ratio[0], 1.0, memory, interactive), Tenant("second", ratio[1], 1.0, memory))
 
 
 def _pair(setting: Setting, budget: Budget, name: str) -> None:
@@ -129,13 +132,12 @@ def _together(setting: Setting, programs: list[Program], *, held: bool) -> Cell:
     cell: Cell = {}
     if held:
         time.sleep(_SETTLE * setting.seconds)
-        surcharged = setting.agent.surcharged_seconds()
-        before, begin = setting.agent.held_seconds(), time.monotonic()
-        time.sleep(max(0.0, setting.seconds - 4.0))
-        after, end = setting.agent.held_seconds(), time.monotonic()
-        spilled = setting.agent.surcharged_seconds()
-        cell["surcharged"] = [spilled[name] - surcharged[name] for name in ("first", "second")]
-        cell["held"] = [(after[name] - before[name]) / (end - begin) for name in ("first", "second")]
+        before, begin = setting.agent.accounts(), time.monotonic()
+        time.sleep(max(0.0, setting.seconds - 2.5))
+        after, spent = setting.agent.accounts(), time.monotonic() - begin
+        for figure, each in after.items():
+            gained = [each[name] - before[figure][name] for name in ("first", "second")]
+            cell[figure] = gained if figure == "surcharged" else [part / spent for part in gained]
     cell["rates"] = [float(program.answer(setting.patience_s(setting.seconds))["rate"]) for program in programs]
     return cell
 
@@ -162,6 +164,11 @@ def _noisy(setting: Setting, budget: Budget) -> None:
             cell = dict(infer(pair[0], rate=rate, seconds=setting.seconds))
             return cell | {"noise": pair[1].answer(setting.patience_s(setting.seconds))["rate"]}
 
+        def interactive() -> Cell:
+            _tenants(setting, (SERVICE, NEIGHBOUR), interactive=True)
+            time.sleep(_READ_S)
+            return beside(hooked, rate)
+
         note("noisy neighbour: trial")
         rate = float(setting.results.measure(f"{NOISY}/trial", trial)["rate"])
         steps = (
@@ -170,6 +177,7 @@ def _noisy(setting: Setting, budget: Budget) -> None:
                 "run", settle=0.5, seconds=setting.seconds / 2, timeout_s=setting.patience_s(setting.seconds))),
             ("default", lambda: beside(bare, rate)),
             ("shared", lambda: beside(hooked, rate)),
+            ("interactive", interactive),
         )  # fmt: skip
         for key, make in steps:
             if f"{NOISY}/{key}" not in setting.results:
@@ -191,17 +199,22 @@ def _show_shares(setting: Setting) -> str:
             cell = setting.results.get(f"{KEY}/{name}/{key}")
             asked = "default time slicing" if key == "default" else key
             if cell is None or alone is None or "failed" in cell or "failed" in alone:
-                rows.append([name, asked, *setting.missing(cell, 5)])
+                rows.append([name, asked, *setting.missing(cell, 6)])
                 continue
             got = [100 * rate / alone["rate"] for rate in cell["rates"]]
-            off, held, more = "", "", ""
+            off, held, more, turns = "", "", "", ""
             if key != "default":
                 due = [float(part) for part in key.split(":")]
                 off = f"{max(abs(one - other) for one, other in zip(got, due, strict=True)):.1f}"
                 held = " : ".join(f"{100 * part:.1f}" for part in cell["held"])
                 more = " : ".join(f"{part:.2f}" for part in cell["surcharged"])
-            rows.append([name, asked, " : ".join(f"{part:.1f}" for part in got), off, held, more, f"{sum(got):.1f} %"])
-    head = ("both run", "asked", "got, % of alone", "points off", "held, % of time", "surcharged, s", "work in sum")
+                turns = " : ".join(f"{part:.0f}" for part in cell["turns"])
+            works = " : ".join(f"{part:.1f}" for part in got)
+            rows.append([name, asked, works, off, held, turns, more, f"{sum(got):.1f} %"])
+    head = (
+        "both run", "asked", "got, % of alone", "points off", "held, % of time", "turns a second", "surcharged, s",
+        "work in sum",
+    )  # fmt: skip
     return table("(b) Shares of two busy tenants", head, rows)
 
 
@@ -212,6 +225,7 @@ def _show_noisy(setting: Setting) -> str:
         ("alone", "the service alone, no hook"),
         ("default", "beside the neighbour, default time slicing"),
         ("shared", "beside the neighbour, SharePod 30:70"),
+        ("interactive", "the same, the service Interactive"),
     ):
         cell = setting.results.get(f"{NOISY}/{key}")
         if cell is None or "failed" in cell:

@@ -24,7 +24,7 @@ static bool covered(const struct known_stream *row) {
 
 /* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
  * waiting for. A launch that is counted only after it was looked at counts as not covered. With the lock. */
-static void cover(struct known_stream *row) {
+static void cover(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context, popped;
     if (row->event == NULL)
         row->event = event_make(context, CU_EVENT_DISABLE_TIMING);
@@ -32,7 +32,7 @@ static void cover(struct known_stream *row) {
         return;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->covered = atomic_load(&queue->launched);
-    bool recorded = streams_record(row, row->event);
+    bool recorded = streams_record(streams, row, row->event);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     row->waiting |= recorded;
     for (struct queue *queue = row->queues; queue != NULL && !recorded; queue = queue->stream_next)
@@ -49,11 +49,11 @@ static bool launched_into(const struct known_stream *row) {
 }
 
 /* Cover the row if need be; NULL: there is none. With the lock, and no capture open. */
-static void cover_before_ungated(struct known_stream *row) {
+static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
-    cover(row);
+    cover(streams, row);
     own_calls_end(mode);
 }
 
@@ -63,8 +63,8 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
          known = known->next) {
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
         if (row != NULL || known->context == current)
-            cover_before_ungated(streams_find(streams, known, NULL));
-        cover_before_ungated(row);
+            cover_before_ungated(streams, streams_find(streams, known, NULL));
+        cover_before_ungated(streams, row);
     }
     unlock(&streams->lock);
     if (named == CU_STREAM_LEGACY) /* all that are not NON_BLOCKING wait for it */
@@ -75,14 +75,14 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context) {
     lock(&streams->lock);
     for (struct known_stream *row = streams->busy; row != NULL && streams->captures.count == 0; row = row->busy_next)
         if (row->context->context == context)
-            cover_before_ungated(row);
+            cover_before_ungated(streams, row);
     unlock(&streams->lock);
 }
 
 /* Have the drain wait for one stream, whose context lives. With the lock. */
-static void begin_stream(struct known_stream *row) {
+static void begin_stream(const struct streams *streams, struct known_stream *row) {
     if (row->unmetered || !covered(row)) {
-        cover(row);
+        cover(streams, row);
         return;
     }
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
@@ -95,20 +95,20 @@ void drain_begin(struct streams *streams) {
     for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next) {
         row->skipped = row->pending && context_unsettled(row->context);
         if (row->pending && !row->skipped)
-            begin_stream(row);
+            begin_stream(streams, row);
     }
     unlock(&streams->lock);
     own_calls_end(mode);
 }
 
 /* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
-static bool finished(struct known_stream *row) {
+static bool finished(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
     if (context_unsettled(row->context))
         return false;
     if (row->skipped) { /* the context goes on, or is another one */
         row->skipped = false;
-        begin_stream(row);
+        begin_stream(streams, row);
     }
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
@@ -126,10 +126,10 @@ bool drain_poll(struct streams *streams) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     for (struct known_stream *row = streams->busy; row != NULL && all; row = row->busy_next)
-        all = finished(row);
+        all = finished(streams, row);
     for (struct known_stream *next, *row = streams->orphans; row != NULL && all; row = next) {
         next = row->busy_next;
-        all = finished(row);
+        all = finished(streams, row);
         if (all)
             streams_forget(streams, row, true);
     }
@@ -141,7 +141,7 @@ bool drain_poll(struct streams *streams) {
 bool drain_over(struct streams *streams, const struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
-    bool over = atomic_load(&queue->ended) || finished(queue->row);
+    bool over = atomic_load(&queue->ended) || finished(streams, queue->row);
     unlock(&streams->lock);
     own_calls_end(mode);
     return over;

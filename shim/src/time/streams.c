@@ -177,8 +177,22 @@ static void sweep(struct streams *streams) {
     }
 }
 
-bool streams_record(const struct known_stream *row, CUevent event) {
+/* Return whether the driver may be about to begin a capture that an event on the row would get into or break (R3). The
+ * driver takes a capture of the legacy stream from nobody. */
+static bool may_capture(const struct streams *streams, const struct known_stream *row) {
+    for (unsigned i = 0; i < streams->captures.count; i++) {
+        const struct open_capture *capture = streams_capture(streams, i);
+        bool same = row->stream != NULL ? capture->stream == row->stream : capture->blocks;
+        if (same && capture->context == row->context->context)
+            return true;
+    }
+    return false;
+}
+
+bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event) {
     CUstream stream = row->stream ? row->stream : CU_STREAM_LEGACY;
+    if (may_capture(streams, row))
+        return false;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (HAS(cuStreamIsCapturing) &&
         (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
@@ -197,7 +211,7 @@ void streams_fence(struct streams *streams, struct known_stream *row) {
     CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
-        recorded = streams_record(row, event);
+        recorded = streams_record(streams, row, event);
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
@@ -219,9 +233,24 @@ void streams_retained(struct streams *streams, CUdevice device, CUcontext contex
     unlock(&streams->primaries_lock);
 }
 
+bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture) {
+    if (!rows_room(&streams->captures, sizeof *capture))
+        return false;
+    unsigned flags = CU_STREAM_DEFAULT;
+    struct open_capture *noted = streams_capture(streams, streams->captures.count);
+    *noted = *capture;
+    noted->blocks =
+        capture->stream != CU_STREAM_LEGACY &&
+        (capture->stream == CU_STREAM_PER_THREAD || !HAS(cuStreamGetFlags) ||
+         DRIVER(cuStreamGetFlags)(capture->stream, &flags) != CUDA_SUCCESS || !(flags & CU_STREAM_NON_BLOCKING));
+    gate_set_captures(gate, ++streams->captures.count);
+    return true;
+}
+
 /* A default stream is the current context's. */
-void streams_fence_before_join(struct streams *streams, CUstream stream) {
-    CUcontext current = stream_is_default(stream) ? context_of_stream(stream) : NULL;
+bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
+    struct open_capture joins = {.context = context_of_stream(stream), .stream = stream, .joins = true};
+    CUcontext current = stream_is_default(stream) ? joins.context : NULL;
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
         struct known_stream *row = NULL;
@@ -229,6 +258,20 @@ void streams_fence_before_join(struct streams *streams, CUstream stream) {
             row = streams_find(streams, known, stream_is_default(stream) ? NULL : stream);
         if (row != NULL && row->pending)
             streams_fence(streams, row);
+    }
+    bool noted = streams_note_capture(streams, gate, &joins);
+    unlock(&streams->lock);
+    return noted;
+}
+
+void streams_joined(struct streams *streams, struct gate *gate, CUstream stream) {
+    lock(&streams->lock);
+    for (unsigned i = streams->captures.count; i > 0; i--) {
+        const struct open_capture *capture = streams_capture(streams, i - 1);
+        if (capture->joins && capture->stream == stream) {
+            streams_forget_capture(streams, gate, i - 1);
+            break;
+        }
     }
     unlock(&streams->lock);
 }

@@ -94,9 +94,12 @@ struct queue {
     struct pace pace;          /* what is to pass, and what is to be waited for */
 };
 
+/* A capture that is open, or a call under way that may have its stream capture. */
 struct open_capture {
     CUcontext context;
-    CUstream stream; /* where it began, never NULL */
+    CUstream stream; /* where it began, or what may join another; never NULL */
+    bool joins;      /* the stream may join a capture: noted during that call only */
+    bool blocks;     /* the legacy stream would wait for the stream */
 };
 
 /* The primary context of a device, by the program's calls. */
@@ -159,9 +162,10 @@ void streams_born(struct streams *streams, CUcontext context);
 /* Count a reference to the primary context of a device. */
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context);
 
-/* Put an event behind the unfinished work of the stream of that name: it may join a capture, and cannot be asked then
- * (R5). */
-void streams_fence_before_join(struct streams *streams, CUstream stream);
+/* Note that the stream of that name may join a capture with the call that follows, and put an event behind its
+ * unfinished work (R5); streams_joined is to follow the call. False: no memory (R6). */
+bool streams_join(struct streams *streams, struct gate *gate, CUstream stream);
+void streams_joined(struct streams *streams, struct gate *gate, CUstream stream);
 
 /* The rest with the lock of struct streams. */
 
@@ -175,8 +179,11 @@ struct known_context *streams_note_context(struct streams *streams, CUcontext co
 struct known_stream *streams_find(struct streams *streams, const struct known_context *context, CUstream stream);
 /* Note that the row has work, or that it has none. */
 void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
-/* Record the event on a stream of the current context. False: a capture forbids it, or the driver refuses. */
-bool streams_record(const struct known_stream *row, CUevent event);
+/* Note a capture, or a stream that may join one; the driver is called afterwards. False: no memory (R6). */
+bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture);
+/* Record the event on a stream of the current context. False: a capture that is open or may begin meanwhile forbids it,
+ * or the driver refuses. */
+bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
  * stream whether that work is over. */
 void streams_fence(struct streams *streams, struct known_stream *row);

@@ -201,3 +201,43 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
     drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)  # one more may have come
     assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
+
+
+@pytest.mark.promise("program-captures")
+@pytest.mark.parametrize("stream", ["captured", "legacy"])
+def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, stream: str) -> None:
+    """The driver is busy: it says that no stream captures, and by the next call of the drain one does. What was
+    launched before is in the stream itself, or in the legacy stream, which would wait for it."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(10_000)
+    probe = tenant.probe(FAKE_CUDA_CAPTURE_MS="100")
+    probe.start_cuda()
+    probe.ok("stream", "captured", 0 if stream == "legacy" else 1)
+    where = "captured" if stream == "captured" else ""
+    launches = ["launch", "spin_us_1", where, 9]  # the last ones are before the next fence
+    probe.ok("in_turn", launches, ["capture_begin", "captured", RELAXED])
+    client = agent.client()
+    agent.next_frame(client, Drained)
+    probe.ok("capture_end", "captured")
+
+
+@pytest.mark.promise("program-captures")
+def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(12)
+    probe = tenant.probe(FAKE_CUDA_CAPTURE_MS="1")
+    probe.start_cuda()
+    for name in ("captured", "joining"):
+        probe.ok("stream", name)
+    probe.ok("event", "joins")
+    for _ in range(15):
+        probe.ok("capture_begin", "captured", RELAXED)
+        probe.ok(
+            "in_turn",
+            ["event_record", "joins", "captured"],
+            ["launch", "spin_us_1", "joining", 9],
+            ["stream_wait", "joining", "joins"],
+            ["event_record", "joins", "joining"],
+            ["stream_wait", "captured", "joins"],
+            ["capture_end", "captured"],
+        )

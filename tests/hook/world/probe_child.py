@@ -157,6 +157,15 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
                 return code, done
         return 0, count
 
+    def in_turn(self, *calls: list[Any]) -> tuple[int, Any]:
+        """Make several calls one right after the other; return the first code that is no success, and how many were
+        made before it."""
+        for done, (op, *arguments) in enumerate(calls):
+            code, _ = getattr(self, op)(*arguments)
+            if code:
+                return code, done
+        return 0, len(calls)
+
     def launch_graph(self, name: str, stream: str = "") -> tuple[int, Any]:
         return self.cuda("cuGraphLaunch", self.handles[name], self.handles.get(stream)), None
 

@@ -1,8 +1,9 @@
 /* The wrapped begin and end of stream captures: the registry knows which are open.
  *
  * A launch into a capturing stream runs nothing and is not gated; while a capture is open the drain keeps away from
- * calls that would invalidate it (R3). A capture is noted before the driver is asked to begin it, so that none begins
- * in the middle of a drain; no lock is held meanwhile (R4).
+ * calls that would invalidate it (R3). A capture is noted before the driver is asked to begin it, and from then on the
+ * drain leaves its stream alone: what it asks the driver may have changed by its next call. No lock is held meanwhile
+ * (R4).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
@@ -24,18 +25,13 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     beginning.capture.context = context_of_stream(stream);
     beginning.capture.stream = stream_named(stream, per_thread);
     lock(&streams->lock);
-    if (!rows_room(&streams->captures, sizeof beginning.capture)) {
-        unlock(&streams->lock);
-        beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
-        return beginning;
-    }
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
         if (row->pending)
             streams_fence(streams, row);
     }
-    *streams_capture(streams, streams->captures.count) = beginning.capture;
-    gate_set_captures(&the_process->gate, ++streams->captures.count);
+    if (!streams_note_capture(streams, &the_process->gate, &beginning.capture))
+        beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
     unlock(&streams->lock);
     return beginning;
 }
@@ -46,7 +42,7 @@ static void forget(CUcontext context, CUstream stream) {
     lock(&streams->lock);
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
-        if (capture->stream == stream && (context == NULL || capture->context == context)) {
+        if (!capture->joins && capture->stream == stream && (context == NULL || capture->context == context)) {
             streams_forget_capture(streams, &the_process->gate, i - 1);
             break;
         }

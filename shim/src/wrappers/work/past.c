@@ -11,27 +11,31 @@
         PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
     }
 
-/* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5).
- */
-static void before_join(CUstream stream, bool per_thread) {
+/* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5),
+ * and the drain leaves the stream alone meanwhile. Return whether the call is to be followed by streams_joined. */
+static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
-        return;
+        return false;
     CUstreamCaptureMode mode = own_calls_begin();
-    if (!stream_is_capturing(stream, per_thread))
-        streams_fence_before_join(&the_process->streams, stream_named(stream, per_thread));
+    bool joins = !stream_is_capturing(stream, per_thread);
+    if (joins && !streams_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))
+        *refused = CUDA_ERROR_OUT_OF_MEMORY;
     own_calls_end(mode);
+    return joins && *refused == CUDA_SUCCESS;
 }
 
-#define JOINS(symbol, per_thread)                                                   \
-    static CUresult past_##symbol(CUstream stream, CUevent event, unsigned flags) { \
-        PASSTHROUGH(false, symbol, stream, per_thread, stream, event, flags);       \
-    }                                                                               \
-    EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {        \
-        CUresult refused = process_enter();                                         \
-        if (refused != CUDA_SUCCESS)                                                \
-            return refused;                                                         \
-        before_join(stream, per_thread);                                            \
-        return past_##symbol(stream, event, flags);                                 \
+#define JOINS(symbol, per_thread)                                                                        \
+    static CUresult past_##symbol(CUstream stream, CUevent event, unsigned flags) {                      \
+        PASSTHROUGH(false, symbol, stream, per_thread, stream, event, flags);                            \
+    }                                                                                                    \
+    EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {                             \
+        CUresult result = process_enter();                                                               \
+        bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                 \
+        if (result == CUDA_SUCCESS)                                                                      \
+            result = past_##symbol(stream, event, flags);                                                \
+        if (joins)                                                                                       \
+            streams_joined(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)); \
+        return result;                                                                                   \
     }
 
 PAST(cuMemcpyHtoD, NULL, false, (CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount), dstDevice,

@@ -51,7 +51,7 @@ EXPORT CUresult cuInit(unsigned int flags) {
 
 /* Take the time that a variable of the environment says: FAKE_CUDA_END_MS for the end of a context or of the library,
  * when all is gone already; FAKE_CUDA_RELEASE_MS for a release of a primary context that does not end it. */
-static void take_time(const char *variable) {
+void fake_take_time(const char *variable) {
     const char *ms = getenv(variable);
     if (initialized && ms != NULL)
         fake_sleep_until(fake_now() + strtoull(ms, NULL, 10) * 1000000);
@@ -65,7 +65,7 @@ void fake_misused(void) {
 /* Runs with the other destructors of the program, or of a library that goes: what the driver has is gone. */
 __attribute__((destructor)) static void end_library(void) {
     ended = true;
-    take_time("FAKE_CUDA_END_MS");
+    fake_take_time("FAKE_CUDA_END_MS");
 }
 
 CUresult fake_initialized(void) {
@@ -304,7 +304,7 @@ static CUresult release_primary(CUdevice ordinal, bool reset) {
     else if (result == CUDA_SUCCESS && (ends = reset || --primary[device].references == 0))
         end_context(&primary[device]);
     pthread_mutex_unlock(&fake_lock);
-    take_time(ends ? "FAKE_CUDA_END_MS" : "FAKE_CUDA_RELEASE_MS");
+    fake_take_time(ends ? "FAKE_CUDA_END_MS" : "FAKE_CUDA_RELEASE_MS");
     return result;
 }
 

@@ -192,6 +192,9 @@ void fake_events_of_context_gone(struct context *context);
 /* values.c; with fake_lock. Do what the operation says; false: it is to be waited for. */
 bool fake_value(const struct value *value);
 
+/* context.c. Take the milliseconds that a variable of the environment says. */
+void fake_take_time(const char *variable);
+
 /* capture.c; with fake_lock */
 CUresult fake_unsafe_call(void);                       /* a call that stream capture may forbid */
 CUresult fake_sync_call(struct context *context);      /* a call that waits for all of a context */

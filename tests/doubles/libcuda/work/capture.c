@@ -81,6 +81,7 @@ static CUresult begin(CUstream handle, struct capture wanted) {
         return result;
     if (wanted.mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
+    fake_take_time("FAKE_CUDA_CAPTURE_MS");
     pthread_mutex_lock(&fake_lock);
     if (stream == &stream->context->legacy || stream->capture != NULL) {
         result = stream->capture != NULL ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -206,7 +207,10 @@ static CUresult status_of(CUstream handle, CUstreamCaptureStatus *status, cuuint
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-    return status_of(stream, status, NULL, NULL);
+    CUresult result = status_of(stream, status, NULL, NULL);
+    fake_take_time("FAKE_CUDA_CAPTURE_MS");
+    fake_take_time("FAKE_CUDA_CAPTURE_MS"); /* longer than a capture takes to begin */
+    return result;
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {

@@ -172,6 +172,8 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
         return result;
     if (!is_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (event->capture != NULL)
+        fake_take_time("FAKE_CUDA_CAPTURE_MS");
     pthread_mutex_lock(&fake_lock);
     if (event->capture != NULL && event->capture->over)
         result = CUDA_ERROR_CAPTURED_EVENT;
