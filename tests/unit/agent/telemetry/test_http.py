@@ -115,9 +115,9 @@ async def test_silent_connections_from_everywhere_do_not_keep_a_probe_out(
         await asyncio.sleep(0.2)
         assert not any(each.done() for each in silent)
         for _ in range(20):
-            more = [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
+            silent += [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
+            await asyncio.sleep(0.02)  # they are there before the probe: none of its places is free
             assert (await ask(question)).endswith(b"ok\n")
-            silent += more
         assert any(each.done() for each in silent), "the oldest made room"
         await asyncio.gather(*(_cancelled(each) for each in silent))
 

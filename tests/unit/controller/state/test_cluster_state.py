@@ -368,6 +368,19 @@ def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
         assert account.state.unavailable == says
 
 
+@pytest.mark.parametrize(("resources", "says"), [({"nvidia.com/gpu": "1"}, "gives its GPUs to other pods"), ({}, None)])
+def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(resources: dict[str, str], says: str | None) -> None:
+    state = new_state()
+    room = {"cpu": "8", "memory": "64Gi", "pods": "110", **resources}
+    state.put_node(node_object(status={"allocatable": room, "capacity": room}))
+    state.put_gpunode(gpunode_object())
+    account = state.cluster.node("node-a")
+    assert account is not None
+    assert account.state is not None
+    unavailable = account.state.unavailable
+    assert unavailable is None if says is None else says in (unavailable or "")
+
+
 @pytest.mark.promise("node-hook-loads", "node-env-injection")
 @pytest.mark.parametrize(
     ("kind", "status", "reason", "says"),
