@@ -113,8 +113,9 @@ class HttpServer:
         client.open = [transport for transport in client.open if not transport.is_closing()]
         # Connections whose transport is being made count with the tasks.
         in_all = len(self._tasks) + sum(len(each.open) for each in self._addresses.values())
-        if self._probes and in_all >= self._open_max:
-            in_all -= self._drop_oldest()
+        # Those that are just being handed over count twice: one place may not be enough.
+        while self._probes and in_all >= self._open_max and (dropped := self._drop_oldest()):
+            in_all -= dropped
         if not client.limiter.take(now) or len(client.open) >= self._open_each or in_all >= self._open_max:
             sock.close()
         else:
