@@ -38,7 +38,15 @@ from harness.components import LOOPBACK, SERVICE_ADDRESS
 from harness.errors import HarnessError, NodeUnavailableError, StartError
 from harness.node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
 from harness.node_packages import cni_directory, free_subnet, install_packages, why_no_node
-from harness.node_traces import LOCK, OWN_DIRECTORIES, clean_what_was_left, make_cgroup, undo_commands, write_record
+from harness.node_traces import (
+    LOCK,
+    OWN_DIRECTORIES,
+    clean_what_was_left,
+    make_cgroup,
+    undo_commands,
+    weigh_most,
+    write_record,
+)
 from harness.releases import CONTAINERD
 from harness.services import Service, Services
 
@@ -287,6 +295,11 @@ class Node:
         """Run a command on the node to its end. CommandError if `check` and it fails, or after `timeout` seconds."""
         enter = ["nsenter", "--target", str(self.services.pid), "--mount", "--pid", "--"]
         return command(*enter, *argv, input=input, check=check, timeout=timeout, env=env)
+
+    def weigh_pods_most(self) -> None:
+        """Give the Pods of each class the greatest weight for processors that there is, until the kubelet sets its own
+        again (each minute)."""
+        weigh_most(self._layout.cgroup, "kubepods/besteffort", "kubepods/burstable")
 
     def load_image(self, archive: Path) -> None:
         """Import a docker-archive (see `harness.images`) or an OCI archive.

@@ -86,3 +86,12 @@ def make_cgroup(name: str) -> None:
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 if (hierarchy / setting).exists():
                     (hierarchy / name / setting).write_text((hierarchy / setting).read_text())
+
+
+def weigh_most(name: str, *below: str) -> None:
+    """Give these cgroups below `name`, and all above them up to it, the greatest weight for processors."""
+    unified = (CGROUPS / "cgroup.controllers").exists()
+    top = (CGROUPS if unified else CGROUPS / "cpu") / name
+    setting, most = ("cpu.weight", "10000") if unified else ("cpu.shares", "262144")
+    for cgroup in {top, *(top / part for path in below for part in (path, *map(str, Path(path).parents)))}:
+        (cgroup / setting).write_text(most)

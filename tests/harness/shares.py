@@ -3,6 +3,10 @@
 The host of a virtual machine may take its processors from it for tens of milliseconds at a time. A program, a hook or
 an agent that cannot run costs its tenant GPU time that nobody can give back, so a share may be lower by what was taken,
 and a window in which much was taken says little: then another is measured.
+
+Other processes of the machine take as much: all Pods of a node together weigh as one of them. So a node's shares are
+measured while its Pods come first (`Machine.shares`). By turns, 13 programs on six GPUs at a load of 11 to 13 on two
+processors: 91.5 to 97.1 % of each GPU's time used as kubelets weigh Pods, 99.5 to 99.9 % so.
 """
 
 from __future__ import annotations

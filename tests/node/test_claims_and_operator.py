@@ -11,7 +11,6 @@ import time
 
 import pytest
 from harness.cluster import wait_until
-from harness.shares import measured
 from node.claim_system import NAMESPACE, ClaimSystem
 
 
@@ -28,7 +27,7 @@ def test_a_claim_and_a_sharepod_share_a_gpu_as_they_asked(system: ClaimSystem) -
     left, right = system.rows()
     assert left["gpus"] == right["gpus"]
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(left=40, right=60)
+    system.machine.shares().expect(left=40, right=60)
 
 
 @pytest.mark.promise("node-claim-attached")
@@ -38,7 +37,7 @@ def test_a_deployment_of_three_shares_a_gpu_in_three_parts(system: ClaimSystem) 
     names = system.await_running("three", 3)
     assert len({row["gpus"][0] for row in system.rows()}) == 1
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(**dict.fromkeys(names, 33.0))
+    system.machine.shares().expect(**dict.fromkeys(names, 33.0))
 
 
 def test_a_job_ends_and_its_share_comes_back(system: ClaimSystem) -> None:

@@ -17,7 +17,6 @@ from harness.images import image_with_program
 from harness.installation import Installation
 from harness.machines import RealNode
 from harness.node import BASE_IMAGE
-from harness.shares import measured
 from node.claim_node import RESTRICTED, ClaimNode, container, inventory, restricted_namespace
 
 CAT = "sharepod.test/cat:1"
@@ -55,7 +54,7 @@ def test_plain_pods_share_a_gpu_as_their_claims_say(node: ClaimNode) -> None:
     for name in ("alpha", "beta"):
         node.await_pod(node.make_pod(name, name))
     time.sleep(3)
-    measured(node.machine.busy_ns).expect(alpha=40, beta=60)
+    node.machine.shares().expect(alpha=40, beta=60)
     for row in rows:
         node.await_tenant(row["id"], connected=True, enforced=True)
     assert "FailedPrepare" not in node.messages()

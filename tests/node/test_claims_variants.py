@@ -9,7 +9,6 @@ import pytest
 from harness.api import Object
 from harness.cluster import wait_until
 from harness.node_packages import why_no_user_namespaces
-from harness.shares import measured
 from node.claim_node import RESOURCE, container
 from node.claim_system import NAMESPACE, ClaimSystem
 
@@ -90,7 +89,7 @@ def test_a_pod_with_two_claims_of_which_one_has_no_place_gets_none_and_then_both
     system.await_running("pair")
     assert sorted(row["requestMilli"] for row in system.rows()) == [200, 600, 700]
     time.sleep(3)
-    found = measured(system.machine.busy_ns)
+    found = system.machine.shares()
     found.expect(pair=80.0, most=70.0)
 
 
@@ -171,7 +170,7 @@ def test_pods_in_user_namespaces_of_their_own_have_their_shares(system: ClaimSys
     assert len(set(firsts)) == 3, mapped
     assert "0" not in firsts
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(third=30.0, rest=50.0, left=20.0)
+    system.machine.shares().expect(third=30.0, rest=50.0, left=20.0)
     restart_agent(system)
     for row in system.rows():
         await_tenant(system, row["id"], processes=1, connected=True)

@@ -15,7 +15,6 @@ from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.device_plugin import report_xid
 from harness.installation import Installation
-from harness.shares import measured
 from node.gpu_owners import CLOSED_WITHIN_S, GpuOwners
 from node.holder_faults import BACK_WITHIN_S, FAULTS, HolderFaults
 from node.plugin_node import PODS, SHAREPODS, PluginNode, plugin_node
@@ -74,7 +73,7 @@ def test_two_sharepods_share_a_held_gpu_beside_a_native_pod_on_another(node: Plu
     assert (node.gpu_of("beta"), held != native) == (held, True)
     assert [row["uuid"] for row in node.holders()] == [held]
     time.sleep(3)
-    measured(node.machine.busy_ns).expect(alpha=40, beta=60)
+    node.machine.shares().expect(alpha=40, beta=60)
     assert node.seen_by("whole") == [native]
 
 

@@ -20,7 +20,6 @@ from harness.delivered import await_workloads, deliveries
 from harness.errors import HarnessError
 from harness.installation import GROUP, NAMESPACE, POOL_LABEL
 from harness.machines import IMAGE, RealNode
-from harness.shares import measured
 from node.installed_rights import expect_rights
 from sharepod.api.objects import SELF_TEST_CLAIM
 
@@ -146,7 +145,7 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     _apply(cluster, "alpha", {"request": 0.4, "limit": 0.6, "memory": "4Gi"})
     was = _await_running(cluster, "alpha")
     time.sleep(3)
-    measured(machine.busy_ns).expect(alpha=60)
+    machine.shares().expect(alpha=60)
     # 3. Upgrade, with claims and line: the same pod runs on, under the new agent, and others start by every door.
     now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test", "plain")
     node = f"{GROUP}/gpunodes/{machine.node}"
@@ -164,7 +163,7 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     _await_running(cluster, "beta")
     _apply_by_claim_and_line(cluster)
     time.sleep(3)
-    measured(machine.busy_ns).expect(alpha=40, beta=40, gamma=10, delta=10)
+    machine.shares().expect(alpha=40, beta=40, gamma=10, delta=10)
     pod = cluster.api.get(f"{PODS}/alpha")
     assert pod["metadata"]["uid"] == was["metadata"]["uid"]
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]

@@ -10,7 +10,7 @@ import pytest
 from cluster.plain_world import MEMORY, MILLI
 from harness.api import ApiError, Object
 from harness.cluster import wait_until
-from harness.shares import measured, right
+from harness.shares import right
 from node.claim_node import container
 from node.claim_system import NAMESPACE, ClaimSystem
 
@@ -44,7 +44,7 @@ def test_plain_pods_share_a_gpu_with_a_sharepod_and_outlive_a_restart_of_the_kub
         timeout=40,
     )
     wait_until(lambda: all(tenant["connected"] for tenant in tenants(system)), what="three tenants", timeout=30)
-    measured(system.machine.busy_ns).expect(left=40, **dict.fromkeys(names, 30.0))
+    system.machine.shares().expect(left=40, **dict.fromkeys(names, 30.0))
     assert allocatable(system)[MILLI] == "1k"
     system.machine.real.restart_kubelet()
     wait_until(lambda: ready(system), what="the node is ready again", timeout=60)
@@ -132,7 +132,7 @@ PARTS = (("spread", 100), ("brief", 100), ("both", 200))
 
 def as_they_asked(system: ClaimSystem, names: list[str]) -> None:
     """Expect a tenth for each of these Pods, a fifth for the SharePod, and one for both Pods of one claim together."""
-    found = measured(system.machine.busy_ns)
+    found = system.machine.shares()
     found.expect(left=20.0, **dict.fromkeys(names, 10.0))
     together = found.of("one") + found.of("two")
     assert right(20.0, together, found.stolen), found

@@ -12,7 +12,6 @@ import pytest
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.node import BASE_IMAGE
-from harness.shares import measured
 from node.claim_node import RESTRICTED, container
 from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
@@ -71,7 +70,7 @@ def test_sharepods_share_a_gpu_by_claims_are_resized_live_and_outlive_all_restar
 
     wait_until(connected, what="both tenants in the next agent", timeout=60)
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(left=70, right=30)
+    system.machine.shares().expect(left=70, right=30)
     assert system.restarts() == 0
 
 

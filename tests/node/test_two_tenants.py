@@ -19,7 +19,6 @@ from harness.installation import Installation
 from harness.machines import IMAGE, RealNode
 from harness.node import BASE_IMAGE
 from harness.services import Service
-from harness.shares import measured
 
 NAMESPACE = "team-a"
 GROUP = "/apis/sharepod.dev/v1alpha1"
@@ -134,7 +133,7 @@ def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     on = [system.await_phase(name, "Running")["gpus"] for name in ("alpha", "beta")]
     assert on[0] == on[1]
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(alpha=40, beta=60)
+    system.machine.shares().expect(alpha=40, beta=60)
 
 
 @pytest.mark.promise("time-limit")
@@ -145,7 +144,7 @@ def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> Non
     placed = [system.await_phase(name, "Running")["gpus"] for name in ("capped", "free")]
     assert placed[0] != placed[1]
     time.sleep(3)
-    measured(system.machine.busy_ns).expect(capped=70, free=100)
+    system.machine.shares().expect(capped=70, free=100)
 
 
 @pytest.mark.promise("memory-oom")
