@@ -26,7 +26,7 @@ _WHOLE_DEVICE = threading.Lock()
 
 
 class Worker:
-    """What one thread has. `seed` draws the order of its work."""
+    """One thread's streams, graph and numbers. `seed` draws the order of its work."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
