@@ -5,8 +5,11 @@ Imports nothing that takes long to load: the first process of a container listen
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import files
@@ -15,6 +18,8 @@ FILE = "agent.sock"
 """Name of the socket in the tenant's directory."""
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 """Tenant ids that are safe as the name of a directory."""
+_NAME_MAX = 107
+"""Bytes of a Unix socket's name."""
 _BACKLOG = 128
 """Connections that may wait to be accepted: processes of one pod that start at the same moment."""
 
@@ -31,7 +36,7 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        with files.short_path(directory) as folder, files.replacing(folder / FILE) as fresh:
+        with _named_by_tenant(directory) as folder, files.replacing(folder / FILE) as fresh:
             listener.bind(str(fresh))
             fresh.chmod(0o666)
             listener.listen(_BACKLOG)
@@ -39,6 +44,19 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
     except OSError:
         listener.close()
         raise
+
+
+@contextlib.contextmanager
+def _named_by_tenant(directory: Path) -> Iterator[Path]:
+    """Yield a path of the directory that is short enough for a socket's name, and is no other tenant's: by its name the
+    steward tells to whose socket somebody has connected. An id of more than some 70 characters has no room in it."""
+    with files.short_path(directory.parent) as parent:
+        folder = parent / directory.name
+        if len(os.fsencode(folder / f".{FILE}.new")) <= _NAME_MAX:
+            yield folder
+            return
+    with files.short_path(directory) as folder:
+        yield folder
 
 
 def identity(path: Path) -> str:

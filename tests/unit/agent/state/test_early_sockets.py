@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from sharepod import protocol
-from sharepod.agent.state import early_sockets, turn_lock
+from sharepod.agent.state import early_sockets, tenant_socket, turn_lock
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.early_sockets import EarlySockets
 from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
@@ -114,6 +114,25 @@ def test_the_agent_goes_on_with_the_same_sockets(state_dir: Path) -> None:
             found = kept.take(name)
             assert found is not None
             os.close(found.fd)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a" * 60, "b" * 60)])
+def test_sockets_of_two_tenants_have_two_names(tmp_path: Path, first: str, second: str) -> None:
+    """By its name the steward tells to whose socket somebody has connected; numbers of descriptors come again."""
+    names = []
+    for tenant in (first, second):
+        (tmp_path / tenant).mkdir()
+        listener, identity = tenant_socket.listen(tmp_path / tenant)
+        names.append(listener.getsockname())
+        assert identity == tenant_socket.identity(tmp_path / tenant / "agent.sock")
+        listener.close()
+    assert names[0] != names[1]
+
+
+def test_a_tenant_of_any_name_has_a_socket(tmp_path: Path) -> None:
+    (tmp_path / ("a" * 128)).mkdir()
+    listener, _identity = tenant_socket.listen(tmp_path / ("a" * 128))
+    listener.close()
 
 
 @pytest.mark.parametrize("lock", [turn_lock.SERVING, turn_lock.NEXT])
