@@ -96,18 +96,25 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
 
 
 def build_pod(
-    sharepod: Mapping[str, Any], settings: PodSettings, claim: str | None = None, *, line: bool = False
+    sharepod: Mapping[str, Any],
+    settings: PodSettings,
+    claim: str | None = None,
+    *,
+    line: bool = False,
+    request: GpuRequest | None = None,
 ) -> dict[str, Any]:
     """Build the manifest of the Pod for `sharepod` (as the API server gave it), behind its scheduling gate.
 
     `claim`: name of the ResourceClaim that attaches the GPUs; None: runtime class and CSI volume do. `line`: nodes
-    advertise the resources of the line, so that a Pod that carries it can be bound.
+    advertise the resources of the line, so that a Pod that carries it can be bound. `request`: what this SharePod asks
+    for, by somebody who has read it and checked its fields; None: both are done here.
 
     Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
     the device plugin, our volume's name or mount paths taken.
     """
-    request = effective(sharepod)
-    check_pod_fields(sharepod, settings)
+    if request is None:
+        request = effective(sharepod)
+        check_pod_fields(sharepod, settings)
     spec = requested_pod_spec(sharepod, settings)
     gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != SHARE_GATE]
     spec["schedulingGates"] = [{"name": SHARE_GATE}, *gates]

@@ -53,20 +53,22 @@ def parse_fraction(value: float | int | str) -> Milli:
 
     Raises `UnitError` for what is no number, is outside 0 to 1, or is finer than a thousandth.
     """
-    shown, number = quoted(value), None
+    number = None
     if isinstance(value, int | float | str) and not isinstance(value, bool) and _short(value):
         with contextlib.suppress(DecimalException):
             number = Decimal(str(value))
     if number is None or not number.is_finite():
-        raise UnitError(f"{shown} is not a number; write a fraction of one GPU such as 0.4")
+        raise UnitError(f"{quoted(value)} is not a number; write a fraction of one GPU such as 0.4")
     if number < 0:
-        raise UnitError(f"{shown} is negative; a fraction of a GPU is 0 to 1")
+        raise UnitError(f"{quoted(value)} is negative; a fraction of a GPU is 0 to 1")
     milli = int((min(number, Decimal(2)) * 1000).to_integral_value())
     if milli > WHOLE_GPU:
-        raise UnitError(f"{shown} is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1")
+        raise UnitError(
+            f"{quoted(value)} is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1"
+        )
     if abs(number - Decimal(milli) / 1000) > _TOLERANCE:
         raise UnitError(
-            f"{shown} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
+            f"{quoted(value)} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
         )
     return Milli(milli)
 

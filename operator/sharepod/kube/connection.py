@@ -23,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlencode, urlsplit
@@ -62,6 +63,8 @@ _TURN_S = 0.005
 """Seconds for which a list is read before other tasks get a turn."""
 _COMPARE_CLOCKS_S = 10.0
 """Seconds between two comparisons of this machine's clock with the API server's."""
+_QUERIES = 64
+"""Queries of calls whose text is remembered: each kind of write has one."""
 
 
 class Connection:
@@ -218,6 +221,8 @@ class Connection:
                 async for line, whole in _lines(response, ends, heard):
                     event = parse_event(line, whole=whole)
                     if isinstance(event, tuple):
+                        if event[0] == "ERROR":
+                            raise ErrorEventError(call, response.status, "Unreadable", event[1].why)
                         if unreadable is None:
                             raise UnavailableError(call, response.status, "Unreadable", event[1].why)
                         unreadable(*event)
@@ -306,7 +311,12 @@ class Connection:
 
 
 def _with_query(path: str, query: Mapping[str, str]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+    return f"{path}?{_encoded(tuple(query.items()))}" if query else path
+
+
+@lru_cache(_QUERIES)
+def _encoded(query: tuple[tuple[str, str], ...]) -> str:
+    return urlencode(query)
 
 
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:

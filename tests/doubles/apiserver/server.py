@@ -62,7 +62,8 @@ class Fault:
 @dataclass(slots=True, eq=False)
 class Watching:
     """One watch under way. `since`: everything up to this version was sent; `news`: set when there is more to send;
-    `behind`: there may be more to send from before `news` was looked at; `cut`: it is to end.
+    `behind`: there may be more to send from before `news` was looked at; `cut`: it is to end; `words`: sent before its
+    next events, or its end, as they are.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class Watching:
     behind: bool = True
     cut: bool = False
     error: Refused | None = None
+    words: bytes = b""
 
 
 @dataclass(slots=True)
@@ -121,6 +123,13 @@ class ApiServer:
         for watch in self._watches:
             if plural in (None, watch.kind.plural):
                 watch.cut, watch.error = True, error
+                watch.news.set()
+
+    def say(self, plural: str, words: bytes, *, ends: bool = False) -> None:
+        """Say this in all watches of one resource; `ends`: and end them."""
+        for watch in self._watches:
+            if plural == watch.kind.plural:
+                watch.words, watch.cut = words, ends
                 watch.news.set()
 
     def made(self, verb: str, plural: str) -> list[Call]:
@@ -312,6 +321,9 @@ class ApiServer:
             yield b""
             while not watching.cut:
                 watching.news.clear()
+                if watching.words:
+                    yield watching.words
+                    watching.words = b""
                 if kind.plural in self.silent:
                     watching.behind = True
                     await watching.news.wait()
@@ -335,6 +347,8 @@ class ApiServer:
                     if kind.plural in self.silent:
                         continue
                     return
+            if watching.words:
+                yield watching.words
             if watching.error is not None:
                 yield _line("ERROR", json.dumps(watching.error.status()).encode())
         finally:

@@ -19,6 +19,7 @@ from sharepod.kube import (
     JSON_PATCH,
     ApiError,
     Connection,
+    ErrorEventError,
     ForbiddenError,
     GoneError,
     NoApiServerError,
@@ -316,6 +317,14 @@ async def test_an_error_event_ends_the_watch_with_its_kind(
     scripted.answers(json.dumps({"type": "ERROR", "object": {"code": code, "message": "the words"}}) + "\n")
     with pytest.raises(kind, match="the words"):
         async for _ in api.watch("/x", {}, "1"):
+            pass
+
+
+async def test_an_error_event_that_cannot_be_read_ends_the_watch_too(scripted: Scripted, api: Connection) -> None:
+    details = '{"a":' * 50_000 + "1" + "}" * 50_000
+    scripted.answers('{"type":"ERROR","object":{"code":410,"details":' + details + "}}\n")
+    with pytest.raises(ErrorEventError, match="nested too deep"):
+        async for _ in api.watch("/x", {}, "1", unreadable=lambda *_: None):
             pass
 
 

@@ -6,6 +6,7 @@ Guarantees:
 - Before a watch goes on, a list of one object says whether the API server's versions have gone back (etcd restored from
   a backup). If they have, everything is listed again and the store replaced.
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
+  After an event that does not even name its object everything is listed once the watch ends: whose it was is not known.
 - Objects are taken in one by one as they arrive: no page is held.
 - A page that does not arrive in time, or breaks off after a while, is asked for again, where it is in the list, as a
   smaller one, down to one object. Pages grow again while they arrive fast.
@@ -151,6 +152,8 @@ class Reflector:
         """Objects in a page, while pages are smaller because one did not arrive in time; None: as many as usual."""
         self._watching: asyncio.Task[None] | None = None
         self._reopening = False
+        self._missed = False
+        """An event did not name its object."""
         self.listed = False
         """True once everything was listed, and while the store is worth believing."""
 
@@ -171,6 +174,8 @@ class Reflector:
         """List and watch until cancelled."""
         while True:
             try:
+                if self._missed:
+                    self._since = None
                 if self._since is not None and not await self._continues():
                     self._distrust()
                 if self._since is None:
@@ -224,7 +229,7 @@ class Reflector:
             self._distrust()
             version = await self._pages()
         self._seen = version
-        self._since = str(version)
+        self._since, self._missed = str(version), False
         self.listed = True
         log.debug("listed", kind=self.kind, version=version)
 
@@ -381,6 +386,7 @@ class Reflector:
     def _take_unreadable(self, kind: str, item: Unreadable) -> None:
         if not self._moves(item.metadata):
             return
+        self._missed = self._missed or not _uid(item.metadata)
         if kind == "DELETED":
             self._drop(item.metadata, None)
         else:

@@ -2,7 +2,7 @@
 
 Guarantees:
 - A key is never worked on twice at the same time.
-- A key added while it is worked on is worked on again afterwards.
+- A key added while it is worked on is worked on again afterwards, unless its work has looked at everything since.
 - A key added several times before its turn is worked on once.
 - A key whose work fails is tried again, later each time, up to a limit.
 - A key with news goes before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
@@ -110,6 +110,10 @@ class WorkQueue(Generic[Key]):
         if timer is not None:
             timer.cancel()
         self._timers[key] = loop.call_at(due, self._due, key)
+
+    def caught_up(self, key: Key) -> None:
+        """Note that the work on a key has just looked at everything: what was added before needs no further look."""
+        self._again.discard(key)
 
     def clear(self) -> None:
         """Forget all keys that wait; work that has begun goes on."""

@@ -62,6 +62,8 @@ def _default_memory(
     settled: int | None,
 ) -> ResizeWish:
     """Compare the memory that its request gives by default with its row's, once per version of the SharePod."""
+    if settled == sharepod.generation:
+        return ResizeWish(False, settled)
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
         return ResizeWish(False, settled)

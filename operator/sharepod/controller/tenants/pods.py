@@ -107,7 +107,8 @@ class PodControl:
             return None
         try:
             claim = claim_name(sharepod.name, secrets.token_hex(4)) if self._by_claims() else None
-            manifest = build_pod(whole, self._settings, claim, line=self._lines_in_force())
+            line, request = self._lines_in_force(), sharepod.gpu
+            manifest = build_pod(whole, self._settings, claim, line=line, request=request)
             with self._patience.timeout_s(sharepod.namespace, wanted=memo.unanswered) as timeout_s:
                 made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True, timeout_s=timeout_s)
         except SpecError as error:

@@ -61,6 +61,7 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
     steps.CreatePod: (steps.Place, MakeClaim),
     MakeClaim: (steps.Place,),
     AllocateClaim: (steps.OpenGate,),
+    steps.OpenGate: (steps.Wait,),
 }
 """Steps that are done in the same turn as the one before: nothing else has to happen, or be shown, between them."""
 _FOLLOWED = tuple(_FOLLOWING)
@@ -125,7 +126,8 @@ class TenantReconciler:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
         # 2. Decide the next step, and 3. do it. A Pod that was created asks for its place at once, and one whose claim
-        # was allocated has its gate opened at once.
+        # was allocated has its gate opened at once. What a watch has said of a step meanwhile is in the next snapshot,
+        # and no reason for one more turn.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
         while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
@@ -134,6 +136,7 @@ class TenantReconciler:
             if type(following) not in _FOLLOWING.get(type(step), ()):
                 self.queue.add(tenant)
                 break
+            self.queue.caught_up(tenant)
             step, finish = following, await self._act(snapshot, tenant, memo, following)
         if isinstance(step, steps.Forget):
             return
@@ -141,8 +144,6 @@ class TenantReconciler:
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
         if not isinstance(step, steps.Wait | steps.Place):  # those two change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
-        if isinstance(step, steps.OpenGate) and not isinstance(lifecycle.decide(snapshot), steps.Wait):
-            self.queue.add(tenant)  # its answer, which is no news to anybody, showed more than an open gate
         sharepod = snapshot.sharepod
         if sharepod is not None and sharepod.plain:
             self.line_pods.tell(snapshot, memo)

@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from sharepod.api.bounds import (
@@ -90,19 +90,28 @@ def pod_resources(pod_spec: Dict) -> Resources:
     Raises `NeedsError` for what cannot be read, for more containers than `MAX_CONTAINERS`, and for more of a resource
     than any node has.
     """
-    running = Resources()
+    total = _at_pod_level(pod_spec, _of_containers(pod_spec))
+    overhead = _mapping(pod_spec, "overhead", "spec")
+    return _plausible(_sum(total, _resources(overhead, "spec.overhead")) if overhead else total)
+
+
+def _of_containers(pod_spec: Dict) -> Resources:
+    running: Resources | None = None
     for number, container in enumerate(_items(pod_spec, "containers", "spec", most=MAX_CONTAINERS)):
-        running = _sum(running, _container(container, f"spec.containers[{number}]"))
+        asked = _container(container, f"spec.containers[{number}]")
+        running = asked if running is None else _sum(running, asked)
+    starts = _items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)
     sidecars = starting = Resources()
-    for number, container in enumerate(_items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)):
+    if running is not None and not starts:  # as in most pods
+        return running
+    for number, container in enumerate(starts):
         asked = _container(container, f"spec.initContainers[{number}]")
         if container.get("restartPolicy") == "Always":
             sidecars = _sum(sidecars, asked)
             starting = starting.at_least(sidecars)
         else:
             starting = starting.at_least(_sum(sidecars, asked))
-    total = _at_pod_level(pod_spec, (running + sidecars).at_least(starting))
-    return _plausible(_sum(total, _resources(_mapping(pod_spec, "overhead", "spec"), "spec.overhead")))
+    return (sidecars if running is None else running + sidecars).at_least(starting)
 
 
 def _sum(some: Resources, more: Resources) -> Resources:
@@ -113,8 +122,7 @@ def _sum(some: Resources, more: Resources) -> Resources:
 
 
 def _plausible(total: Resources) -> Resources:
-    amounts = {"cpu": total.cpu_milli, "memory": total.memory, **total.extended}
-    for name, amount in amounts.items():
+    for name, amount in (("cpu", total.cpu_milli), ("memory", total.memory), *total.extended.items()):
         if amount > _MOST:
             raise NeedsError("spec.containers", f"ask for more {name} together than any node has; lower their requests")
     return total
@@ -270,9 +278,12 @@ def _value(value: object, path: str, most: int = MAX_LABEL) -> str:
     """Return the value of a label, taint or requirement; absent ones are empty."""
     if value is None:
         return ""
-    if isinstance(value, Mapping | list | tuple):
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, (Mapping, list, tuple)):
         raise NeedsError(path, f"{quoted(value)} is not a text")
-    text = str(value)
+    else:
+        text = str(value)
     if len(text) > most:
         raise NeedsError(path, f"{quoted(text)} is too long; write at most {most} characters")
     return text
@@ -289,17 +300,17 @@ def _mapping(holder: Dict, name: str, path: str) -> Dict:
     value = holder.get(name)
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):  # dict first: to ask an abstract class takes longer
         raise NeedsError(f"{path}.{name}", "is not a map")
     return value
 
 
-def _items(holder: Dict, name: str, path: str, *, most: int) -> Iterable[Dict]:
+def _items(holder: Dict, name: str, path: str, *, most: int) -> Sequence[Dict]:
     value = holder.get(name)
     if value is None:
         return ()
     if isinstance(value, (list, tuple)) and len(value) > most:
         raise NeedsError(f"{path}.{name}", f"has {len(value)} entries; write at most {most}")
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, (dict, Mapping)) for item in value):
         raise NeedsError(f"{path}.{name}", "is not a list of maps")
-    return cast("Iterable[Dict]", value)
+    return cast("Sequence[Dict]", value)

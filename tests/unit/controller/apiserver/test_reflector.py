@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from doubles.apiserver.errors import Refused
+from doubles.apiserver.odd_words import ODD_WORDS
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.controller.apiserver import reflector as reflectors
@@ -287,6 +288,23 @@ async def test_an_error_event_is_followed_by_a_list(world: World, code: int) -> 
     await world.until(lambda: world.lists() == 2)
     world.create("c")
     await world.shows("a", "b", "c")
+
+
+@pytest.mark.promise("operator-watch-lost")
+@pytest.mark.parametrize("ends", [False, True], ids=["goes-on", "ends"])
+@pytest.mark.parametrize("words", ODD_WORDS, ids=range(len(ODD_WORDS)))
+async def test_whatever_a_watch_says_what_is_there_is_known(
+    idle: World, monkeypatch: pytest.MonkeyPatch, words: bytes, ends: bool
+) -> None:
+    monkeypatch.setattr(connection, "WATCH_S", (1, 1))
+    idle.create("a")
+    idle.create("b")
+    async with running(idle):
+        await idle.until(lambda: bool(idle.server.made("watch", "sharepods")))
+        idle.server.say("sharepods", words, ends=ends)
+        idle.delete("b")
+        idle.create("c")
+        await idle.shows("a", "c")
 
 
 @pytest.mark.promise("operator-watch-ended")

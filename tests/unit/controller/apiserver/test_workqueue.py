@@ -207,3 +207,22 @@ async def test_owners_take_turns() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+async def test_work_that_has_looked_at_everything_since_a_key_was_added_is_not_done_again_for_it() -> None:
+    worked: list[str] = []
+
+    async def work(key: str) -> None:
+        worked.append(key)
+        if len(worked) == 1:
+            queue.add("k")
+            queue.caught_up("k")
+        elif len(worked) == 2:
+            queue.caught_up("k")
+            queue.add("k")
+
+    async with running(work) as queue:
+        queue.add("k")
+        await until(lambda: worked == ["k"] and not len(queue))
+        queue.add("k")
+        await until(lambda: worked == ["k"] * 3 and not len(queue))

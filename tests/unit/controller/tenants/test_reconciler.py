@@ -145,6 +145,31 @@ async def test_what_the_answer_to_an_opened_gate_shows_besides_is_looked_at(worl
     assert world.status()["phase"] == "Failed"
 
 
+@pytest.mark.parametrize("write", ["create", "open_gate"])
+async def test_a_write_that_its_watch_shows_before_it_is_answered_costs_no_further_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    world.node()
+    if write == "create":
+        world.sharepod()
+    else:
+        await world.placed()
+    await world.relist()
+    queue, control = world.tenants.queue, world.tenants._pod_control
+    do = getattr(control, write)
+
+    async def seen_first(*arguments: object) -> object:
+        answer = await do(*arguments)
+        queue.add(world.tenant)
+        return answer
+
+    monkeypatch.setattr(control, write, seen_first)
+    queue._running.begin(world.tenant, "n", 0.0)
+    await world.tenants.reconcile(world.tenant)
+    assert (write == "create") == bool(gates(world))
+    assert world.tenant not in queue._again
+
+
 async def test_a_pod_whose_row_is_on_record_is_not_made_again(world: World) -> None:
     world.node()
     await world.placed()
