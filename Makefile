@@ -130,9 +130,9 @@ demo-minutes:
 check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
 	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
 
-mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes)
+mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes); MUTANTS_ARGS='--one-in 3' for a part, which the commit chooses
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
-	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
+	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python) $(MUTANTS_ARGS)
 
 coverage: shim ## all unit tests that do not measure time; their branch coverage may not fall below COVERAGE_FLOOR
 	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not alone" --cov --cov-report=term \

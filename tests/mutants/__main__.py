@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import os
 import shutil
@@ -71,6 +72,21 @@ def declared(names: Sequence[str]) -> list[Mutant]:
                 )
             )
     return found
+
+
+def part(mutants: Sequence[Mutant], one_in: int, seed: str) -> list[Mutant]:
+    """Return about one in so many of the faults, which `seed` chooses; another seed chooses others."""
+    return [
+        mutant
+        for mutant in mutants
+        if int(hashlib.sha256(f"{seed} {mutant.file} {mutant.promise}".encode()).hexdigest(), 16) % one_in == 0
+    ]
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=20
+    ).stdout.strip()
 
 
 class Tree:
@@ -244,13 +260,21 @@ def main() -> int:
         "--lists", default="python", choices=("python", LIST_OF_HOOK, "all"), help="python (default), hook, or all"
     )
     parser.add_argument("--only", default="", help="only faults whose promise or file has this text")
+    parser.add_argument("--one-in", type=int, default=1, help="only one in so many of them (default 1: all)")
+    parser.add_argument("--seed", help="with --one-in: chooses which; default: the commit")
     parser.add_argument("--workers", type=int, default=2, help="how many are tried at a time (default 2)")
     arguments = parser.parse_args()
+    if arguments.one_in < 1:
+        parser.error("--one-in has to be at least 1")
     lists = ["python", LIST_OF_HOOK] if arguments.lists == "all" else [arguments.lists]
     mutants = [m for m in declared(lists) if arguments.only in m.promise or arguments.only in str(m.file)]
     if not mutants:
         print(f"no fault of {arguments.lists} has {arguments.only!r} in its promise or file", file=sys.stderr)
         return 1
+    if arguments.one_in > 1:
+        seed, whole = arguments.seed or _commit(), len(mutants)
+        mutants = part(mutants, arguments.one_in, seed) or mutants[:1]
+        print(f"one in {arguments.one_in}, seed {seed}: {len(mutants)} of {whole} faults", flush=True)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     began = time.monotonic()
     for name in _PRELOADED:

@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from mutants.__main__ import declared
+from mutants.__main__ import declared, part
 
 MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
 RUNNER = """
@@ -100,6 +100,16 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
     made = Tree(tmp_path / "tree")
     yield made
     os.close(made.alive)
+
+
+def test_a_part_is_the_same_for_a_seed_and_all_parts_come_by() -> None:
+    faults = declared(["python", "hook"])
+    first = part(faults, 3, "first")
+    assert first == part(faults, 3, "first")
+    assert len(faults) / 4 < len(first) < len(faults) / 2
+    assert {fault.promise for seed in range(40) for fault in part(faults, 3, str(seed))} == {
+        fault.promise for fault in faults
+    }
 
 
 def test_a_selection_of_nothing_fails(tree: Tree) -> None:
