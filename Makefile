@@ -13,10 +13,12 @@ COVERAGE_FLOOR := 89
 # Folders whose tests were just run on this tree, which `make test` therefore leaves out: .ci/run names tests/unit, after
 # `make coverage` has run them. By itself `make test` runs all.
 TESTED :=
+# Percent of the examples of each property; empty: all of them. .ci/run asks for fewer on a slow machine.
+EXAMPLES :=
 # Most tests mostly wait, so four workers share them. Tests that measure time are marked `alone` and come after the others:
 # those of them that notice a busy machine but not one other test are marked `paired` and run two at a time, then the rest
 # one by one.
-SHARED := --numprocesses 4 -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
+SHARED := --numprocesses 4 $(if $(EXAMPLES),--examples-percent $(EXAMPLES)) -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
 PAIRED := --numprocesses 2 -m "alone and paired" tests/hook
 ALONE := -m "alone and not paired"
 # A test that failed has one more try with nothing beside it. Both are shown: one that passes so is looked into.

@@ -46,8 +46,9 @@ def test_ci_leaves_out_of_make_test_only_what_make_coverage_has_run() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     (last,) = [line for line in lines if line.startswith("make test")]
     assert lines.index("make coverage") < lines.index(last)
-    arguments = shlex.split(last)[1:]
+    *arguments, examples = shlex.split(last)[1:]
     assert arguments == ["test", "TESTED=tests/unit"]
+    assert examples == "EXAMPLES=$examples", "fewer of each property on a slow machine"
     whole, (covered,) = pytests("test"), pytests("coverage")
     narrowed = pytests(*arguments)
     assert folders(whole[0]) - folders(narrowed[0]) == folders(covered) == {"unit"}
@@ -55,3 +56,5 @@ def test_ci_leaves_out_of_make_test_only_what_make_coverage_has_run() -> None:
     assert "tests/unit" in covered
     assert not {"-k", "--examples-percent", "--deselect", "--ignore"} & set(covered)
     assert narrowed[1:] == whole[1:]
+    fewer = ["--numprocesses", "4", "--examples-percent", "25", *narrowed[0][2:]]
+    assert pytests(*arguments, "EXAMPLES=25") == [fewer, *narrowed[1:]]
