@@ -243,7 +243,9 @@ def test_a_process_without_the_hook_is_its_tenants_and_a_foreign_one_is_not(node
     node.await_pod(node.make_pod("bare", "bare", shell))
     foreign = machine.real.start("foreign", ["sleep", "54321"])
     try:
-        inside = int(machine.real.run("pgrep", "-f", "^sleep 12345").stdout)
+        named = ("pgrep", "-f", "^sleep 12345")
+        wait_until(lambda: machine.real.run(*named, check=False).returncode == 0, what="the program", timeout=20)
+        inside = int(machine.real.run(*named).stdout)
         machine.say_processes({inside: node.gpus[0], foreign.pid: node.gpus[1]})
         wait_until(lambda: bool(node.tenant(row["id"]).get("findings")), what="a finding", timeout=20)
         (finding,) = node.tenant(row["id"])["findings"]
