@@ -39,7 +39,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         own_programs(CONTAINERD)
         if any("device_plugin" in getattr(item, "fixturenames", ()) for item in mine):
             own_programs(DEVICE_PLUGIN)
-        if any(item.path.name == "test_installed.py" for item in mine):
+        if any(item.path.name in ("test_installed.py", "test_two_tenants.py") for item in mine):
             deliveries()
 
 

@@ -1,6 +1,7 @@
 """The whole system on a real node: SharePods become pods in a `restricted` namespace, and share a GPU as they asked.
 
-API server, scheduler, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
+API server, scheduler, kubelet, containerd, operator, agent and hook are real, the last three by images and manifests as
+they are; the GPU is the double.
 """
 
 from __future__ import annotations
@@ -9,28 +10,17 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
+from harness.delivered import WORKLOADS, await_workloads, deliveries
 from harness.images import image_with_program
-from harness.installation import Installation
-from harness.machines import IMAGE, RealNode
+from harness.installation import NAMESPACE as OURS
+from harness.installation import POOL_LABEL
 from harness.node import BASE_IMAGE
-from harness.services import Service
+from node.whole_system import GROUP, NAMESPACE, RESTRICTED, System, node_of_two_gpus
 
-NAMESPACE = "team-a"
-GROUP = "/apis/sharepod.dev/v1alpha1"
-SHAREPODS = f"{GROUP}/namespaces/{NAMESPACE}/sharepods"
-
-_RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65534,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 _DIALECT = """
 apiVersion: sharepod.dev/v1alpha1
 kind: SharePod
@@ -46,77 +36,20 @@ spec:
 """
 
 
-class System:
-    """SharePod on a cluster with one real node of two simulated GPUs."""
-
-    def __init__(self, cluster: Cluster, machine: RealNode, installation: Installation) -> None:
-        self.cluster = cluster
-        self.machine = machine
-        self.installation = installation
-        self.agent: Service = machine.start_agent(installation)
-
-    def apply(self, name: str, gpu: Object, *args: str, **spec: Any) -> None:
-        container = {"name": "main", "image": IMAGE, "args": list(args), "securityContext": _RESTRICTED}
-        body = {"containers": [container], "gpu": gpu, "terminationGracePeriodSeconds": 2, **spec}
-        meta = {"name": name, "namespace": NAMESPACE}
-        manifest = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": meta, "spec": body}
-        self.cluster.kubectl("apply", "-f", "-", input=json.dumps(manifest))
-
-    def status(self, name: str) -> Object:
-        status: Object = self.cluster.api.get(f"{SHAREPODS}/{name}").get("status", {})
-        return status
-
-    def await_phase(self, name: str, phase: str, *, timeout: float = 40.0) -> Object:
-        self.cluster.wait_for(
-            f"{SHAREPODS}/{name}",
-            lambda found: found and found.get("status", {}).get("phase") == phase,
-            what=f"{name} {phase}",
-            timeout=timeout,
-        )
-        return self.status(name)
-
-    def await_agent(self) -> None:
-        """Wait until the agent has said that it serves."""
-        self.cluster.wait_for(
-            f"{GROUP}/gpunodes/{self.machine.node}",
-            lambda seen: (
-                seen
-                and ("AgentReady", "True")
-                in [(each["type"], each["status"]) for each in seen.get("status", {}).get("conditions", [])]
-            ),
-            what="a serving agent",
-        )
-
-    def tenants(self) -> dict[str, Object]:
-        """Return the rows of the node's ledger by pod name."""
-        node = self.cluster.api.get(f"{GROUP}/gpunodes/{self.machine.node}")
-        return {row["podName"]: row for row in node["spec"].get("tenants", [])}
-
-    def clear(self) -> None:
-        """Delete every SharePod and wait until their shares are given away."""
-        self.cluster.kubectl("delete", "sharepods", "--all", "-n", NAMESPACE, timeout=60)
-        wait_until(lambda: not self.tenants(), what="an empty ledger", timeout=40)
-
-
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    inventory = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
-    gpus = [
-        {
-            "uuid": f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}",
-            "index": n - 1,
-            "model": "Simulated",
-            "memory": "16Gi",
-        }
-        for n in (1, 2)
-    ]
-    inventory.write_text(json.dumps({"gpus": gpus}))
-    with RealNode(cluster, inventory) as machine:
-        installation = Installation(cluster)
-        installation.start_operator()
-        installation.add_to_pool(machine.node)
-        cluster.namespace(NAMESPACE, labels={"pod-security.kubernetes.io/enforce": "restricted"})
-        yield System(cluster, machine, installation)
+    """Images and manifests as they are: the operator is a Deployment, the agent a DaemonSet."""
+    delivered = deliveries()
+    if isinstance(delivered, str):
+        pytest.skip(delivered)
+    with node_of_two_gpus(cluster, tmp_path_factory.mktemp("gpus")) as machine:
+        machine.real.serve_api()
+        delivered[1].install(cluster, machine.real)
+        cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
+        await_workloads(cluster)
+        system = System(cluster, machine)
+        system.await_agent()
+        yield system
 
 
 @pytest.fixture
@@ -191,7 +124,7 @@ def test_a_program_without_cuda_is_preloaded_and_notices_nothing(system: System,
         "name": "main",
         "image": "sharepod.test/cat:1",
         "args": ["/proc/self/maps", "/proc/self/status", "/etc/ld.so.preload"],
-        "securityContext": _RESTRICTED,
+        "securityContext": RESTRICTED,
     }
     system.apply("plain", {"request": 0.1}, containers=[container], restartPolicy="Never")
     system.await_phase("plain", "Succeeded")
@@ -204,7 +137,7 @@ def test_a_program_without_cuda_is_preloaded_and_notices_nothing(system: System,
 
 def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: System) -> None:
     script = "trap 'sleep 6; exit 0' TERM; while true; do sleep 0.1; done"
-    container = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": _RESTRICTED}
+    container = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
     gpu = {"request": 0.8, "count": 2, "memory": "1Gi"}
     system.apply("slow", gpu, containers=[container], terminationGracePeriodSeconds=30)
     system.await_phase("slow", "Running")
@@ -221,57 +154,23 @@ def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: S
         time.sleep(0.2)
 
 
-@pytest.mark.promise("install-agent-gap")
-def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: System) -> None:
-    system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
-    system.await_phase("steady", "Running")
-    time.sleep(1)
-    system.agent.stop()
-    before = system.machine.busy_ns()
-    time.sleep(2)
-    assert sum(system.machine.busy_ns().values()) > sum(before.values())
-    system.agent = system.machine.start_agent(system.installation)
-
-    def counted() -> bool:
-        rows = system.cluster.api.get(f"{GROUP}/gpunodes/{system.machine.node}").get("status", {}).get("tenants", [])
-        return [(row["connected"], row["memory"] >= 1 << 30) for row in rows] == [(True, True)]
-
-    wait_until(counted, what="the tenant's memory in the new agent's account", timeout=40)
-    pod = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/steady")
-    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-
-
 @pytest.mark.promise("install-standby")
-def test_an_agent_that_stands_by_takes_over_volumes_and_tenants(system: System) -> None:
+def test_a_rollout_of_the_agent_costs_no_tenant_anything(system: System) -> None:
+    def agents() -> set[str]:
+        pods = system.cluster.pods(OURS)
+        return {pod["metadata"]["uid"] for pod in pods if pod["metadata"]["name"].startswith("sharepod-agent-")}
+
     system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
     system.await_phase("steady", "Running")
-    following = system.machine.start_agent(system.installation, "following")
-    wait_until(lambda: "standing by" in following.log.read_text(), what="the next agent", timeout=40)
-    system.agent.stop()
-    system.agent = following
+    before = agents()
+    system.cluster.kubectl("rollout", "restart", "-n", OURS, WORKLOADS["agent"])
+    await_workloads(system.cluster)
+    wait_until(lambda: not before & agents(), what="the end of the agent before", timeout=40)
     system.await_agent()
     system.apply("later", {"request": 0.5, "memory": "2Gi"})
     system.await_phase("later", "Running", timeout=60)
     pod = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/steady")
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
-
-
-@pytest.mark.promise("node-agent-first")
-def test_a_container_does_not_start_before_its_agent_is_up(system: System) -> None:
-    system.await_agent()
-    system.agent.stop(grace=0)  # killed: it says no word, and its Lease lasts for a while yet
-    system.apply("early", {"request": 0.3, "memory": "1Gi"})
-    system.cluster.wait_for(
-        f"/api/v1/namespaces/{NAMESPACE}/pods/early",
-        lambda pod: pod and pod["spec"].get("nodeName"),
-        what="a bound pod",
-        timeout=20,
-    )
-    time.sleep(2)
-    pod = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/early")
-    assert not any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
-    system.agent = system.machine.start_agent(system.installation)
-    system.await_phase("early", "Running", timeout=60)
 
 
 def test_an_agent_cannot_speak_for_another_node(system: System) -> None:
