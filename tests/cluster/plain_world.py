@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from cluster.operator_world import TIMES, World, a_world
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import MANIFESTS
@@ -15,6 +19,21 @@ def serves_mutating_policies(api: Api) -> bool:
     """Return whether the API server serves MutatingAdmissionPolicy in the version that the manifests use."""
     resources = api.get("/apis/admissionregistration.k8s.io/v1")["resources"]
     return any(one["name"] == "mutatingadmissionpolicies" for one in resources)
+
+
+def need_mutating_policies(api: Api) -> None:
+    """Skip the test where the API server serves no MutatingAdmissionPolicy in the version that the manifests use."""
+    if not serves_mutating_policies(api):
+        pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
+
+
+@contextmanager
+def a_world_of_lines(*, times: Mapping[str, str] = TIMES) -> Iterator[World]:
+    """A world in which plain Pods get shares by a resource line. `times`: the operator's settings."""
+    with a_world(times=times) as running:
+        need_mutating_policies(running.api)
+        install_plain(running.cluster)
+        yield running
 
 
 def install_plain(cluster: Cluster) -> None:

@@ -14,8 +14,8 @@ from cluster.plain_world import (
     container,
     install_plain,
     line_pod,
+    need_mutating_policies,
     said,
-    serves_mutating_policies,
 )
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
@@ -30,8 +30,7 @@ LINE = f"spec.containers[main].resources.limits[{MILLI}]"
 
 @pytest.fixture(scope="module")
 def api(server: Cluster) -> Api:
-    if not serves_mutating_policies(server.api):
-        pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
+    need_mutating_policies(server.api)
     install_plain(server)
     return server.api
 

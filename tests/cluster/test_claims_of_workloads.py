@@ -11,7 +11,7 @@ import yaml
 from cluster import frameworks
 from cluster.claims_world import allocation, claim_path, make_claim
 from cluster.operator_world import GIB, World, wait
-from cluster.plain_world import install_plain, serves_mutating_policies
+from cluster.plain_world import install_plain, need_mutating_policies
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
 
@@ -162,8 +162,7 @@ def test_a_claim_without_an_allocation_can_have_no_condition(world: World) -> No
 
 @pytest.mark.promise("operator-claim-frameworks")
 def test_the_pod_that_knative_makes_for_kserve_has_its_share_by_the_line(world: World) -> None:
-    if not serves_mutating_policies(world.api):
-        pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
+    need_mutating_policies(world.api)
     install_plain(world.cluster)
     (node,) = world.nodes("knative")
     namespace = world.cluster.namespace("knative")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from cluster.claims_world import make_template, pod_body
 from cluster.doors import Door
-from cluster.operator_world import World, a_world, wait
-from cluster.plain_world import container, install_plain, line_pod, serves_mutating_policies
+from cluster.operator_world import World, wait
+from cluster.plain_world import a_world_of_lines, container, line_pod
 from harness.api import Object
 
 DOORS = pytest.mark.parametrize("door", [Door.CLAIM, Door.LINE], ids=lambda door: door.value)
@@ -22,10 +22,7 @@ GROUPS = {"DaemonSet": "apps/v1", "Job": "batch/v1"}
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with a_world() as running:
-        if not serves_mutating_policies(running.api):
-            pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
-        install_plain(running.cluster)
+    with a_world_of_lines() as running:
         yield running
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from cluster.operator_world import TIMES, World, a_world, wait
-from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
+from cluster.plain_world import (
+    MEMORY,
+    MILLI,
+    container,
+    install_plain,
+    line_pod,
+    need_mutating_policies,
+    serves_mutating_policies,
+)
 from harness.api import ApiError, Object
 from harness.installation import NAMESPACE
 from sharepod.api.units import parse_whole
@@ -101,8 +109,7 @@ def test_a_sharepod_without_room_asks_for_a_node_and_asks_no_more_once_it_is_pla
 
 @pytest.mark.promise("operator-placeholder", "operator-placeholder-ends")
 def test_a_plain_pod_asks_with_its_line_and_its_end_ends_that(world: World) -> None:
-    if not serves_mutating_policies(world.api):
-        pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
+    need_mutating_policies(world.api)
     namespace = world.cluster.namespace("line")
     full(world, "asked", namespace)
     body = line_pod(container(milli="500", mib="1024"), name="plain", nodeSelector={"test": "asked"})

@@ -12,7 +12,7 @@ import pytest
 from cluster.fake_agents import FakeAgents
 from cluster.operator_world import AGENT_LEASE, World, wait
 from cluster.plain_webhook_world import start_with_webhook
-from cluster.plain_world import container, install_plain, line_pod, serves_mutating_policies
+from cluster.plain_world import container, install_plain, line_pod, need_mutating_policies
 from harness.api import Object
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
@@ -28,11 +28,10 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world = World(cluster, kubelets, agents)
         if request.param == "volume":
             start_with_webhook(world, "plain-volume")
-        elif serves_mutating_policies(cluster.api):
+        else:
+            need_mutating_policies(cluster.api)
             install_plain(cluster)
             world.start_operator()
-        else:
-            pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
         yield world
         assert not kubelets.failures, kubelets.failures[:3]
         assert not agents.failures

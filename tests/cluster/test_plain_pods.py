@@ -19,8 +19,8 @@ from cluster.claims_world import (
     row_of,
     runs,
 )
-from cluster.operator_world import GIB, TIMES, World, a_world, gpu_uuid, wait
-from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
+from cluster.operator_world import GIB, TIMES, World, gpu_uuid, wait
+from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
 from harness.api import Object
 from harness.installation import MANIFESTS
 
@@ -29,10 +29,7 @@ EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with a_world(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
-        if not serves_mutating_policies(running.api):
-            pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
-        install_plain(running.cluster)
+    with a_world_of_lines(times={**TIMES, "SHAREPOD_MOVE_AFTER": "1"}) as running:
         yield running
 
 

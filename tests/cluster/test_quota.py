@@ -18,8 +18,8 @@ from cluster.claims_world import (
     row_of,
     runs,
 )
-from cluster.operator_world import World, a_world, condition_of, wait
-from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
+from cluster.operator_world import World, condition_of, wait
+from cluster.plain_world import MEMORY, MILLI, a_world_of_lines, container, line_pod
 from harness.api import ApiError, Object
 
 DRY = ("create", "--dry-run=server", "-f", "-")
@@ -30,10 +30,7 @@ CLAIM_GPUS = "sharepod.dev.deviceclass.resource.k8s.io/devices"
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with a_world() as running:
-        if not serves_mutating_policies(running.api):
-            pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
-        install_plain(running.cluster)
+    with a_world_of_lines() as running:
         (node,) = running.nodes("first")
         wait(lambda: advertised(running, node) == "2k", what="lines are in use")
         yield running

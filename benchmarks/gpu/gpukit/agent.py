@@ -102,16 +102,10 @@ class Agent:
         """Return the file that a program of this tenant has to preload."""
         return self._of(name) / "libsharepod.so"
 
-    def held_seconds(self) -> dict[str, float]:
-        """For how long each tenant has held its token so far."""
-        return self._metric("sharepod_tenant_held_seconds_total")
-
-    def surcharged_seconds(self) -> dict[str, float]:
-        """For how long each tenant was charged because NVML saw it busy beyond what it held."""
-        return self._metric("sharepod_tenant_surcharged_seconds_total")
-
     def accounts(self) -> dict[str, dict[str, float]]:
-        """Return by tenant, as of one moment, what was counted so far: seconds `held` and `surcharged`, and `turns`."""
+        """Return by tenant, as of one moment, what was counted so far: seconds for which it `held` its token, seconds
+        that it was `surcharged` because NVML saw it busy beyond these, and its `turns`.
+        """
         families = {
             "held": "sharepod_tenant_held_seconds_total",
             "surcharged": "sharepod_tenant_surcharged_seconds_total",

@@ -81,9 +81,9 @@ def _one(setting: Setting, case: Case) -> Cell:
         for program in programs:
             program.tell("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
         time.sleep(_SETTLE * setting.seconds)
-        before, begin = setting.agent.held_seconds(), time.monotonic()
+        before, begin = setting.agent.accounts()["held"], time.monotonic()
         time.sleep(max(0.0, setting.seconds - 3.0))
-        after, end = setting.agent.held_seconds(), time.monotonic()
+        after, end = setting.agent.accounts()["held"], time.monotonic()
         rates = [float(program.answer(setting.patience_s(setting.seconds))["rate"]) for program in programs]
     got = [rates[0] * case.work_ms / 1e3, rates[1] * case.kernel_ms / 1e3]
     held = [(after[name] - before[name]) / (end - begin) for name in ("first", "second")]
@@ -100,7 +100,7 @@ def _seen(setting: Setting) -> Cell:
             program.tell("run", settle=0.5, seconds=_SEEN_S, tail=2.5)
         time.sleep(_SEEN_S)
         held, busy = setting.agent.usage_ratios(), setting.agent.busy_ratios()
-        surcharged = setting.agent.surcharged_seconds()
+        surcharged = setting.agent.accounts()["surcharged"]
         for program in programs:
             program.answer(setting.patience_s(_SEEN_S))
     names = ("first", "second")
