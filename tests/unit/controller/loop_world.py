@@ -141,7 +141,7 @@ class World:
     async def long_wait(self) -> None:
         """Wait until room is reserved for a tenant that has waited all the time, and until the loop has done so."""
         await self.later(HEAD_RESERVATION_AFTER)
-        await self.later(1)
+        await self.later(2)
 
     def request(self, tenant: str) -> PlacementRequest:
         """Return the request that the loop makes of a SharePod."""

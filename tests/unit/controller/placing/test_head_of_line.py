@@ -12,6 +12,8 @@ from unit.controller.loop_world import FAIR_WAIT, HEAD_RESERVATION_AFTER, World,
 
 BRIEF_S = 700.0
 """Seconds for which the world `brief` keeps GPUs for the head of the line at first."""
+LOOK_S = 1.0
+"""Seconds between two looks at what is kept."""
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_keeps_its_p
     assert brief.kept_for == "pair"
     await brief.want("late", 0.5, namespace="other")
     assert "late" not in brief.placed, "one GPU is idle for the pair"
-    await brief.later(BRIEF_S)
+    await brief.later(BRIEF_S + LOOK_S)
     assert brief.placed["late"] == "a"
     assert brief.kept_for is None
     await brief.want("young-pair", 0.5, count=2)
@@ -123,7 +125,7 @@ async def test_one_for_which_gpus_were_kept_longest_in_vain_waits_anew(brief: Wo
     for doubled in range(5):
         await brief.long_wait()
         assert brief.kept_for == "pair", doubled
-        await brief.later(BRIEF_S * 2**doubled)
+        await brief.later(BRIEF_S * 2**doubled + LOOK_S)
         assert brief.kept_for is None, doubled
     await brief.want("young", 0.9, count=2)
     await brief.long_wait()
