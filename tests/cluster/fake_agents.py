@@ -137,14 +137,14 @@ class FakeAgents:
             try:
                 listed = self._api.get(GPUNODES)
                 for item in listed["items"]:
-                    self._report(item)
+                    self._take(item)
                 watch = self._watch = self._api.watch(GPUNODES, resourceVersion=listed["metadata"]["resourceVersion"])
                 try:
                     for event in watch:
                         if self._stopped.is_set() or event["type"] == "ERROR":
                             break
                         if event["type"] != "DELETED":
-                            self._report(event["object"])
+                            self._take(event["object"])
                 finally:
                     watch.close()
             except (OSError, ApiError, ValueError) as error:  # the API server is away
@@ -190,8 +190,16 @@ class FakeAgents:
     # What an agent writes
 
     def _look(self, node: str) -> None:
-        with suppress(ApiError):
+        with self._lock, suppress(ApiError):  # what another thread reports is never older than this
             self._report(self._api.get(f"{GPUNODES}/{node}"))
+
+    def _take(self, gpunode: Object) -> None:
+        """Report on a version of a GPUNode that the watch brought: of a plugin's on the present one, or a GPU would be
+        another pod's as of a time when its holder had no row."""
+        if gpunode["spec"].get("pool") == "device-plugin":
+            self._look(gpunode["metadata"]["name"])
+        else:
+            self._report(gpunode)
 
     def _report(self, gpunode: Object) -> None:
         name = gpunode["metadata"]["name"]

@@ -139,9 +139,13 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
         for name in high:
             world.apply(namespace, name, gpu, on="killed", priorityClassName="high")
 
+        def ended(name: str) -> bool:
+            """Whether it is ending, has ended, or has come back and waits."""
+            pod = world.pod(namespace, name)
+            return pod is None or "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] != pods[name]
+
         def ending() -> int:
-            found = (world.pod(namespace, name) for name in low)
-            return sum(pod is None or "deletionTimestamp" in pod["metadata"] for pod in found)
+            return sum(map(ended, low))
 
         wait(lambda: ending() >= 1, what="the first that ends")
         kill_and_start(world)
