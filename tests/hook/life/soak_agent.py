@@ -319,7 +319,7 @@ def soak(run: Run) -> dict[str, int]:
     with (
         tempfile.TemporaryDirectory(prefix="sa") as directory,
         small_disk(Path(directory) / "state") as filler,
-        running(Path(directory), *rows, log_level="error") as node,
+        running(Path(directory), *rows) as node,
         Standstill() as standstill,
     ):
         run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
