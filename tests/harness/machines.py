@@ -28,7 +28,7 @@ from harness.installation import Installation
 from harness.node import Gpu, Node
 from harness.node_packages import why_no_node
 from harness.services import Service
-from harness.shares import Shares, measured
+from harness.shares import WINDOW_S, Shares, measured
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBCUDA = ROOT / "build" / "doubles" / "libcuda" / "libcuda.so.1"
@@ -83,10 +83,10 @@ class Machine(ABC):
                 total[sharepod, gpu] = total.get((sharepod, gpu), 0) + usage.busy_ns
         return total
 
-    def shares(self) -> Shares:
+    def shares(self, window_s: float = WINDOW_S) -> Shares:
         """Measure what each program gets of each GPU (shares.py), ahead of everybody else on this machine."""
         with self._ahead_of_others():
-            return measured(self.busy_ns)
+            return measured(self.busy_ns, window_s=window_s)
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:

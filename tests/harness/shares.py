@@ -24,7 +24,9 @@ QUIET = 2.0
 WINDOWS = 3
 """Windows that are measured at most; the quietest counts."""
 WINDOW_S = 10.0
-"""Seconds of a window: a hundred turns of 100 ms, so that one turn more or less is 0.6 points at most."""
+"""Seconds of a window. A turn lasts its request of 300 ms: one more or less of a tenant with 0.5 is 1.5 points."""
+LONG_WINDOW_S = 15.0
+"""The same where several tenants' edges come together."""
 
 Tenant = tuple[str, str]
 """Name of the pod or SharePod, and UUID of the GPU."""
@@ -61,22 +63,24 @@ def measured(
     busy_ns: Callable[[], Mapping[Tenant, int]],
     sleep: Callable[[float], None] = time.sleep,
     again: Callable[[Shares], None] = lambda _: None,
+    *,
+    window_s: float = WINDOW_S,
 ) -> Shares:
-    """Measure windows of `WINDOW_S` until the host left one in quiet, `WINDOWS` at most; return the quietest.
+    """Measure windows of `window_s` until the host left one in quiet, `WINDOWS` at most; return the quietest.
 
     `busy_ns`: the device's account, of which windows take the difference. `again` is told of a window that does not
     count before the next one begins.
     """
-    windows = [_window(busy_ns, sleep)]
+    windows = [_window(busy_ns, sleep, window_s)]
     while windows[-1].stolen > QUIET and len(windows) < WINDOWS:
         again(windows[-1])
-        windows.append(_window(busy_ns, sleep))
+        windows.append(_window(busy_ns, sleep, window_s))
     return min(windows, key=lambda window: window.stolen)
 
 
-def _window(busy_ns: Callable[[], Mapping[Tenant, int]], sleep: Callable[[float], None]) -> Shares:
+def _window(busy_ns: Callable[[], Mapping[Tenant, int]], sleep: Callable[[float], None], window_s: float) -> Shares:
     before, stolen, start = busy_ns(), Stolen(), time.monotonic_ns()
-    sleep(WINDOW_S)
+    sleep(window_s)
     after, elapsed = busy_ns(), time.monotonic_ns() - start
     percent = {tenant: 100 * (busy - before.get(tenant, 0)) / elapsed for tenant, busy in after.items()}
     return Shares(percent, 100 * stolen.part())

@@ -13,7 +13,7 @@ from harness.api import Object
 from harness.cluster import wait_until
 from harness.installation import MANIFESTS
 from harness.node import BASE_IMAGE
-from harness.shares import POINTS
+from harness.shares import LONG_WINDOW_S, POINTS
 from node.claim_node import RESTRICTED, container
 from node.claim_system import NAMESPACE, ClaimSystem
 
@@ -53,7 +53,7 @@ def runnable(one: Object, *args: str) -> Object:
 def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
     """Measure the shares of Pods that all want everything: on each GPU each has its request, within two points, and of
     what nobody has requested a part, up to its limit; and no time of the GPU is left."""
-    found = system.machine.shares()
+    found = system.machine.shares(LONG_WINDOW_S)
     slack = POINTS + found.stolen
     for uuid in {uuid for row in rows for uuid in row["gpus"]}:
         here = [row for row in rows if uuid in row["gpus"]]

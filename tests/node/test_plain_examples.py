@@ -24,7 +24,7 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     for number in ("01", "04", "05", "06", "07"):
         system.apply(*example(number))
     await_sharing(system, 11)
-    system.apply(*example("02", seconds=25))
+    system.apply(*example("02", seconds=30))
     rows = await_sharing(system, 13)
     assert sorted(row["requestMilli"] for row in rows) == [200] * 2 + [250] * 4 + [300] * 3 + [500] * 4
     assert {row["limitMilli"] for row in rows if row["requestMilli"] == 300} == {800}

@@ -22,7 +22,7 @@ def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: Cl
     for number in ("01", "04", "05", "06", "07"):
         system.apply(*example(number))
     await_sharing(system, 11)
-    system.apply(*example("02", seconds=25))
+    system.apply(*example("02", seconds=30))
     rows = await_sharing(system, 13)
     assert sorted(row["requestMilli"] for row in rows) == [200] * 2 + [250] * 4 + [300] * 3 + [500] * 4
     assert all(row.get("claim") is None and row["id"] == row["podUID"] for row in rows)
