@@ -140,7 +140,7 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
             world.apply(namespace, name, gpu, on="killed", priorityClassName="high")
 
         def ended(name: str) -> bool:
-            """Whether it is ending, has ended, or has come back and waits."""
+            """Return whether it is ending, has ended, or has come back and waits."""
             pod = world.pod(namespace, name)
             return pod is None or "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] != pods[name]
 
