@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from harness.cluster import Cluster, wait_until
-from harness.installation import Installation
+from harness.installation import GROUP, Installation
 from harness.machines import RealNode
 from harness.services import Service
-from node.whole_system import GROUP, NAMESPACE, System, node_of_two_gpus
+from node.whole_system import NAMESPACE, System, node_of_two_gpus
 
 
 class SystemOfProcesses(System):

@@ -21,18 +21,12 @@ from harness.errors import HarnessError
 from harness.installation import GROUP, NAMESPACE, POOL_LABEL
 from harness.machines import IMAGE, RealNode
 from node.installed_rights import expect_rights
+from node.whole_system import RESTRICTED
 from sharepod.api.objects import SELF_TEST_CLAIM
 
 TEAM = "team-a"
 SHAREPODS = f"{GROUP}/namespaces/{TEAM}/sharepods"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
-_RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65534,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 _GPU = {"uuid": "GPU-5a9e0001-0000-4000-8000-000000000001", "index": 0, "model": "Simulated", "memory": "16Gi"}
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
@@ -48,7 +42,7 @@ def machine(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _apply(cluster: Cluster, name: str, gpu: Object) -> None:
-    container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": _RESTRICTED}
+    container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": RESTRICTED}
     spec = {"containers": [container], "gpu": gpu, "terminationGracePeriodSeconds": 2}
     meta = {"name": name, "namespace": TEAM}
     manifest = {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": meta, "spec": spec}
@@ -80,7 +74,7 @@ def _apply_by_claim_and_line(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-n", TEAM, "-f", "-", input=json.dumps(claim))
     for name, (resources, claims) in pods.items():
         env = [{"name": "FAKE_CUDA_LABEL", "value": f"{TEAM}/{name}/main"}]
-        container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": _RESTRICTED}
+        container = {"name": "main", "image": IMAGE, "args": ["--kernel-us", "2000"], "securityContext": RESTRICTED}
         body = {"containers": [container | {"resources": resources, "env": env}], "resourceClaims": claims}
         meta = {"name": name, "namespace": TEAM}
         pod = {

@@ -14,23 +14,17 @@ from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.images import image_with_program
 from harness.node import BASE_IMAGE, CUDA_IMAGE, Gpu, Node
+from node.whole_system import RESTRICTED
 
 _GPUS = [
     Gpu("GPU-11111111-1111-1111-1111-111111111111", "Fake A100"),
     Gpu("GPU-22222222-2222-2222-2222-222222222222", "Fake A100"),
 ]
-_RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65534,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def _pod(name: str, *command: str, image: str = BASE_IMAGE, visible: str | None = None, **spec: object) -> Object:
     """A pod that `restricted` admits; `visible`: NVIDIA_VISIBLE_DEVICES, under the runtime `nvidia`."""
-    container: Object = {"name": "main", "image": image, "securityContext": _RESTRICTED}
+    container: Object = {"name": "main", "image": image, "securityContext": RESTRICTED}
     if command:
         container["command"] = list(command)
     if visible is not None:

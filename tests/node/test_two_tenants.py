@@ -16,10 +16,10 @@ from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.delivered import WORKLOADS, await_workloads, deliveries
 from harness.images import image_with_program
+from harness.installation import GROUP, POOL_LABEL
 from harness.installation import NAMESPACE as OURS
-from harness.installation import POOL_LABEL
 from harness.node import BASE_IMAGE
-from node.whole_system import GROUP, NAMESPACE, RESTRICTED, System, node_of_two_gpus
+from node.whole_system import NAMESPACE, RESTRICTED, System, node_of_two_gpus
 
 _DIALECT = """
 apiVersion: sharepod.dev/v1alpha1

@@ -88,26 +88,16 @@ def _await_output(cluster: Cluster, command: str, expected: str) -> None:
     def as_expected() -> bool:
         nonlocal printed
         printed = cluster.kubectl(*arguments, check=False).stdout
-        return _shown(printed, expected) == _words(expected)
+        return _words(printed) == _words(expected)
 
     with contextlib.suppress(HarnessError):  # the difference says more than that the time is over
         wait_until(as_expected, what=command, timeout=PATIENCE_S, interval=0.5)
-    assert _shown(printed, expected) == _words(expected), command
+    assert _words(printed) == _words(expected), command
 
 
 def _words(output: str) -> list[list[str]]:
     """Return the lines of the output in words, without the column of ages."""
     return [line.split() for line in _AGE.sub("", output).splitlines()]
-
-
-def _shown(printed: str, expected: str) -> list[list[str]]:
-    """Return the lines printed, in words. A program that runs on the page, and ends at once, may have ended by now, and
-    have been started again: its line is then as it was."""
-    lines, wanted = _words(printed), _words(expected)
-    for line, before in zip(lines, wanted, strict=False):
-        if before[1:3] == ["1/1", "Running"] and line[2:3] in (["Running"], ["Completed"], ["CrashLoopBackOff"]):
-            line[1:4] = before[1:4]
-    return lines
 
 
 def _tenants(cluster: Cluster) -> list[object]:

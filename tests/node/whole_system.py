@@ -10,10 +10,10 @@ from typing import Any
 
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
+from harness.installation import GROUP
 from harness.machines import IMAGE, RealNode
 
 NAMESPACE = "team-a"
-GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/{NAMESPACE}/sharepods"
 
 RESTRICTED = {

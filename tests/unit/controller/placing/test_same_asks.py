@@ -327,7 +327,7 @@ async def test_reasons_that_were_told_are_told_anew_fifty_a_second_and_others_na
         told = [world.why(f"waits-{number}") != reason for number in range(300)]
         assert world.why("alone") != reason, "its namespace has a turn of its own"
         assert 0 < sum(told) < 30
-        await world.later(7)
+        await world.later(6)
         assert all(world.why(f"waits-{number}") != reason for number in range(300))
 
 
