@@ -6,8 +6,9 @@ own may stand beside the others.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build and install before the first test's clock starts: the first time it takes minutes."""
-    mine = [item for item in session.items if _HERE in item.path.parents and item.get_closest_marker("skip") is None]
-    if mine and not session.config.option.collectonly:
-        programs()
-        install_packages()
-        own_programs(CONTAINERD)
-        if any("device_plugin" in getattr(item, "fixturenames", ()) for item in mine):
-            own_programs(DEVICE_PLUGIN)
-        if any(item.path.name in ("test_installed.py", "test_two_tenants.py") for item in mine):
-            deliveries()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Build and install before the first test's clock starts: the first time it takes minutes. Of several workers only
+    the one that has these tests waits for that.
+    """
+    if item.get_closest_marker("skip") is None:
+        _prepare(item.session)
+    return (yield)
+
+
+@functools.cache
+def _prepare(session: pytest.Session) -> None:
+    mine = [item for item in session.items if _HERE in item.path.parents]
+    programs()
+    install_packages()
+    own_programs(CONTAINERD)
+    if any("device_plugin" in getattr(item, "fixturenames", ()) for item in mine):
+        own_programs(DEVICE_PLUGIN)
+    if any(item.path.name in ("test_installed.py", "test_two_tenants.py") for item in mine):
+        deliveries()
 
 
 @pytest.fixture(scope="module")
