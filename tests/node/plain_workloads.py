@@ -91,14 +91,12 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     """Wait until so many Pods with a line run and their programs are connected; their rows."""
 
     def connected() -> bool:
-        told = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
         pods = with_line(system)
-        return (
-            len(pods) == count
-            and all(pod["status"].get("phase") == "Running" for pod in pods.values())
-            and {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"} == pods.keys()
-            and sum(bool(one.get("connected")) for one in told) >= count
-        )
+        if len(pods) != count or any(pod["status"].get("phase") != "Running" for pod in pods.values()):
+            return False  # as long as none runs, there may be no GPUNode
+        told = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
+        reserved = {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"}
+        return reserved == pods.keys() and sum(bool(one.get("connected")) for one in told) >= count
 
     wait_until(connected, what=f"{count} Pods that share", timeout=90)
     return [row for row in rows_by_pod(system) if row["state"] == "Reserved"]
