@@ -18,6 +18,7 @@ SYSTEM = {"gpus": 8, "plain": True}
 
 
 @pytest.mark.promise("operator-line-examples")
+@pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
 def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSystem) -> None:
     # 1. All that run on, then a Job beside them: as due, each one.
