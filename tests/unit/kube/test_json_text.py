@@ -125,3 +125,36 @@ def test_anything_else_is_no_event(line: bytes) -> None:
 @given(text=st.text(alphabet='{}[]",:\\ametadata1 '))
 def test_metadata_of_any_text_is_a_dict(text: str) -> None:
     assert isinstance(item_metadata('{"metadata":' + text), dict)
+
+
+@given(value=VALUES, cuts=st.lists(st.integers(0, 200)), stretch=st.integers(1, 30))
+def test_a_value_is_passed_over_to_its_end_in_stretches_of_any_size(value: Any, cuts: list[int], stretch: int) -> None:
+    written = json.dumps({"a": [value, value], "}]": value}, ensure_ascii=False)
+    text, at, ended = written + ',"next":{}}', 0, False
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_text, "_STRETCH", stretch)
+        skipped = json_text._Skipped("")
+        for cut in sorted({min(cut, len(written)) for cut in cuts} | {len(text)}):
+            at, ended = skipped.feed(text[:cut], at)
+            assert ended == (cut >= len(written))
+            if ended:
+                break
+    assert (at, ended) == (len(written), True)
+
+
+def test_of_an_object_that_nests_deep_few_brackets_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may write 1 MiB of them into the managedFields of a Pod, and change that again and again."""
+    fields = f'{{"f:deep":{deep(2_000)},' + ",".join(f'"f:{number:x}":{{}}' for number in range(80_000)) + "}"
+    turns = 0
+    turn = json_text._Skipped._turn
+
+    def counted(self: json_text._Skipped, character: str) -> None:
+        nonlocal turns
+        turns += 1
+        turn(self, character)
+
+    monkeypatch.setattr(json_text._Skipped, "_turn", counted)
+    event = parse_event(f'{{"type":"MODIFIED","object":{item("{}", fields=fields)}}}'.encode())
+    assert isinstance(event, tuple)
+    assert event[1].metadata == {"name": "bad", "uid": "u-bad", "labels": {"a": "b"}}
+    assert turns < 3 * json_text._STRETCH, "of half a million"
