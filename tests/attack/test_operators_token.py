@@ -214,6 +214,7 @@ def test_the_token_changes_and_ends_no_pod_of_others(server: Cluster, operator: 
     changes: list[dict[str, Any]] = [
         {"metadata": {"annotations": {"a": "c"}}},
         {"metadata": {"annotations": {"a": None}}},
+        {"metadata": {"annotations": {"without-a-value": ""}}},
         {"metadata": {"labels": {"app": "x"}}},
         {"metadata": {"finalizers": ["sharepod.dev/x"]}},
         {"spec": {"activeDeadlineSeconds": 5}},
@@ -250,6 +251,9 @@ def test_the_token_changes_no_node_but_the_resources_of_the_line(server: Cluster
         {"status": {"allocatable": {"memory": None}}},
         {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
         {"status": {"addresses": [{"type": "InternalIP", "address": "10.9.9.9"}]}},
+        {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 4444}}}},
+        {"status": {"nodeInfo": {"kubeletVersion": "v1.0.0"}}},
+        {"status": {"runtimeHandlers": [{"name": "x", "features": {"userNamespaces": True}}]}},
     ]
     for change in changes:
         assert f"of the status of node {node}, and nothing else" in refusal(operator, path, change)

@@ -72,6 +72,16 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         assert code != 0, field
         assert f"spec.{field}: " in said
         assert "cannot be changed" in said
+
+    # Nor what the Pod of the next run says of itself: the identity that an annotation gives, the network of a label.
+    for change, allowed in (
+        ({"annotations": {"iam.amazonaws.com/role": "admin"}}, False),
+        ({"labels": {"role": ""}}, False),
+        ({"annotations": {"sharepod.dev/mine": "x"}, "labels": {"sharepod.dev/mine": "x"}}, True),
+    ):
+        code, said = as_user(server, mallory, *patch, json.dumps({"metadata": change}))
+        told = "on the Pod of the next run, and mallory may not create pods" in said
+        assert (code == 0, told) == (allowed, not allowed), said
     server.api.delete(f"{SHAREPODS}/present")
 
 

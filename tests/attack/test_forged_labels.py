@@ -1,0 +1,132 @@
+"""Labels and parts of SharePod's own Pods on Pods of a team: a share without the hook, and labels without a value."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.admission import PODS, as_user
+from harness.api import Object
+from harness.cluster import Cluster
+from sharepod.api.line_volume import with_volume
+
+HOOK, SOCKET = "/etc/ld.so.preload", "/run/sharepod"
+MODE = "sharepod.dev/gpu-mode"
+LINE = {"sharepod.dev/gpu-milli": "1000"}
+Forge = Callable[[Object], object]
+
+
+def line_pod(name: str = "line", *, annotations: dict[str, str] | None = None) -> Object:
+    """A Pod with a resource line, as the webhook of `manifests/plain-volume` makes it; here nobody has asked it."""
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "main", "image": "cuda", "resources": {"limits": LINE}}]},
+    }
+    made = with_volume(copy.deepcopy(pod), "")
+    pod["metadata"]["annotations"].update(made["metadata"].pop("annotations"))
+    pod["metadata"].update(made["metadata"])
+    pod["spec"].update(made["spec"])
+    return pod
+
+
+def mount(path: str, **changed: Any) -> Forge:
+    """Changes the mount at a path."""
+
+    def change(pod: Object) -> None:
+        (one,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == path]
+        one.update(changed)
+
+    return change
+
+
+def without(path: str) -> Forge:
+    """Leaves the mount at a path out."""
+
+    def change(pod: Object) -> None:
+        container = pod["spec"]["containers"][0]
+        container["volumeMounts"] = [each for each in container["volumeMounts"] if each["mountPath"] != path]
+
+    return change
+
+
+def beside(**added: Any) -> Forge:
+    """Adds a mount."""
+
+    def change(pod: Object) -> None:
+        pod["spec"]["containers"][0]["volumeMounts"].append(added)
+        pod["spec"]["volumes"].append({"name": "mine", "emptyDir": {}})
+
+    return change
+
+
+FORGED: dict[str, tuple[Forge, str]] = {
+    "no hook": (without(HOOK), f"volumeMounts[{HOOK}]"),
+    "another file for the hook": (mount(HOOK, subPath="limits"), "remove your own mounts"),
+    "the directory for the hook": (mount(HOOK, subPath=""), "remove your own mounts"),
+    "the hook elsewhere": (mount(HOOK, mountPath="/etc/preload"), f"volumeMounts[{HOOK}]"),
+    "the hook of a volume of its own": (mount(HOOK, name="empty"), f"volumeMounts[{HOOK}]"),
+    "a part of the directory": (mount(SOCKET, subPath="more"), "remove your own mounts"),
+    "a part by a variable": (mount(SOCKET, subPathExpr="$(A)"), "remove your own mounts"),
+    "a file over the hook's library": (
+        beside(name="mine", mountPath=f"{SOCKET}/libsharepod.so"),
+        "remove your own mounts",
+    ),
+    "the volume over itself": (
+        beside(name="sharepod-gpu", mountPath=f"{SOCKET}/libsharepod.so", subPath="limits", readOnly=True),
+        "remove your own mounts",
+    ),
+}
+
+
+def tried(server: Cluster, user: Path, body: Object) -> tuple[int, str]:
+    return as_user(server, user, "create", "--dry-run=server", "-f", "-", body=body)
+
+
+@pytest.mark.promise("operator-line-volume-forged", "security-share")
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_pod_gets_no_share_by_its_label_without_the_hook(forged: str, server: Cluster, alice: Path) -> None:
+    body = line_pod()
+    body["spec"]["volumes"].append({"name": "empty", "emptyDir": {}})
+    assert tried(server, alice, body)[0] == 0, "as the webhook makes it"
+    change, words = FORGED[forged]
+    change(body)
+    code, said = tried(server, alice, body)
+    assert (code != 0, words in said) == (True, True), said
+
+
+@pytest.mark.promise("operator-line-volume-forged", "security-share")
+def test_one_with_whole_gpus_has_no_hook_and_cannot_come_to_share_them(server: Cluster, alice: Path) -> None:
+    code, said = as_user(server, alice, "create", "-f", "-", body=line_pod("whole", annotations={MODE: "Exclusive"}))
+    assert code == 0, said
+    for change in (f"{MODE}-", f"{MODE}=Shared"):
+        code, said = as_user(server, alice, "annotate", "--overwrite", "pod", "whole", change)
+        assert (code != 0, "cannot be changed" in said) == (True, True), said
+    code, said = as_user(server, alice, "annotate", "pod", "whole", "mine=x")
+    assert code == 0, said
+
+
+@pytest.mark.promise("security-placeholders", "security-identity")
+@pytest.mark.parametrize("value", ["", "x"])
+def test_a_label_of_ours_is_put_on_no_pod_with_or_without_a_value(value: str, server: Cluster, alice: Path) -> None:
+    """A Pod with a line that calls itself a placeholder would have no claim, and take the line of its node."""
+    plain: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"labelled-{value or 'empty'}", "namespace": "default"},
+        "spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": LINE}}]},
+    }
+    server.api.create(PODS, plain)
+    name = plain["metadata"]["name"]
+    for label in ("placeholder", "tenant", "holder"):
+        labels = {f"sharepod.dev/{label}": value}
+        code, said = tried(
+            server, alice, {**plain, "metadata": {"name": "a", "namespace": "default", "labels": labels}}
+        )
+        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in said) == (True, True), said
+        code, said = as_user(server, alice, "label", "pod", name, f"sharepod.dev/{label}={value}")
+        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in said) == (True, True), said
