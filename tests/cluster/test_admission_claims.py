@@ -105,6 +105,15 @@ def without_capacity(annotations: dict[str, str] | None = None) -> Object:
     return claim(annotations, spec)
 
 
+def of_a_line(**exactly: Any) -> Object:
+    """An Exclusive claim whose request has the name of a line's."""
+    body = without_capacity({"sharepod.dev/gpu-mode": "Exclusive"})
+    (request,) = body["spec"]["devices"]["requests"]
+    request["name"] = "line"
+    request["exactly"] |= exactly
+    return body
+
+
 TAKEN = {
     "plain": claim(),
     "all capacities": amounts(limitMilli="900"),
@@ -128,6 +137,10 @@ REFUSED = {
     "best effort without memory": amounts(timeMilli="0", memory=None),
     "unknown capacity": amounts(bandwidth="1"),
     "exclusive with capacity": claim({"sharepod.dev/gpu-mode": "Exclusive"}),
+    "exclusive by the name of a line's request": of_a_line(count=2),
+    "exclusive by the name of a line's request with selectors": of_a_line(
+        selectors=[{"cel": {"expression": f'{DEVICE}.model == "A"'}}]
+    ),
     "all devices": asking(allocationMode="All"),
     "17 GPUs": asking(count=17),
     "constraints": devices(constraints=[{"requests": ["gpu"], "matchAttribute": "gpu.sharepod.dev/model"}]),

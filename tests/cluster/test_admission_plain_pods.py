@@ -321,6 +321,10 @@ def test_in_a_namespace_that_is_left_out_a_line_is_refused_and_says_why(api: Api
     assert "sharepod.dev/plain-pods=disabled" in message
     assert LINE in message
     assert said(api, line_pod({"name": "main", "image": "test"}), "left-out") == ""
+    by_hand = line_pod(beside("claims", [{"name": "sharepod"}]))
+    by_hand["spec"]["resourceClaims"] = [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
+    assert said(api, by_hand) == ""
+    assert "gives no share in namespace left-out" in said(api, by_hand, "left-out")
 
 
 def test_an_ephemeral_container_has_no_line(api: Api) -> None:

@@ -68,6 +68,8 @@ GATE_HINT = (
     "API server has dropped it: turn on the feature gate DRAConsumableCapacity (on by default from Kubernetes 1.36)"
 )
 """Message of a request without capacity."""
+NAMED_AS_LINE = f"{LINE_REQUEST} without capacity is for claims that the resource line of a Pod sizes; use another name"
+"""Message of such a request that no line sizes."""
 
 EXAMPLE = 'device.attributes["gpu.sharepod.dev"].model == "NVIDIA A100-SXM4-80GB"'
 FIELDS = {
@@ -133,6 +135,9 @@ def lower(claim: Mapping[str, Any]) -> ClaimRequest:
             f"{first.path}.count", f"{count} GPUs are more than a node has; write at most {MAX_GPUS} in all"
         )
     gpu = _request(first, count, said)
+    for number, item in enumerate(read):
+        if item.name == LINE_REQUEST and not item.capacity:
+            raise SpecError(f"spec.devices.requests[{number}].name", NAMED_AS_LINE)
     devices_of = tuple((item.name, item.count) for item in read)
     return ClaimRequest(gpu=gpu, devices=devices_of, most_milli=first.most_milli(gpu))
 

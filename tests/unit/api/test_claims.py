@@ -12,6 +12,7 @@ from sharepod.api.sharepod import PlacementPolicy, SpecError
 GIB = 1 << 30
 UUID, OTHER = "GPU-5a9e0001-0000-4000-8000-000000000001", "GPU-5a9e0002-0000-4000-8000-000000000002"
 CAPACITY = {"timeMilli": "400", "memory": "4Gi"}
+EXCLUSIVE = {"sharepod.dev/gpu-mode": "Exclusive"}
 
 
 def claim(*requests: dict[str, Any], annotations: dict[str, str] | None = None, **devices: Any) -> dict[str, Any]:
@@ -184,6 +185,8 @@ def test_selectors_that_leave_nothing_or_too_few_are_refused() -> None:
         (claim({"name": "gpu", "firstAvailable": [{"deviceClassName": "sharepod.dev"}]}), "firstAvailable", "exactly"),
         (claim(constraints=[{"matchAttribute": "a/b"}]), "spec.devices.constraints", "leave it out"),
         (claim(config=[{"opaque": {"driver": "gpu.sharepod.dev"}}]), "spec.devices.config", "leave it out"),
+        (claim(request("line", None, count=2), annotations=EXCLUSIVE), ".name", "use another name"),
+        (claim(request("a", None), request("line", {}), annotations=EXCLUSIVE), "[1].name", "use another name"),
         (claim(annotations={"sharepod.dev/gpu-memory": "4Gi"}), "gpu-memory]", "remove it"),
         (claim(annotations={"kubeshare/gpu_request": "0.4"}), "gpu_request]", "remove it"),
         (claim(annotations={"sharepod.dev/gpu-latency": "Soon"}), "gpu-latency]", "Normal or Interactive"),

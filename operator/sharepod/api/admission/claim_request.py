@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS
-from sharepod.api.claims import ANNOTATIONS, CAPACITIES, EXAMPLE, FIELDS, GATE_HINT, LIMIT, MEMORY, TIME
+from sharepod.api.claims import ANNOTATIONS, CAPACITIES, EXAMPLE, FIELDS, GATE_HINT, LIMIT, MEMORY, NAMED_AS_LINE, TIME
 from sharepod.api.dialects import (
     DECIMAL_PATTERN,
     FIELD_OF,
@@ -243,6 +243,11 @@ def _capacity() -> list[Validation]:
         refuse(
             "variables.exclusive || variables.ofLine || variables.amounts.all(a, size(a) > 0)",
             f"'spec.devices.requests: capacity: {GATE_HINT}'",
+        ),
+        refuse(
+            f"variables.ofLine || {_REQUESTS}.all(r, r.name != {text(LINE_REQUEST)} || "
+            "size(r.?exactly.?capacity.?requests.orValue({})) > 0)",
+            f"'spec.devices.requests: name: {NAMED_AS_LINE}'",
         ),
         refuse(
             f"variables.amounts.all(a, a.all(k, k in {texts(CAPACITIES)}))",

@@ -184,6 +184,7 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
             *_refined(),
             *_operators(made_with),
             *attached,
+            _left_out(),
         ],
     }
 
@@ -381,6 +382,16 @@ def _operators(made_with: str) -> list[Validation]:
             "the Pod and create it again'",
         ),
     ]
+
+
+def _left_out() -> Validation:
+    """Refuse a line in a namespace that is left out, also of a Pod that says all that would have been added to it."""
+    label = f"namespaceObject.metadata.?labels[?{text(OPT_OUT_LABEL)}].orValue('')"
+    return refuse(
+        f"request.operation != 'CREATE' || variables.asking.size() == 0 || {label} != {text(DISABLED)}",
+        f"{limit_field(MILLI, 'variables.asking[0]')}gives no share in namespace ' + request.namespace + ': remove its "
+        f"label {OPT_OUT_LABEL}={DISABLED}, or use another namespace'",
+    )
 
 
 def _translated() -> list[Validation]:
