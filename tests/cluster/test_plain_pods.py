@@ -335,6 +335,28 @@ def test_plain_pods_make_room_for_each_other_by_priority(world: World) -> None:
     assert len(world.rows(node)) == 3
 
 
+@pytest.mark.promise("operator-line-room-first")
+def test_where_time_changes_hands_on_a_full_node_kube_scheduler_evicts_nobody_for_the_line(world: World) -> None:
+    (node,) = world.nodes("full")
+    namespace = world.cluster.namespace("full")
+    world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "full"}, "value": 1000})
+    low = [f"low{number}" for number in range(4)]
+    for name in low:
+        start(world, namespace, name, container(milli="500"), on="full")
+        runs(world, namespace, name)
+    for name in ("high0", "high1"):
+        world.apply(namespace, name, {"request": 0.5, "memory": "1Gi"}, on="full", priorityClassName="full")
+        world.phase(namespace, name, "Running")
+    start(world, namespace, "high2", container(milli="500"), on="full", priorityClassName="full")
+    runs(world, namespace, "high2")
+    assert [name for name in low if _ends(world.pod(namespace, name))] == []
+    assert sorted(found["requestMilli"] for found in world.rows(node)) == [0, 0, 0, 500, 500, 500, 500]
+
+
+def _ends(pod: Object | None) -> bool:
+    return pod is None or "deletionTimestamp" in pod["metadata"]
+
+
 @pytest.mark.promise("placement-preempt-claims")
 def test_a_pod_with_several_claims_has_room_made_for_all_of_them_on_one_node(world: World) -> None:
     (node,) = world.nodes("several")

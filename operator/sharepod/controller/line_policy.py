@@ -14,7 +14,7 @@ import structlog
 from sharepod.api.objects import PLAIN_PODS_POLICY
 from sharepod.kube import ApiError, NotFoundError
 
-from .apiserver.client import POLICY_BINDINGS, Client
+from .apiserver.client import POLICIES, POLICY_BINDINGS, Client
 
 PERIOD_S = 5.0
 """Seconds between two looks: an admin who has applied the manifests waits no longer for the line to work."""
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class LinePolicy:
-    """Watcher of the policy's binding, by a GET every `PERIOD_S`.
+    """Watcher of the policy and its binding, by two GETs every `PERIOD_S`: either may be deleted without the other.
 
     Args:
         client: The API server.
@@ -36,7 +36,7 @@ class LinePolicy:
         self._acts = acts
         self._on_changed = on_changed
         self.in_force: bool | None = None
-        """True while the policy's binding exists; None until the API server has answered."""
+        """True while the policy and a binding that denies exist; None until the API server has answered."""
 
     async def run(self) -> None:
         """Look every `PERIOD_S` until cancelled."""
@@ -48,8 +48,9 @@ class LinePolicy:
     async def look(self) -> None:
         """Ask the API server. While it does not answer, what is known stays."""
         try:
-            await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
-            found = True
+            binding = await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
+            await self._client.get(POLICIES, PLAIN_PODS_POLICY)
+            found = "Deny" in ((binding.get("spec") or {}).get("validationActions") or ())
         except NotFoundError:
             found = False
         except ApiError as error:

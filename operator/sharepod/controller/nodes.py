@@ -5,13 +5,14 @@ Guarantees:
 - A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
 - A Node whose GPUs are shared advertises the resources of the line once the policy on Pods with a line is in force, and
   again after somebody has removed them.
+- That a Node does not advertise enough yet keeps nobody from a share for longer than `_ADVERTISED_S`.
 - force-release is honoured for tenants that have ended and refused, with an Event, for others.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 import structlog
 
@@ -42,6 +43,8 @@ _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 _LOOK_AGAIN_S = 1.0
 """Seconds until a node with tenants is looked for again that is gone: no watch shows one that comes back without the
 pool label."""
+_ADVERTISED_S = 5.0
+"""Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
 
 _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
@@ -79,6 +82,10 @@ class NodeReconciler:
         self._clock = clock
         self._away: dict[str, float] = {}
         """By node: since when its agent is away."""
+        self._short: dict[str, float] = {}
+        """By node: since when it advertises too little."""
+        self._enough: dict[str, tuple[str, str, int]] = {}
+        """By node: for which uids of both objects and generation of the ledger it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
         """By node and GPU: the last Event about a GPU that cannot be used."""
         self.lines_in_force: bool | None = None
@@ -150,8 +157,7 @@ class NodeReconciler:
         """Write the resources of the line into the Node's status, unless it says them."""
         if self.lines_in_force is None or gpunode.error is not None or node.error is not None:
             return
-        ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False]
-        wanted = advertised(ours, self._lines_on(gpunode), in_force=self.lines_in_force)
+        wanted = self._wanted(gpunode)
         if all(node.allocatable.extended.get(name, 0) == amount for name, amount in wanted.items()):
             return
         amounts = {name: str(amount) for name, amount in wanted.items()}
@@ -162,8 +168,34 @@ class NodeReconciler:
             return
         log.info("advertised the resources of the line", node=node.name, amounts=amounts)
 
+    def advertises_enough(self, name: str) -> bool:
+        """Return whether a Node advertises what the shares in its ledger need; if not, it is written at once."""
+        node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
+        if (
+            not self.lines_in_force
+            or gpunode is None
+            or gpunode.error is not None
+            or node is None
+            or node.error is not None
+        ):
+            return True
+        version = (node.uid, gpunode.uid, gpunode.generation)
+        if self._enough.get(name) != version:
+            has, wanted = node.allocatable.extended, self._wanted(gpunode)
+            if any(has.get(resource, 0) < amount for resource, amount in wanted.items()):
+                self.queue.add(name)
+                return self._clock() >= self._short.setdefault(name, self._clock()) + _ADVERTISED_S
+            self._enough[name] = version
+        self._short.pop(name, None)
+        return True
+
+    def _wanted(self, gpunode: GpuNodeFacts) -> Mapping[str, int]:
+        """Return what a Node is to advertise of the resources of the line."""
+        ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False]
+        return advertised(ours, self._lines_on(gpunode), in_force=bool(self.lines_in_force))
+
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
-        """Yield the lines with a row on a node, and those of plain Pods that are bound to it and have none."""
+        """Yield the lines with a row on a node, and those of Pods that are bound to it and have none."""
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
             claim, pod = seen.claims.get(uid), self._state.pod_of(uid)
@@ -175,6 +207,12 @@ class NodeReconciler:
             claim = seen.claims.named(plain.claim_of_line or "", plain.namespace)
             if claim is None or claim.uid not in gpunode.rows:
                 yield LineOnNode(_carried(line), None)
+        account = self._state.cluster.node(gpunode.name)
+        for uid, usage in account.pods.items() if account is not None else ():
+            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # such as one that an admin gave away
+                left = self._state.pods.get(uid)
+                if left is not None and left.carried and left.node == gpunode.name:
+                    yield LineOnNode(left.carried, None)
 
     async def _create(self, node: NodeFacts) -> None:
         try:
@@ -187,7 +225,8 @@ class NodeReconciler:
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
         """Handle a Node that was deleted or has left the pool: advise while it has tenants, else delete the GPUNode."""
-        self._away.pop(name, None)
+        for known in (self._away, self._short, self._enough):
+            known.pop(name, None)
         self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
         try:
             raw = await self._client.get(NODES, name)

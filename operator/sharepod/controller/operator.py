@@ -229,6 +229,8 @@ class Operator:
             self_test_claims=self.self_test_claims,
             acts=lambda: self._active,
         )
+        for reconciler in (self.claim_reconciler, self.tenant_reconciler):
+            reconciler.snapshots.advertises = self.node_reconciler.advertises_enough
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
         self.state.seen_claims.on_claim_lacking = self.routes.claim_lacking
         self.state.seen_claims.on_self_test = self.routes.self_test_changed

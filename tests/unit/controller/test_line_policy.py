@@ -1,41 +1,64 @@
-"""Use of resource lines, known by the binding of their policy and never guessed."""
+"""Use of resource lines, known by their policy and its binding and never guessed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from sharepod.controller.apiserver.client import POLICY_BINDINGS
 from sharepod.controller.line_policy import LinePolicy
 from sharepod.kube import ApiError, Json, NotFoundError
 
+DENIES: Json = {"spec": {"validationActions": ["Deny", "Audit"]}}
+GONE = NotFoundError("GET policy", 404, "Refused", "none")
+AWAY = ApiError("GET policy", 503, "Refused", "away")
 
-class _Bindings:
-    """API server that has the binding, has it not, or is away."""
+
+class _Policies:
+    """API server that has the policy and its binding, has one of them not, or is away."""
 
     def __init__(self) -> None:
-        self.answer: Json | ApiError = {}
+        self.binding: Json | ApiError = DENIES
+        self.policy: Json | ApiError = {}
 
-    async def get(self, _resource: Any, name: str) -> Json:
+    async def get(self, resource: Any, name: str) -> Json:
         assert name == "sharepod-plain-pods"
-        if isinstance(self.answer, ApiError):
-            raise self.answer
-        return self.answer
+        answer = self.binding if resource is POLICY_BINDINGS else self.policy
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
 
 
 @pytest.mark.promise("operator-line-never-unclaimed")
-async def test_lines_are_in_use_while_the_binding_is_there_and_an_absent_server_changes_nothing() -> None:
-    server, told = _Bindings(), []
+async def test_lines_are_in_use_while_policy_and_binding_are_there_and_an_absent_server_changes_nothing() -> None:
+    server, told = _Policies(), []
     client: Any = server
     policy = LinePolicy(client, lambda: True, lambda: told.append(policy.in_force))
-    server.answer = ApiError("POST templates", 503, "Refused", "away")
+    server.binding = AWAY
     await policy.look()
     assert (policy.in_force, told) == (None, [])
-    server.answer = {}
+    server.binding = DENIES
     await policy.look()
     await policy.look()
-    server.answer = ApiError("POST templates", 503, "Refused", "away")
+    server.binding = AWAY
     await policy.look()
     assert (policy.in_force, told) == (True, [True])
-    server.answer = NotFoundError("POST templates", 404, "Refused", "none")
+    server.binding = GONE
     await policy.look()
     assert told == [True, False]
+
+
+@pytest.mark.promise("operator-line-never-unclaimed")
+@pytest.mark.parametrize(
+    ("binding", "policy", "in_use"),
+    [(DENIES, GONE, False), (DENIES, AWAY, None), ({"spec": {"validationActions": ["Warn"]}}, {}, False)],
+)
+async def test_a_binding_without_its_policy_or_that_denies_nothing_refuses_no_pod(
+    binding: Json, policy: Json | ApiError, in_use: bool | None
+) -> None:
+    server = _Policies()
+    server.binding, server.policy = binding, policy
+    client: Any = server
+    found = LinePolicy(client, lambda: True, lambda: None)
+    await found.look()
+    assert found.in_force is in_use

@@ -8,6 +8,8 @@ Guarantees:
 - Without shares that were lowered it is what the node's GPUs have: it is written once, and not with each Pod.
 - A share that was lowered, or has lost its row, leaves its room to others: it is advertised on top.
 - A share that was raised needs nothing: its Pod carries less than its row, and the ledger alone refuses others.
+
+A Pod gets its share only once its node advertises that: kube-scheduler would evict Pods of lower priority for its line.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Gpu, Tenant
 from sharepod.api.resource_line import MEMORY, MIB, MILLI, NOTHING, Carried
 from sharepod.api.units import WHOLE_GPU
+
+SOON_S = 0.05
+"""Seconds until a Pod is looked at again whose node does not advertise enough yet: that takes one write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,23 @@ def says(entries: Sequence[Any]) -> list[Json]:
     ]
 
 
+def unlisted(snapshot: ClaimSnapshot) -> Note | None:
+    """Return what the owner should know of a Pod that has the share and whose containers get no GPU; None if there is
+    none."""
+    claim = snapshot.claim
+    if claim is None or not claim.ours or claim.deleting:
+        return None
+    names = {pod.name for pod in snapshot.pods if pod.waits and claim.name in dict(pod.entries).values()}
+    idle = min(names - {pod.name for pod in snapshot.pods if pod.lists(claim.name)}, default=None)
+    if idle is None:
+        return None
+    text = (
+        f"no container of pod {idle} lists it, so none gets its GPUs: write it in resources.claims of a container, and "
+        "create the pod again"
+    )
+    return Note(True, "ClaimNotListed", "Place", text)
+
+
 def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None, *, waited: bool) -> Iterator[Note]:
     """Yield what the owner of a claim should know.
 

@@ -12,6 +12,8 @@ Guarantees, whatever order things happen in:
 - A5 an unreadable row decides nothing.
 - A6 nobody waits with a share: an allocation that no Pod waits for or uses is taken back, and so is one whose node is
   gone while the Pod waits.
+- A7 nobody is evicted for a line: a claim of a line is allocated only once the node advertises what the shares there
+  carry, lowered ones too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Tenant
 from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
 
+from .advertised import SOON_S
 from .share_claim_steps import is_of_row
 from .snapshot import ReservationSnapshot
 from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
@@ -60,6 +63,8 @@ class ClaimSnapshot:
     unreadable_row: bool = False
     """A row of the claim cannot be read."""
     namespace_ends: bool = False
+    advertised: bool = True
+    """The node of its row advertises the line that it is for beside those that are there."""
     now: float = 0.0
 
     @property
@@ -165,6 +170,8 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
     if mine is not None:
         if mine.written is None:
             return Wait()
+        if not snapshot.advertised:  # A7
+            return Wait(snapshot.now + SOON_S)
         waiting = next((pod for pod in snapshot.pods if pod.waits), None)
         return Allocate(claim, mine.node, mine.written, waiting if claim.made_for is None else None)  # A1
     if snapshot.reserved or not (wanted and snapshot.leads):

@@ -23,6 +23,8 @@ Guarantees, whatever order things happen in:
   namespace that is being deleted; one that the API server refuses to let the Pod have is given back.
 - L7 what is counted is what is had: a Pod that waits for its share and carries less of the resource line than its
   SharePod asks for by now is taken back, and its successor carries that.
+- L8 nobody is evicted for a line: a gate opens only once the node advertises what the shares there carry, lowered ones
+  too, so that kube-scheduler finds room for the Pod.
 
 Where the Pod's GPUs are attached by a claim, `share_claim_steps` says what that claim needs, and when (C1 to C3).
 """
@@ -36,6 +38,7 @@ from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.reading.timestamps import seconds
 
 from . import ends, share_claim_steps
+from .advertised import SOON_S
 from .ends import Absence, EndCause, EndReason, RunEnd, Sequel
 from .snapshot import ReservationSnapshot, TenantSnapshot
 from .steps import (
@@ -200,6 +203,8 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     if mine.written is None or mine.written.pod_uid != pod.uid:
         return Wait()  # on its way to the ledger
     step = share_claim_steps.before_gate(pod, snapshot.claim, mine.node, mine.written)
+    if step is None and not snapshot.advertised:  # L8
+        return Wait(snapshot.now + SOON_S)
     return step or OpenGate(pod, mine.node, mine.written)  # L1
 
 

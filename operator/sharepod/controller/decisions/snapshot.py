@@ -82,6 +82,8 @@ class TenantSnapshot:
     """A row of the tenant cannot be read, so what it holds is not known."""
     gpu_failed: bool = False
     """One of the GPUs of its row has failed."""
+    advertised: bool = True
+    """The node of its row advertises the line of its Pod beside those that are there."""
 
     @property
     def between_runs(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 
 from sharepod.api.gpunode import ClaimReference
 from sharepod.api.units import TenantId
@@ -20,11 +21,22 @@ from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, Pl
 MAX_CLAIMS = 16
 """Claims of one Pod that are placed together; a Pod with more waits, and is told why."""
 
+_MOST_LOOKED_AT = 16
+"""Pods on one claim of which one is looked for whose claims can all be placed."""
+
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
-    """Return the Pod that a claim is to be placed for: of those that wait, the first by priority and age."""
-    first = next(iter(state.seen_claims.users(claim)), None)  # those that wait come first
-    return first if first is not None and first.waits else None
+    """Return the Pod that a claim is to be placed for: of those that wait, the first by priority and age whose claims
+    can all be placed, else the first."""
+    users = islice(state.seen_claims.users(claim), _MOST_LOOKED_AT)  # those that wait come first
+    waiting = [pod for pod in users if pod.waits]
+    return next((pod for pod in waiting if _can_be_placed(state, pod)), waiting[0]) if waiting else None
+
+
+def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
+    """Return whether all claims of a Pod are known, and its containers use them as they can be used."""
+    seen = state.seen_claims
+    return len(pod.entries) <= MAX_CLAIMS and seen.complete(pod) and seen.crowded(pod) is None
 
 
 def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
@@ -32,9 +44,7 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
 
     None while not all claims of the Pod are known, or one of them can get no place: then no share is booked for it.
     """
-    if not state.seen_claims.complete(pod) or state.seen_claims.crowded(pod) is not None:
-        return None
-    if len(pod.entries) > MAX_CLAIMS:
+    if not _can_be_placed(state, pod):
         return None
     missing: list[ClaimFacts] = []
     for one in state.seen_claims.of_pod(pod):

@@ -308,6 +308,11 @@ class ClaimsSeen:
         """Return whether every claim of a Pod is known, those of other classes included."""
         return all(self._named(pod, *entry) is not None for entry in pod.entries)
 
+    def needs_others(self, pod: ClaimPodFacts) -> bool:
+        """Return whether a Pod uses a claim of another class, too."""
+        known = (self._named(pod, *entry) for entry in pod.entries)
+        return any(claim is not None and not claim.ours for claim in known)
+
     def _named(self, pod: ClaimPodFacts, entry: str, name: str | None) -> ClaimFacts | None:
         """Return one claim of a Pod. One from a template is known by its owner before the Pod's status names it."""
         if name is not None:

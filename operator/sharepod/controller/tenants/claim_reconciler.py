@@ -21,7 +21,7 @@ from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import claim_steps
-from sharepod.controller.decisions.claim_status import LOST, Note, notes
+from sharepod.controller.decisions.claim_status import LOST, Note, notes, unlisted
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
@@ -71,7 +71,7 @@ class ClaimReconciler:
         self._listed = listed
         """True once all claims were listed: only then one that is not known can be gone."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
-        self._snapshots = Snapshots(state, settings, clock, wall)
+        self.snapshots = Snapshots(state, settings, clock, wall)
         self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers, state.namespace_of)
 
     async def run(self) -> None:
@@ -100,14 +100,16 @@ class ClaimReconciler:
         """Return everything known of a claim now, and keep in the memo since when things are as they are."""
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
-        reserved = self._snapshots.reserved(uid, memo)
+        reserved = self.snapshots.reserved(uid, memo)
         pods = seen.users(claim) if claim is not None else ()
+        pod = waiting_pod(self._state, claim) if claim is not None else None
+        if pod is not None and pods[0] is not pod:  # it decides
+            pods = (pod, *(other for other in pods if other is not pod))
         if claim is not None and claim.allocation is not None:
             mine.allocated = mine.allocated or any(holds(item, claim.allocation) for item in reserved)
         elif not reserved:
             mine.allocated = mine.give_up = mine.taken_back = False
             mine.withdrawn = None
-        pod = next((pod for pod in pods if pod.waits), None)
         if claim is None or claim.allocation is None or pod is None:
             mine.waits = mine.refused_since = None
         elif mine.waits is None or mine.waits[0] != pod.uid:
@@ -121,10 +123,13 @@ class ClaimReconciler:
             due = mine.refused_since + self._settings.bind_timeout
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
         elif pod is not None and mine.waits is not None:
-            due = mine.waits[1] + self._patience_s(pod, mine.waits[2])
+            said_before = mine.waits[2]
+            # kube-scheduler has the same words for another driver's claim that it cannot allocate.
+            elsewhere = _for_something_else(said_before) or (bool(said_before) and seen.needs_others(pod))
+            due = mine.waits[1] + self._patience_s(pod, elsewhere=elsewhere)
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
-            if _for_something_else(mine.waits[2]):
-                overdue = f"was refused by kube-scheduler: {mine.waits[2]}"
+            if elsewhere:
+                overdue = f"was refused by kube-scheduler: {said_before}"
         group = group_of(self._state, claim, pod) if claim is not None and pod is not None else None
         return ClaimSnapshot(
             claim=claim,
@@ -139,16 +144,20 @@ class ClaimReconciler:
             unseen=mine.refused_since is None,
             unreadable_row=self._state.ledgers.unreadable_row(uid),
             namespace_ends=claim is not None and claim.namespace in self._state.ending_namespaces,
+            advertised=claim is None
+            or claim.allocation is not None
+            or not claim.by_line
+            or self.snapshots.advertised(reserved),
             now=now,
         )
 
-    def _patience_s(self, pod: ClaimPodFacts, refused_before: str) -> float:
-        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to. `refused_before`: what
-        kube-scheduler had said of it when it got the place."""
+    def _patience_s(self, pod: ClaimPodFacts, *, elsewhere: bool) -> float:
+        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to. `elsewhere`: what
+        kube-scheduler had said of it when it got the place may be about something else."""
         start_s = float(self._settings.start_timeout)
         if pod.scheduler != DEFAULT_SCHEDULER:
             return min(self._settings.seen_timeout, start_s)
-        return self._settings.bind_timeout if _for_something_else(refused_before) else start_s
+        return self._settings.bind_timeout if elsewhere else start_s
 
     async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
         """Confirm that a claim with a row is gone."""
@@ -295,6 +304,8 @@ class ClaimReconciler:
                 for pod in snapshot.pods:
                     await self._writer.name_gpus(pod, row.written)
                 self.on_share_of_line(row.node)
+        if (idle := unlisted(snapshot)) is not None:
+            self._tell(snapshot, claim, idle)
         refusal, blocked = memo.refusal, None
         if snapshot.waited_for and not snapshot.leads and not snapshot.reserved:
             refusal, blocked = self._of_leader(claim)

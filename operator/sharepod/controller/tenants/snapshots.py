@@ -33,6 +33,9 @@ class Snapshots:
         wall: Time of day, seconds since the epoch.
     """
 
+    advertises: Callable[[str], bool] = staticmethod(lambda _node: True)
+    """Returns whether a node advertises what the lines of the shares there need."""
+
     def __init__(
         self, state: ClusterState, settings: OperatorSettings, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
@@ -75,7 +78,12 @@ class Snapshots:
             namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
             unreadable_row=self._state.ledgers.unreadable_row(tenant),
             gpu_failed=pod is not None and any(self._gpu_failed(item) for item in reserved),
+            advertised=pod is None or not (pod.waits_for_share and pod.carried) or self.advertised(reserved),
         )
+
+    def advertised(self, reserved: tuple[ReservationSnapshot, ...]) -> bool:
+        """Return whether the nodes of these rows, as far as they are written, advertise what is needed there."""
+        return all(self.advertises(item.node) for item in reserved if item.written is not None)
 
     def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
         """Return the reservations of a tenant, a SharePod or a claim."""

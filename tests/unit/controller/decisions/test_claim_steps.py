@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sharepod.controller.decisions.advertised import SOON_S
 from sharepod.controller.decisions.claim_status import notes
 from sharepod.controller.decisions.claim_steps import Allocate, ClaimSnapshot, Deallocate, next_step
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
@@ -63,6 +64,11 @@ def test_a_decided_row_is_waited_for_and_a_written_one_allocated() -> None:
     assert isinstance(made, Allocate)
     assert made.node == "node-a"
     assert step(claim(), reserved(written=False), unused=True) == Unreserve("node-a")
+
+
+@pytest.mark.promise("operator-line-room-first")
+def test_a_claim_is_allocated_once_the_node_advertises_the_line_that_it_is_for() -> None:
+    assert step(claim(), reserved(), pods=WAITS, unused=True, advertised=False, now=7.0) == Wait(7.0 + SOON_S)
 
 
 def test_devices_of_another_driver_are_not_those_of_the_row_whatever_their_names() -> None:

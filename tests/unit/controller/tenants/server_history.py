@@ -16,6 +16,6 @@ def versions(world: World, plural: str, what: Any) -> list[int]:
     ]
 
 
-def gates(world: World) -> list[str]:
-    """The scheduling gates of the Pod `one`."""
-    return [gate["name"] for gate in (world.read("pods") or {})["spec"].get("schedulingGates", ())]
+def gates(world: World, pod: str = "one") -> list[str]:
+    """The scheduling gates of a Pod."""
+    return [gate["name"] for gate in (world.read("pods", pod) or {})["spec"].get("schedulingGates", ())]

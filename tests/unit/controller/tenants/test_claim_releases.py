@@ -182,6 +182,24 @@ async def test_a_pod_that_kube_scheduler_refused_for_want_of_its_claim_waits_unt
     assert world.allocation() is not None
 
 
+@pytest.mark.promise("operator-claim-refused-before")
+async def test_a_pod_that_waits_for_a_claim_of_another_driver_gives_its_share_back(world: World) -> None:
+    world.node()
+    world.claim()
+    world.claim("nic", deviceClassName="nic.example")
+    world.pod_with("share", "nic")
+    refused = {**UNSCHEDULABLE, "message": "0/1 nodes are available: 1 cannot allocate all claims."}
+    world.change("pods", "user", lambda item: item.update(status={"conditions": [refused]}), status=True)
+    await placed(world)
+    await world.look_at_claim(times=2)
+    assert world.allocation() is not None
+    world.now += world.settings.bind_timeout
+    await world.look_at_claim()
+    await lets_go(world)
+    assert world.allocation() is None
+    assert world.memos.of(world.claim_uid()).not_before == world.now + world.settings.bind_timeout
+
+
 @pytest.mark.promise("operator-unbound-node-gone")
 async def test_a_pod_whose_scheduler_does_not_exist_goes_elsewhere_as_soon_as_its_node_is_deleted(world: World) -> None:
     world.node()

@@ -37,6 +37,18 @@ async def test_a_pod_with_a_claim_that_is_not_there_gets_no_share_for_the_other(
     await placed(world, "share", "later")
 
 
+@pytest.mark.promise("operator-claim-pod-needs")
+async def test_a_pod_with_a_claim_that_is_not_there_keeps_no_other_from_the_one_that_they_share(world: World) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share", "none", name="broken", priority=10)
+    world.pod_with("share", name="whole")
+    await placed(world)
+    await world.look_at_claim()
+    (consumer,) = (world.read("resourceclaims", "share") or {})["status"]["reservedFor"]
+    assert consumer["name"] == "whole"
+
+
 async def test_when_one_claim_of_a_pod_loses_its_place_the_other_goes_too(world: World) -> None:
     world.node("node-a", gpus=2)
     world.claim("first")
@@ -77,6 +89,21 @@ async def test_a_claim_that_a_pod_names_twice_is_one_claim(world: World, within:
     await world.look_at_claim("share")
     assert world.allocation("share") is not None
     assert list(world.rows("node-a")) == [world.claim_uid("share")]
+
+
+@pytest.mark.promise("operator-claim-listed")
+async def test_a_pod_of_which_no_container_lists_its_claim_is_told(world: World) -> None:
+    world.node("node-a")
+    world.claim()
+    lists = {"name": "main", "image": "i", "resources": {"claims": [{"name": "c0"}]}}
+    world.pod_with("share", name="idle", initContainers=[{"name": "first", "image": "i"}])
+    world.pod_with("share", name="works", containers=[{"name": "side", "image": "i"}, lists])
+    world.pod_with("share", name="starts", initContainers=[lists])
+    await placed(world)
+    await world.look_at_claim()
+    await world.until(lambda: bool(world.told("ClaimNotListed")))
+    assert all("no container of pod idle lists it" in note for note in world.told("ClaimNotListed"))
+    assert world.allocation() is not None, "as with any claim of Kubernetes"
 
 
 @pytest.mark.promise("operator-claim-one-each")

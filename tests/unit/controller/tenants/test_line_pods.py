@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.line_volume import with_volume
+from sharepod.controller.decisions.advertised import SOON_S
 from sharepod.kube import Json
 from unit.controller.acting_world import NAMESPACE, World
 from unit.controller.tenants.server_history import gates
@@ -14,11 +15,17 @@ LINE = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "1024"}
 
 
 def line_pod(
-    world: World, *, owner: str | None = None, annotations: Json | None = None, line: Json = LINE, **spec: Any
+    world: World,
+    *,
+    name: str = "one",
+    owner: str | None = None,
+    annotations: Json | None = None,
+    line: Json = LINE,
+    **spec: Any,
 ) -> str:
-    """Create the Pod `one` with a line, as admission makes it; its uid, which is the tenant."""
+    """Create a Pod with a line, as admission makes it; its uid, which is the tenant."""
     containers = [{"name": "main", "image": "i", "resources": {"limits": line, "requests": line}}]
-    metadata: Json = {"name": "one", "annotations": annotations or {}}
+    metadata: Json = {"name": name, "annotations": annotations or {}}
     if owner is not None:
         metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "r", "uid": owner, "controller": True}]
     body: Json = {"metadata": metadata, "spec": {"containers": containers, **spec}}
@@ -27,8 +34,10 @@ def line_pod(
     body["metadata"] |= {"labels": said["labels"], "annotations": {**metadata["annotations"], **said["annotations"]}}
     body["spec"] |= patch["spec"]
     made = world.server.storage.create(world.kind("pods"), NAMESPACE, body)
-    world.tenant = str(made["metadata"]["uid"])
-    return world.tenant
+    uid = str(made["metadata"]["uid"])
+    if name == "one":
+        world.tenant = uid
+    return uid
 
 
 async def opened(world: World, **options: Any) -> str:
@@ -161,6 +170,54 @@ async def test_the_annotation_lowers_the_share_and_its_memory_stays(world: World
     await world.look()
     await world.until(lambda: world.rows()[tenant]["requestMilli"] == 200)
     assert world.rows()[tenant]["memory"] == memory
+
+
+@pytest.mark.promise("operator-line-capacity-least")
+async def test_a_pod_whose_row_was_given_away_while_it_hangs_is_advertised_on_top(world: World) -> None:
+    world.node()
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    tenant = await opened(world)
+    world.pod_phase("Running")
+    world.delete("pods")
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    await world.look_at_node()
+    assert tenant not in world.rows()
+    assert (world.read("nodes", "node-a") or {})["status"]["allocatable"]["sharepod.dev/gpu-milli"] == "1400"
+    world.pod_gone()
+    await world.look_at_node()
+    assert (world.read("nodes", "node-a") or {})["status"]["allocatable"]["sharepod.dev/gpu-milli"] == "1000"
+
+
+@pytest.mark.promise("operator-line-room-first")
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_gate_opens_once_the_node_advertises_what_a_lowered_share_carries_or_cannot(
+    world: World, writes: bool
+) -> None:
+    world.node()
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    lowered = await opened(world, line={"sharepod.dev/gpu-milli": "800", "sharepod.dev/gpu-memory-mib": "1024"})
+    world.pod_phase("Running")
+    world.change(
+        "pods", "one", lambda item: item["metadata"]["annotations"].update({"sharepod.dev/gpu-request": "0.2"})
+    )
+    await world.look()
+    await world.until(lambda: world.rows()[lowered]["requestMilli"] == 200)
+    world.nodes.queue.clear()
+    second = line_pod(world, name="two", line={**LINE, "sharepod.dev/gpu-milli": "800"})
+    await world.look(second)
+    await world.until(lambda: second in world.rows())
+    await world.look(second)
+    assert gates(world, "two") == ["sharepod.dev/share"], "kube-scheduler would find no room, and evict for it"
+    assert world.due_in("node-a", world.nodes.queue) == 0
+    assert world.looks_again(SOON_S, second)
+    if writes:
+        await world.look_at_node()
+    else:
+        world.now += 5.0
+    await world.look(second)
+    assert gates(world, "two") == []
 
 
 @pytest.mark.promise("operator-line-volume-in-use")

@@ -96,6 +96,8 @@ class ClaimPodFacts(ObjectFacts):
     """What it asks of its node; None where that cannot be read."""
     containers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Containers that use more than one of its claims: name, and the Pod's names of the claims."""
+    unlisted: tuple[str, ...] = ()
+    """Its own names of claims that none of its containers lists."""
     line: ClaimRequest | SpecError | None = None
     """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
     gpus: str | None = None
@@ -146,6 +148,10 @@ class ClaimPodFacts(ObjectFacts):
     def claim_of_line(self) -> str | None:
         """Name of the claim that it has by its line; None while it has none."""
         return next((name for entry, name in self.entries if self.line is not None and entry == LINE_CLAIM), None)
+
+    def lists(self, claim: str) -> bool:
+        """Return whether one of its containers lists the claim of that name, which the Pod uses."""
+        return any(name == claim and entry not in self.unlisted for entry, name in self.entries)
 
     @property
     def lacks_claim(self) -> bool:
@@ -278,12 +284,13 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
     }
     conditions = {item.get("type"): item for item in fitted_status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
+    entries, lists = tuple(_entries(spec, made)), tuple(_lists(spec))
     return ClaimPodFacts(
         uid=str(metadata["uid"]),
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace") or ""),
         version=whole_number(metadata.get("resourceVersion")),
-        entries=tuple(_entries(spec, made)),
+        entries=entries,
         node=str(fitted_spec.get("nodeName") or "") or None,
         phase=str(fitted_status.get("phase") or "Pending"),
         deleting=bool(metadata.get("deletionTimestamp")),
@@ -293,7 +300,8 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         created=str(metadata.get("creationTimestamp") or ""),
         owner=controller_of(metadata, None),
         asks=_needs(spec),
-        containers=tuple(_of_several(spec)),
+        containers=tuple((name, listed) for name, listed in lists if len(listed) > 1),
+        unlisted=tuple(entry for entry, _ in entries if all(entry not in listed for _, listed in lists)),
         line=_line(raw, spec),
         gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
         annotated=bool(metadata.get("annotations")),
@@ -331,13 +339,13 @@ def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]
     return found
 
 
-def _of_several(spec: Json) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the containers that use more than one claim."""
+def _lists(spec: Json) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the containers that use claims: name, and the Pod's names of the claims, each once."""
     for kind in ("containers", "initContainers"):
         for container in maps(spec.get(kind)):
             used = maps(mapping(container.get("resources")).get("claims"), MAX_ITEMS)
             names = tuple(dict.fromkeys(str(item.get("name") or "")[:MAX_NAME] for item in used))
-            if len(names) > 1:
+            if names:
                 yield str(container.get("name") or "")[:MAX_NAME], names
 
 
