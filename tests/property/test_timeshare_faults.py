@@ -9,7 +9,7 @@ from property.test_timeshare_pauses import pauses
 from property.timeshare_mixes import SOME, WARM_UP, parts
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
 from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter
-from sharepod.timeshare import Parameters
+from sharepod.timeshare import Parameters, TokenGrant
 
 
 def test_a_hung_holder_is_preempted_and_pays_for_all_the_time_it_held() -> None:
@@ -173,3 +173,48 @@ def test_a_tenant_that_plays_dead_hides_no_long_kernels_from_one_that_pauses(
     simulation.run(60 * S)
     assert simulation.found > 50
     assert pausing.worked_ns / (60 * S) >= 0.93 * request_milli / 1000 * work / (work + pause), "with the warm-up"
+
+
+class AnnouncesFarEnds(Simulation):
+    """`liar` says at each grant that its last work ends in an hour, and drains at the end of its turn."""
+
+    def _granted(self, program: Program, grant: TokenGrant) -> None:
+        super()._granted(program, grant)
+        if program.id == "liar":
+            program.announced = True
+            self.scheduler.draining(self.now, program.id, expected_ns=3600 * S)
+
+
+@pytest.mark.promise("time-conflicting")
+@pytest.mark.parametrize("request_milli", [300, 500])
+def test_a_tenant_that_announces_an_end_far_away_keeps_no_gang_waiting(request_milli: int) -> None:
+    gang = Program("gang", ("g0", "g1"), request=request_milli)
+    liar = Program("liar", ("g0",), request=300)
+    other = Program("other", ("g1",), request=300)
+    AnnouncesFarEnds([gang, liar, other]).run(60 * S)
+    for program in (gang, liar, other):
+        assert program.share(WARM_UP, 60 * S) >= 0.9 * program.request / 1000
+    assert max(gang.waits) <= 1 * S
+
+
+class NeverDrains(Simulation):
+    """Tenants that hang do so in each turn, and want the next one as soon as they were preempted."""
+
+    def _carry_out(self) -> None:
+        super()._carry_out()
+        for tenant_id in list(self.preempted):
+            self.preempted.discard(tenant_id)
+            program = self.programs[tenant_id]
+            program.grant, program.hang_at_ns = None, 0
+            self.scheduler.want(self.now, tenant_id)
+
+
+@pytest.mark.promise("time-overdue-harmless")
+def test_tenants_that_never_drain_and_want_more_take_no_share_of_the_others() -> None:
+    stuck = [Program(f"stuck{i}", request=20, hang_at_ns=0, hang_until_ns=3600 * S) for i in range(5)]
+    others = [Program("one", request=500), Program("other", request=400)]
+    simulation = NeverDrains([*stuck, *others])
+    simulation.run(160 * S)
+    assert simulation.preemptions_seen >= 10, "each has a turn again, and holds it to the end"
+    for program in others:
+        assert program.share(60 * S, 160 * S) >= program.request / 1000 - 0.015

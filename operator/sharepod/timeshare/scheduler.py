@@ -222,6 +222,7 @@ class Scheduler:
         self._occupancy.free(tenant)
         self._holds.end(tenant)
         tenant.active_until = now
+        tenant.rescues = 0
         if tenant.waiting_since is not None:
             self._classify(now, tenant)
         elif wanting:
@@ -247,16 +248,17 @@ class Scheduler:
         return.
 
         Time after the end of a turn and its usual overrun was not held by choice: it is charged to nobody, and grace
-        periods begin anew.
+        periods begin anew. On each GPU the first to end counts: one that yields pays for no turn of the next.
         """
         since, now = self._now, self._advance_clock(now)
-        for idle in list(self._occupancy.awaited.values()):
-            self._stall(max(since, idle.until), now, idle.tenant)
+        late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
         for tenant in self._tenants.values():
             hold = tenant.hold
             if hold is not None and not hold.displaced and hold.deadline is not None:
-                ends = hold.deadline + tenant.habits.overrun_ns if hold.ends_at is None else hold.ends_at
-                self._stall(max(since, ends), now, tenant)
+                usual = hold.deadline + tenant.habits.overrun_ns
+                late.append((usual if hold.ends_at is None else hold.ends_at, tenant))
+        for ends, tenant in sorted(late, key=lambda each: each[0]):
+            self._stall(max(since, ends), now, tenant)
 
     def _stall(self, begin: int, now: int, tenant: TokenTenant) -> None:
         if begin >= now:
@@ -272,7 +274,7 @@ class Scheduler:
         now = self._advance_clock(now)
         # 1. Tenants that have starved long enough.
         for tenant in list(self._preempted_waiting.values()):
-            if not tenant.starving and now >= self._starves_at(tenant):
+            if not tenant.starving and now >= tenant.starves_at(self._parameters):
                 tenant.starving = True
                 self._occupancy.settle_around(now, tenant)
                 self._classify(now, tenant)
@@ -294,7 +296,7 @@ class Scheduler:
         """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
         it has nothing to do."""
         times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
-        times += [self._starves_at(tenant) for tenant in self._preempted_waiting.values() if not tenant.starving]
+        times += [t.starves_at(self._parameters) for t in self._preempted_waiting.values() if not t.starving]
         times += [idle.until for idle in self._occupancy.awaited.values()]
         return min([*times, *self._holds.due()], default=None)
 
@@ -396,10 +398,6 @@ class Scheduler:
         if woke or tenant.account.grants == 0:
             self._policy.raise_to_min(tenant)
         self._classify(now, tenant)
-
-    def _starves_at(self, tenant: TokenTenant) -> int:
-        assert tenant.waiting_since is not None, "the tenant waits"
-        return tenant.waiting_since + self._parameters.debt_ns
 
     def _stop_waiting(self, tenant: TokenTenant) -> None:
         """Take the tenant out of all queues: it was granted, or wants no more."""
@@ -506,6 +504,7 @@ class Scheduler:
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
         )
         tenant.account.grants += 1
+        tenant.rescues += 1 if tenant.starving else 0
         tenant.habits.begin(tenant.account.held_ns)
         self._stop_waiting(tenant)
         self._holds.begin(tenant, hold)

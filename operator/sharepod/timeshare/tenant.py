@@ -12,6 +12,8 @@ from .parameters import Parameters
 
 _CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
+_RESCUES_MOST = 10
+"""Rescues up to which each doubles the wait for the next: 10, so that it grows to some three hours."""
 
 
 @dataclass(eq=False)
@@ -40,6 +42,9 @@ class TokenTenant:
     """Moment at which the average time between early turns is met again."""
     starving: bool = False
     """True if the tenant is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
+    rescues: int = 0
+    """Turns that it was given because it was starving, since it last drained. Each doubles the wait for the next: else
+    tenants that never drain would take a grace period every ten seconds, whatever their requests."""
     throttled: bool = False
     """True if the tenant waits for its ceiling bucket."""
     throttled_until: int | None = None
@@ -65,6 +70,11 @@ class TokenTenant:
     def holding(self) -> bool:
         """Return whether it has a hold that was neither preempted nor suspended."""
         return self.hold is not None and not self.hold.displaced
+
+    def starves_at(self, parameters: Parameters) -> int:
+        """Return the moment from which the tenant starves, if it is preempted and waits until then."""
+        assert self.waiting_since is not None, "the tenant waits"
+        return self.waiting_since + (parameters.debt_ns << min(self.rescues, _RESCUES_MOST))
 
     def wakes(self, now: int, parameters: Parameters) -> bool:
         """Return whether it wakes after a sleep long enough to go next; decide whether it hurries. Its account is
@@ -172,7 +182,7 @@ def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int
         return (0, since, 0, tenant.id)
     if account.assured > 0:
         if tenant.hurries:
-            return (0, -1, 0, tenant.id)
+            return (-1, since, 0, tenant.id)
         return (
             (0, since, 0, tenant.id)
             if tenant.woke_with_credit or since <= patient_since

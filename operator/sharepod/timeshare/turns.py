@@ -211,6 +211,7 @@ class TurnPolicy:
         assert hold is not None, "a GPU's holder has a hold"
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
-        if hold.ends_at is not None:  # as announced
-            return max(hold.ends_at, now)
-        return max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
+        usual = max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)
+        # As announced, but no later than usual: an end that is announced far away would have others borrow, until the
+        # GPUs of a gang are never free at once.
+        return usual if hold.ends_at is None else min(usual, max(hold.ends_at, now))

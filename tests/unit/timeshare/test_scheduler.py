@@ -460,3 +460,31 @@ def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> N
     due = scheduler.next_deadline()
     assert due is not None
     assert due > now
+
+
+@pytest.mark.promise("time-stall")
+@pytest.mark.parametrize("first_row", ["a", "b"])
+def test_one_that_yields_when_the_agent_stalls_pays_for_no_turn_of_the_next(first_row: str) -> None:
+    scheduler = scheduler_with(*((name, 500, 1000) for name in sorted("ab", key=first_row.__ne__)))
+    for name in "ab":
+        scheduler.want(1, name)
+    assert granted(scheduler, 1).tenant == "a"
+    now = 1 + 100 * MS
+    scheduler.draining(now, "a", expected_ns=1 * MS)
+    assert granted(scheduler, now).tenant == "b"
+    scheduler.stalled(now + 2 * S)
+    assert scheduler.usage(now + 2 * S, "a").held_ns == 101 * MS
+
+
+@pytest.mark.promise("time-interactive")
+def test_of_interactive_tenants_that_wake_the_first_to_wake_goes_first() -> None:
+    scheduler = scheduler_with(("busy", 200, 1000))
+    for name in "ab":
+        scheduler.set_tenant(0, name, ("g0",), request_milli=400, limit_milli=1000, interactive=True)
+    scheduler.want(1 * S, "busy")
+    granted(scheduler, 1 * S)
+    scheduler.want(1 * S + 1, "b")
+    scheduler.want(1 * S + 2, "a")
+    scheduler.tick(1 * S + 2)
+    scheduler.drained(1 * S + 3, "busy", wanting=True)
+    assert granted(scheduler, 1 * S + 3).tenant == "b"
