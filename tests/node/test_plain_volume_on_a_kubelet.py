@@ -17,6 +17,7 @@ SYSTEM = {"gpus": 8, "volume": True}
 
 
 @pytest.mark.promise("operator-line-volume-examples")
+@pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
 def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: ClaimSystem) -> None:
     for number in ("01", "04", "05", "06", "07"):
