@@ -37,7 +37,7 @@ _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 """The rest of a string, up to its end or that of the text."""
 _NUMBER = re.compile(r"[-+0-9.eE]+")
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_STRING = re.compile(rf'"{_IN_STRING.pattern}"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+', re.DOTALL)
 """Text up to its end, or to a string that is cut off there."""
 _STRETCH = 1 << 14
