@@ -18,6 +18,7 @@ from sharepod.api.units import WHOLE_GPU, Bytes
 from sharepod.placement.state.types import PlacementRequest
 
 from .label_demand import LabelDemand, LabelShares
+from .sliced_work import Slices
 
 HALF_LIFE = 10_000
 """Arrivals after which one counts half. A changed workload outweighs the old one within two half-lives."""
@@ -138,6 +139,7 @@ class Demand:
             self._weights = {known: self._weights[known] for known in kept}
         return in_order({known: weight / self._total for known, weight in self._weights.items()})
 
-    def label_shares(self) -> LabelShares:
-        """Return the shares of all arrivals by label."""
+    def label_shares(self) -> Slices[LabelShares]:
+        """Find in slices the shares of all arrivals by label."""
+        yield from self.labels.keep_commonest()
         return self.labels.shares(self._total)

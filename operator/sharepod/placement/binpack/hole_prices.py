@@ -11,8 +11,8 @@ the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept fr
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,10 @@ from ._scores import ffi as _ffi
 from ._scores import lib as _lib
 from .arrays import pointer
 from .demand import DemandClass, memory_milli
+from .sliced_work import Slices
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
-_T = TypeVar("_T")
-Slices = Generator[None, None, _T]
-"""Work in slices of at most some milliseconds; it returns its result after the last."""
 
 _MAX_SIZES = 64
 """Request sizes that have a price, the commonest; another counts as the next smaller one that has a price."""

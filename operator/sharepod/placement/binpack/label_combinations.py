@@ -18,11 +18,11 @@ import numpy.typing as npt
 from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.types import LabelKey
 
-from .hole_prices import Slices
 from .label_demand import LabelShares
+from .sliced_work import Slices
 
-_WEIGHED_AT_ONCE = 2_000
-"""Combinations of one slice: some 2 ms."""
+_WEIGHED_AT_ONCE = 500
+"""Combinations of one slice: a ms or two."""
 
 _MAX_LABELS = 256
 """Anti-affinity labels of which is kept which combinations have them. A byte for each combination."""
@@ -55,8 +55,9 @@ class Numbers(Generic[_Key]):
         self._number_of[key] = number
         return number
 
-    def keep(self, used: npt.NDArray[Any]) -> None:
-        """Take the numbers back that are not among those `used`, an array of any shape."""
+    def keep(self, used: npt.NDArray[Any]) -> list[tuple[int, _Key]]:
+        """Take the numbers back that are not among those `used`, an array of any shape. Return what had them."""
+        dropped: list[tuple[int, _Key]] = []
         unused = np.bincount(used.ravel(), minlength=len(self.keys)) == 0
         for number in np.flatnonzero(unused[self._fixed :]) + self._fixed:
             key = self.keys[number]
@@ -64,6 +65,8 @@ class Numbers(Generic[_Key]):
                 del self._number_of[key]
                 self.keys[number] = None
                 self._free.append(int(number))
+                dropped.append((int(number), key))
+        return dropped
 
 
 _NO_INTERACTIVE = -1
@@ -80,7 +83,7 @@ class _KeepingOff:
     """Combinations that keep an anti-affinity label off. `seen`: the change up to which they are in."""
 
     keeps: npt.NDArray[np.uint8]
-    seen: int = 0
+    seen: int
 
 
 class LabelCombinations:
@@ -101,6 +104,7 @@ class LabelCombinations:
         self._changes = 0
         self._changed_at = np.zeros(len(self), dtype=np.int64)
         self._keeping_off: dict[LabelKey, _KeepingOff] = {}
+        self._with: dict[LabelKey, set[int]] = {}  # numbers of the combinations with an anti-affinity label
 
     def __len__(self) -> int:
         return len(self._numbers.keys)
@@ -119,6 +123,8 @@ class LabelCombinations:
             number = self._numbers.add(combination)
             self._added.add(number)
             self._changes += 1
+            for label in combination[1]:
+                self._with.setdefault(label, set()).add(number)
             if number >= len(self._changed_at):
                 self._changed_at = _grown(self._changed_at, number)
             self._changed_at[number] = self._changes
@@ -131,7 +137,8 @@ class LabelCombinations:
         if found is None:
             if len(self._keeping_off) >= _MAX_LABELS:
                 self._keeping_off.clear()
-            found = self._keeping_off[label] = _KeepingOff(np.zeros(len(self), dtype=np.uint8))
+            found = self._keeping_off[label] = _KeepingOff(np.zeros(len(self), dtype=np.uint8), self._changes)
+            found.keeps[list(self._with.get(label, ()))] = 1
         if found.seen < self._changes:
             if len(self) > len(found.keeps):
                 found.keeps = _grown(found.keeps, len(self))
@@ -154,7 +161,11 @@ class LabelCombinations:
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
         """Take these shares, and what `weigh` found with them, from now on. `used`: the numbers that GPUs have."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
-        self._numbers.keep(used)
+        for number, (_, anti_affinity, _) in self._numbers.keep(used):
+            for label in anti_affinity:
+                self._with[label].discard(number)
+                if not self._with[label]:
+                    del self._with[label]
 
     def _with_added(self, worth: list[float], shares: LabelShares) -> list[float]:
         """Return the worths with those of the combinations that were added since `weigh` began."""

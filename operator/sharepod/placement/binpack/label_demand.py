@@ -16,8 +16,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
+
+from .sliced_work import Slices
 
 _MAX_LABELS = 4096
 """Labels of one sort that are kept, the rarest are dropped first: a dropped label's demand counts as none."""
@@ -25,28 +29,30 @@ _MAX_LABELS = 4096
 
 @dataclass(frozen=True)
 class LabelShares:
-    """Shares of all arrivals: by exclusion label, by anti-affinity label, and of latency Interactive."""
+    """Shares of all arrivals, in parts of `total`: by exclusion label, by anti-affinity label, and of latency
+    Interactive."""
 
     exclusion: Mapping[LabelKey, float] = field(default_factory=dict)
     anti_affinity: Mapping[LabelKey, float] = field(default_factory=dict)
     interactive: float = 0.0
+    total: float = 1.0
 
     def open_to(self, exclusion: LabelKey | None) -> float:
         """Return the part of all arrivals that may join tenants with this exclusion label; None: with none."""
         if exclusion is not None:
-            return min(self.exclusion.get(exclusion, 0.0), 1.0)
+            return min(self.exclusion.get(exclusion, 0.0) / self.total, 1.0)
         return self._unlabelled
 
     @cached_property
     def _unlabelled(self) -> float:
-        return max(1.0 - sum(self.exclusion.values()), 0.0)
+        return max(1.0 - sum(weight / self.total for weight in self.exclusion.values()), 0.0)
 
     def not_kept_off(self, anti_affinity: Iterable[LabelKey], *, interactive: bool) -> float:
         """Return the part of all arrivals that these anti-affinity labels do not keep off, nor `interactive`: that the
         GPU takes no further interactive tenant."""
-        part = 1.0 - self.interactive if interactive else 1.0
+        part = 1.0 - self.interactive / self.total if interactive else 1.0
         for label in anti_affinity:
-            part *= 1.0 - self.anti_affinity.get(label, 0.0)
+            part *= 1.0 - self.anti_affinity.get(label, 0.0) / self.total
         return max(part, 0.0)
 
     def worth(self, exclusions: Iterable[LabelKey | None], anti_affinity: Iterable[LabelKey], *, full: bool) -> float:
@@ -90,18 +96,16 @@ class LabelDemand:
         self._anti_affinity = {label: weight / unit for label, weight in self._anti_affinity.items()}
         self._interactive /= unit
 
+    def keep_commonest(self) -> Slices[None]:
+        """Drop in slices the labels of a sort beyond `_MAX_LABELS`, the rarest, of equals those counted first."""
+        for weights in (self._exclusion, self._anti_affinity):
+            if len(weights) > _MAX_LABELS:
+                labels = list(weights)
+                weight = np.fromiter(weights.values(), dtype=np.float64, count=len(labels))
+                for number in np.argsort(weight, kind="stable")[:-_MAX_LABELS].tolist():
+                    del weights[labels[number]]
+                yield
+
     def shares(self, total: float) -> LabelShares:
         """Return the shares of all arrivals, whose weights add up to `total`."""
-        self._exclusion, self._anti_affinity = _commonest(self._exclusion), _commonest(self._anti_affinity)
-        return LabelShares(
-            {label: weight / total for label, weight in self._exclusion.items()},
-            {label: weight / total for label, weight in self._anti_affinity.items()},
-            self._interactive / total,
-        )
-
-
-def _commonest(weights: dict[LabelKey, float]) -> dict[LabelKey, float]:
-    if len(weights) <= _MAX_LABELS:
-        return weights
-    kept = sorted(weights, key=lambda label: (-weights[label], label))[:_MAX_LABELS]
-    return {label: weights[label] for label in kept}
+        return LabelShares(dict(self._exclusion), dict(self._anti_affinity), self._interactive, total)

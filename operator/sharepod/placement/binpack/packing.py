@@ -20,9 +20,10 @@ from sharepod.placement.state.types import PlacementRequest
 
 from .columns import OPEN_AT, Columns
 from .demand import Demand
-from .hole_prices import ShadowPrices, Slices
+from .hole_prices import ShadowPrices
 from .request_classes import RequestClass, request_key
 from .scores import NO_PLACE, ClassScores, Scorer
+from .sliced_work import Slices
 from .usable_capacity import UsableCapacity
 from .whole_nodes import largest_kinds, with_whole_nodes
 
@@ -33,8 +34,8 @@ _MIN_CLASSES = 64
 """Request classes whose scores are kept on a cluster of any size."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
 """Nodes, and nodes times demand shapes, of which a renewal estimates the room of the cluster; of more, every n-th."""
-_RENEWAL_WORK, _AT_ONCE = 20_000_000, 5_000_000
-"""GPUs times demand shapes that a renewal scores: about 20 ms; and of one request class, in one slice."""
+_RENEWAL_WORK, _WORK_OF_CLASS = 20_000_000, 5_000_000
+"""GPUs times demand shapes that a renewal scores: about 20 ms; and at most of one request class."""
 
 
 class Packing:
@@ -86,7 +87,7 @@ class Packing:
             return
         yield
         # 1. Worth of the GPUs by the labels of their tenants.
-        labels = self.demand.label_shares()
+        labels = yield from self.demand.label_shares()
         yield
         worth_of = yield from columns.combinations.weigh(labels)
         began, started_over = columns.version, columns.started_over
@@ -147,7 +148,7 @@ class Packing:
             yield
             self.settle()
             if self._scores.get(key) is scores:  # not where all arrays were made anew
-                work -= _AT_ONCE - self._scorer.renew(scores, _AT_ONCE)
+                work -= _WORK_OF_CLASS - (yield from self._scorer.renew(scores, _WORK_OF_CLASS))
             if work < 0:
                 break
 

@@ -21,6 +21,7 @@ from .arrays import pointer
 from .columns import Columns
 from .demand import memory_milli
 from .request_classes import NodeMasks, RequestClass
+from .sliced_work import Slices
 from .usable_capacity import UsableCapacity
 
 Array = npt.NDArray[Any]
@@ -38,8 +39,9 @@ _WORK = 3_000
 """GPUs times demand shapes that a decision scores where much has changed, and as many again where the weights have.
 Bounds the time of a decision. Three times as many pack no better (six traces, five seeds: the same to 0.01 points)."""
 
-_SUMMED_AT_ONCE = 500_000
-"""GPUs times demand shapes that one slice adds up: some ms."""
+_SUMMED_AT_ONCE, _SCORED_AT_ONCE = 500_000, 500_000
+"""GPUs times demand shapes that one slice adds up, or scores: a ms or two."""
+_NO_PAUSE = -(1 << 63)
 
 _GPU_COLUMNS = (
     "share",
@@ -238,6 +240,7 @@ class Scorer:
         for name in (*_GPU_COLUMNS, *_NODE_COLUMNS):
             _keep(self._kept, c_columns, name, getattr(columns, name))
         _keep(self._kept, c_columns, "cpu", columns.cpu)
+        self._changed = _ffi.new("shp_pass *")
         self._gpus = np.zeros(columns.width, dtype=np.int64)
         self._for_gpus = pointer(self._gpus)
         self._c_columns = c_columns
@@ -264,20 +267,28 @@ class Scorer:
     def update(self, scores: ClassScores) -> None:
         """Take in what has changed on the nodes."""
         if scores.seen < self._columns.version:
-            self._score(scores, scores.seen, _WORK)
+            changed = self._changed
+            changed.seen, changed.node, changed.work, changed.cleared = scores.seen, 0, _WORK, 0
+            self._score(scores, changed, _NO_PAUSE)
+            scores.seen = self._columns.version
 
-    def renew(self, scores: ClassScores, work: int) -> int:
-        """Score all nodes with the present weights. Returns what is left of `work`. Too slow for a decision."""
-        return self._score(scores, -1, work)
+    def renew(self, scores: ClassScores, work: int) -> Slices[int]:
+        """Score all nodes with the present weights, in slices. Returns what is left of `work`."""
+        self.update(scores)  # so that the next decision need not score again what has changed
+        columns, every = self._c_columns, _ffi.new("shp_pass *", {"seen": -1, "work": work})
+        while True:
+            self._score(scores, every, every.work - _SCORED_AT_ONCE)
+            if every.node >= columns.nodes:
+                return int(every.work)
+            yield
+            if columns is not self._c_columns:
+                return int(every.work)
 
-    def _score(self, scores: ClassScores, seen: int, work: int) -> int:
+    def _score(self, scores: ClassScores, some: Any, pause: int) -> None:
+        """Score nodes of the pass `some` until its work falls below `pause`."""
         columns, capacity = self._c_columns, self._c_capacity
         request = scores.update_request(self._columns, self._masks)
-        left = _lib.shp_update(
-            columns, capacity, request, seen, work, scores.c_scores, self._for_scratch, self._for_gpus
-        )
-        scores.seen = self._columns.version
-        return int(left)
+        _lib.shp_score(columns, capacity, request, some, pause, scores.c_scores, self._for_scratch, self._for_gpus)
 
     def best(self, scores: ClassScores) -> int:
         """Return the position of the first node with the highest score; -1: there is no place."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from sharepod.api.units import WHOLE_GPU
 
 from .demand import DemandClass, MemoryShare
-from .hole_prices import Slices
+from .sliced_work import Slices
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]

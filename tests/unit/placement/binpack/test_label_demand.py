@@ -7,12 +7,16 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from sharepod.api.gpunode import Latency
 from sharepod.api.units import TenantId
+from sharepod.placement.binpack.label_combinations import LabelCombinations
 from sharepod.placement.binpack.label_demand import LabelDemand, LabelShares
+from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.types import LabelKey, PlacementRequest, PodNeeds, Resources
 from unit.placement.world import ClusterWithEngine, ask, cluster_of, node, put
 
@@ -210,11 +214,13 @@ def test_rare_labels_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> Non
     demand = LabelDemand()
     for label, weight in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
         demand.count(ask(label, 100, exclusion=label, anti_affinity=label), weight)
+    slices = list(demand.keep_commonest())
+    assert len(slices) == 2, "one for each sort of labels"
     shares = demand.shares(6.0)
-    assert shares.exclusion == {("team", "b"): 0.5, ("team", "c"): 2.0 / 6.0}
-    assert shares.anti_affinity == shares.exclusion
     demand.rescale(2.0)
-    assert demand.shares(3.0) == shares
+    for label, part in (("a", 0.0), ("b", 0.5), ("c", 2.0 / 6.0)):
+        assert shares.open_to(("team", label)) == demand.shares(3.0).open_to(("team", label)) == part
+        assert shares.not_kept_off([("team", label)], interactive=False) == 1.0 - part
 
 
 def test_a_gpu_beside_whose_tenants_there_is_room_is_found_whatever_labels_came_before() -> None:
@@ -265,3 +271,21 @@ def test_a_decision_does_not_look_at_each_gpu_that_keeps_it_off(tenant: str) -> 
         return count
 
     assert lines(64) < 1.2 * lines(8)
+
+
+def test_who_keeps_a_label_off_is_known_without_a_look_at_every_combination() -> None:
+    """Labels come and go, numbers are given again, and labels are asked for that nobody asked for before."""
+    rng, combinations = random.Random(7), LabelCombinations()
+    labels = [("team", f"label-{number}") for number in range(12)]
+    held: dict[int, frozenset[LabelKey]] = {}
+    for _ in range(400):
+        kept_off = frozenset(rng.sample(labels, rng.randrange(1, 4)))
+        gpu = SimpleNamespace(tenants=1, exclusions={None}, anti_affinity=kept_off, has_interactive=False)
+        held[combinations.number(cast(GpuAccount, gpu))] = kept_off
+        if rng.random() < 0.1:
+            used = rng.sample(sorted(held), len(held) // 2)
+            held = {number: held[number] for number in used}
+            combinations.take([0.0] * len(combinations), LabelShares(), np.array(used))
+        for label in rng.sample(labels, 2):
+            keeps = combinations.keeping_off(label)
+            assert {number for number in held if keeps[number]} == {n for n in held if label in held[n]}

@@ -180,6 +180,7 @@ def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
 def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     disturb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", 1)  # a slice for each node, two at most
     if disturb == "fewer nodes":
         monkeypatch.setattr("sharepod.placement.binpack.scores._SUMMED_AT_ONCE", 1)  # a slice for each node
     cluster = cluster_of(*(node(f"node-{number}", 4) for number in range(6)))
@@ -195,7 +196,7 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     for step, _ in enumerate(packing.renewal()):
         slices = step + 1
         if disturb == "decisions":
-            put(cluster, ask(f"new-{step}", 10 + step, exclusion="x" if step % 3 else None))
+            put(cluster, ask(f"new-{step}", 1 + step % 7, exclusion="x" if step % 3 else None))
         elif disturb == "nodes" and step % 3 == 1:
             cluster.remove_node(f"node-{step // 3}")
             cluster.upsert_node(node(f"new-{step}", 8))
@@ -214,6 +215,25 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     assert (kept == packing._scorer._weighing.sums).all()
     packing._scores.clear()
     assert [cluster.engine.find(request) for request in [*kinds, labelled]] == answers
+
+
+@pytest.mark.promise("placement-slices")
+def test_a_class_is_scored_in_slices_as_it_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(*(node(f"node-{number:02}", 1 + number % 4) for number in range(24)))
+    packing, scored, slices = cluster.engine.packing, [], []
+    for number in range(24):
+        put(cluster, ask(f"t{number}", 40 + 35 * number))
+    asked = ask("u", 300)
+    learn(cluster, [asked, ask("v", 700)])
+    for at_once in (1_000_000, 1):
+        monkeypatch.setattr("sharepod.placement.binpack.scores._SCORED_AT_ONCE", at_once)
+        scores = packing.scores(request_key(asked), asked)
+        scores.score[:], scores.weights[:] = 0, 0
+        slices.append(len(list(packing._scorer.renew(scores, 1_000_000))))
+        scored.append([scores.score.tolist(), scores.gpu.tolist(), scores.weights.tolist()])
+    assert scored[0] == scored[1]
+    assert slices[0] == 0
+    assert slices[1] > 6
 
 
 def test_scores_of_classes_decided_long_ago_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:

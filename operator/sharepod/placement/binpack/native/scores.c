@@ -18,17 +18,7 @@
 #define VECTORS
 #endif
 
-enum { LANES = 8 };  /* parts of a sum; the number of shapes is a multiple of it */
-enum { MEMO = 512 }; /* places for node signatures that were scored in a call; a power of two */
-
-/* The score of a node, found once in a call for all nodes of its signature. `tag` 0: nothing yet. `gpu`: signature of
- * the best GPU. `tried`: GPUs that were scored. */
-struct scored {
-    uint64_t tag;
-    int64_t score;
-    int64_t gpu;
-    int64_t tried;
-};
+enum { LANES = 8 }; /* parts of a sum; the number of shapes is a multiple of it */
 
 /* Sums over the GPUs of a node: copies of each shape that fit, the time of GPUs where one fits, the values as holes;
  * and copies that fit beside the node's CPU. */
@@ -315,10 +305,10 @@ static int64_t rounded(const shp_capacity *capacity, float raw) {
 }
 
 /* The best single GPU of those that pass. GPUs of the same signature are tried once. */
-static struct scored best_gpu(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
-                              int64_t node, struct node_sums *sums, const int64_t *gpus, int64_t passing) {
+static shp_scored best_gpu(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
+                           int64_t node, struct node_sums *sums, const int64_t *gpus, int64_t passing) {
     const int64_t *signature = columns->signature + node * columns->width;
-    struct scored best = {0};
+    shp_scored best = {0};
     float highest = 0.0F;
     bool found = false;
     for (int64_t number = 0; number < passing; number++) {
@@ -355,8 +345,8 @@ static void tightest_first(const int64_t *time, const int64_t *signature, int64_
     }
 }
 
-static struct scored score_node(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
-                                int64_t node, struct node_sums *sums, int64_t *gpus, int64_t passing) {
+static shp_scored score_node(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
+                             int64_t node, struct node_sums *sums, int64_t *gpus, int64_t passing) {
     copies_by_cpu(sums->by_cpu, capacity, columns->cpu[node] - request->cpu);
     if (request->count == 1)
         return best_gpu(columns, capacity, request, node, sums, gpus, passing);
@@ -374,7 +364,7 @@ static struct scored score_node(const shp_columns *columns, const shp_capacity *
     float left = served(capacity, sums->hole_values, cpu) + gain_to_label(columns, capacity, &label, cpu);
     float after = value_of(capacity, sums, known_model(columns, capacity, node));
     float raw = after - capacity->value[node] + left * capacity->hole_weight;
-    return (struct scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
+    return (shp_scored){.score = rounded(capacity, raw), .tried = 2 * request->count + 1};
 }
 
 /* Equal for nodes of the same signature of which as many GPUs pass; never 0. */
@@ -415,26 +405,25 @@ static inline int64_t passing(const shp_columns *columns, const shp_request *req
     return request->count ? passing_gpus(columns, request, bounds, node, gpus) : node_passes(columns, request, node);
 }
 
-int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t seen,
-                   int64_t work, const shp_scores *scores, float *scratch, int64_t *gpus) {
-    struct scored memo[MEMO];
+void shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, shp_pass *pass,
+               int64_t pause, const shp_scores *scores, float *scratch, int64_t *gpus) {
     struct node_sums sums = sums_in(scratch, capacity->shapes);
     const struct bounds bounds = bounds_of(columns, request);
-    bool cleared = false;
-    for (int64_t node = 0; node < columns->nodes; node++) {
-        if (columns->changed_at[node] <= seen)
+    for (; pass->node < columns->nodes && pass->work >= pause; pass->node++) {
+        int64_t node = pass->node;
+        if (columns->changed_at[node] <= pass->seen)
             continue;
         int64_t found = passing(columns, request, &bounds, node, gpus);
         scores->score[node] = NO_PLACE;
         if (!found)
             continue;
-        if (!cleared)
-            memset(memo, 0, sizeof memo);
-        cleared = true;
+        if (!pass->cleared)
+            memset(pass->memo, 0, sizeof pass->memo);
+        pass->cleared = 1;
         uint64_t tag = tag_of(columns, node, found);
-        struct scored *scored = &memo[(tag >> 1) % MEMO];
+        shp_scored *scored = &pass->memo[(tag >> 1) % SHP_MEMO];
         if (scored->tag != tag) {
-            if (work < 0 && request->count) {
+            if (pass->work < 0 && request->count) {
                 int64_t guessed = guess(columns, capacity, request, node, gpus, found);
                 scores->score[node] = ranked(columns, capacity, request, node, guessed);
                 scores->weights[node] = 0;
@@ -442,13 +431,12 @@ int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, con
             }
             *scored = score_node(columns, capacity, request, node, &sums, gpus, found);
             scored->tag = tag;
-            work -= scored->tried * capacity->shapes;
+            pass->work -= scored->tried * capacity->shapes;
         }
         scores->score[node] = ranked(columns, capacity, request, node, scored->score);
         scores->gpu[node] = scored->gpu;
         scores->weights[node] = capacity->number;
     }
-    return work;
 }
 
 /* The first node of the highest score; -1: none has a place. */
@@ -492,7 +480,7 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
             scores->score[node] = NO_PLACE;
             continue;
         }
-        struct scored scored = score_node(columns, capacity, request, node, &sums, gpus, found);
+        shp_scored scored = score_node(columns, capacity, request, node, &sums, gpus, found);
         scores->score[node] = ranked(columns, capacity, request, node, scored.score);
         scores->gpu[node] = scored.gpu;
         scores->weights[node] = capacity->number;

@@ -100,14 +100,35 @@ typedef struct {
     int64_t *weights;
 } shp_scores;
 
+enum { SHP_MEMO = 512 }; /* places for node signatures that were scored in a pass; a power of two */
+
+/* The score of a node, found once in a pass for all nodes of its signature. `tag` 0: nothing yet. `gpu`: signature of
+ * the best GPU. `tried`: GPUs that were scored. */
+typedef struct {
+    uint64_t tag;
+    int64_t score;
+    int64_t gpu;
+    int64_t tried;
+} shp_scored;
+
+/* A pass over the nodes that changed after version `seen`, from position `node` on. `work` is left, in GPUs times
+ * shapes: below 0 nodes are only guessed. `memo` is of use once `cleared`; it holds for one request and capacity. */
+typedef struct {
+    int64_t seen;
+    int64_t node;
+    int64_t work;
+    int64_t cleared;
+    shp_scored memo[SHP_MEMO];
+} shp_pass;
+
 /* Write the positions of the GPUs of one node that pass, in order, to `gpus`, which has room for the width. Return how
  * many; 0 where the node does not pass or has fewer than asked. */
 int64_t shp_passing(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus);
 
-/* Score the nodes that changed after version `seen`. Return what is left of `work`, counted in GPUs times shapes: once
- * it is used up, nodes are only guessed. `scratch` has room for 3 x shapes numbers, here and below. */
-int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, int64_t seen,
-                   int64_t work, const shp_scores *scores, float *scratch, int64_t *gpus);
+/* Score the nodes of a pass until all are done, or its `work` falls below `pause`. `scratch` has room for 3 x shapes
+ * numbers, here and below. */
+void shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request, shp_pass *pass,
+               int64_t pause, const shp_scores *scores, float *scratch, int64_t *gpus);
 
 /* Return the best node, the first of equals; -1 where none has a place. What looks best is scored again until it was
  * scored with the present weights, or the work is used up: then the best of those that were. */
