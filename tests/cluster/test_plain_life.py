@@ -71,6 +71,29 @@ def test_a_job_that_fails_has_a_share_for_each_try_and_leaves_none(world: World)
     wait(lambda: not world.rows(node), what="the shares given back")
 
 
+@pytest.mark.promise("operator-line-job-taken-back")
+def test_a_job_without_a_second_try_lives_through_a_node_that_kube_scheduler_refuses(world: World) -> None:
+    nodes = world.nodes("once", 2)
+    namespace = world.cluster.namespace("once")
+    world.apply(namespace, "first", {"request": 0.4}, on="once", labels={"app": "x"})
+    first = world.phase(namespace, "first", "Running")["status"]["node"]
+    rule = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+    ends = {"test.sharepod.dev/run-seconds": "0.2"}
+    spec = {"backoffLimit": 0, "template": template("once", "400", annotations=ends, affinity=apart)}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
+    world.api.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
+
+    def status() -> Object:
+        found: Object = world.api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs/job").get("status", {})
+        return found
+
+    wait(lambda: {"Complete", "Failed"} & {one["type"] for one in status().get("conditions", [])}, what="it ends")
+    assert (status().get("succeeded"), status().get("failed")) == (1, None)
+    (pod,) = [pod for pod in pods(world, namespace) if pod["metadata"]["name"] != "first"]
+    assert pod["spec"]["nodeName"] in set(nodes) - {first}
+
+
 @pytest.mark.promise("operator-line-scheduler-preemption")
 def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_waits_without(world: World) -> None:
     world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "urgent"}, "value": 1000})

@@ -119,6 +119,7 @@ def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
     assert "volumeMounts[3].mountPath" in said(world.api, over_the_hook), "there would be two"
     left_out = world.cluster.namespace("v-left-out", labels={"sharepod.dev/plain-pods": "disabled"})
     assert "was not turned into a share" in said(world.api, line_pod(), left_out)
+    assert "gives no share in namespace v-left-out" in said(world.api, translated(world), left_out)
 
 
 def translated(world: World, **options: object) -> Object:

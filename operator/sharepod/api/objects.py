@@ -60,6 +60,8 @@ SHARE_GATE = f"{GROUP}/share"
 TAKEN_BACK = f"{GROUP}/taken-back"
 """Finalizer of a Pod that the operator takes back before it was bound: the Pod stays, never to be bound, until that is
 on record."""
+JOB_TRACKING = "batch.kubernetes.io/job-tracking"
+"""Finalizer of Kubernetes on each Pod of a Job: one that is deleted with it counts as a try that failed."""
 
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 """Annotation of a Pod that the operator created: the UUIDs of its GPUs, comma-separated; `NO_GPUS` until it has a

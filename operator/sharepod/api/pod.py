@@ -32,6 +32,7 @@ from .objects import (
     CSI_DRIVER,
     GPUS_ANNOTATION,
     GROUP,
+    JOB_TRACKING,
     NO_GPUS,
     PRELOAD_PATH,
     SHARE_CLAIM,
@@ -178,18 +179,24 @@ def open_gate(
 def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
     """Return the JSON Patch that keeps a Pod, once it is deleted, until `let_go`; refused for any other version of it.
 
-    `finalizers`: those that the Pod has.
+    No Job counts it from then on: it never ran. `finalizers`: those that the Pod has.
     """
+    kept = [finalizer for finalizer in finalizers if finalizer != JOB_TRACKING]
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "test", "path": "/metadata/resourceVersion", "value": str(version)},
-        {"op": "add", "path": "/metadata/finalizers", "value": [*finalizers, TAKEN_BACK]},
+        {"op": "add", "path": "/metadata/finalizers", "value": [*kept, TAKEN_BACK]},
     ]
 
 
-def let_go(uid: str, finalizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers are no longer those."""
-    kept = [finalizer for finalizer in finalizers if finalizer != TAKEN_BACK]
+def let_go(uid: str, finalizers: Sequence[str], *, counts: bool) -> list[dict[str, Any]]:
+    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers are no longer those.
+
+    `counts`: it is the Pod of a Job and runs, so that the Job counts it again.
+    """
+    kept = [finalizer for finalizer in finalizers if finalizer not in (TAKEN_BACK, JOB_TRACKING)]
+    if counts:
+        kept.append(JOB_TRACKING)
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "test", "path": "/metadata/finalizers", "value": list(finalizers)},

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import structlog
 
 from sharepod.api.claims import ClaimRequest
-from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, TenantState, manifest
+from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, Tenant, TenantState, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.api.resource_line import Carried, carried
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
@@ -62,6 +63,19 @@ _DEVICE_PLUGIN = (
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Enough:
+    """Ledger for which a Node was seen to advertise enough.
+
+    `uids`: of the Node and the GPUNode. `amounts`: of each resource, that the rows needed.
+    """
+
+    uids: tuple[str, str]
+    generation: int
+    rows: Mapping[str, Tenant]
+    amounts: Mapping[str, int]
+
+
 class NodeReconciler:
     """Reconciler of nodes by name. `clock`: monotonic seconds."""
 
@@ -84,8 +98,8 @@ class NodeReconciler:
         """By node: since when its agent is away."""
         self._short: dict[str, float] = {}
         """By node: since when it advertises too little."""
-        self._enough: dict[str, tuple[str, str, int]] = {}
-        """By node: for which uids of both objects and generation of the ledger it was seen to advertise enough."""
+        self._enough: dict[str, _Enough] = {}
+        """By node: with what ledger it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
         """By node and GPU: the last Event about a GPU that cannot be used."""
         self.lines_in_force: bool | None = None
@@ -179,15 +193,29 @@ class NodeReconciler:
             or node.error is not None
         ):
             return True
-        version = (node.uid, gpunode.uid, gpunode.generation)
-        if self._enough.get(name) != version:
-            has, wanted = node.allocatable.extended, self._wanted(gpunode)
-            if any(has.get(resource, 0) < amount for resource, amount in wanted.items()):
+        seen, uids = self._enough.get(name), (node.uid, gpunode.uid)
+        if seen is None or seen.uids != uids or self._needs_more(seen, gpunode) or not _has(node, seen.amounts):
+            wanted = self._wanted(gpunode)
+            if not _has(node, wanted):
                 self.queue.add(name)
                 return self._clock() >= self._short.setdefault(name, self._clock()) + _ADVERTISED_S
-            self._enough[name] = version
+            self._enough[name] = _Enough(uids, gpunode.generation, gpunode.rows, wanted)
+        elif seen.generation != gpunode.generation:
+            self._enough[name] = replace(seen, generation=gpunode.generation, rows=gpunode.rows)
         self._short.pop(name, None)
         return True
+
+    def _needs_more(self, seen: _Enough, gpunode: GpuNodeFacts) -> bool:
+        """Return whether a ledger may need more of the resources than when its Node was seen to advertise enough. Rows
+        that did not change are the same objects."""
+        before, rows = seen.rows, gpunode.rows
+        if seen.generation == gpunode.generation:
+            return False
+        gone = [uid for uid in before if uid not in rows]
+        if any(self._state.pod_of(uid) or self._state.seen_claims.claims.get(uid) for uid in gone):
+            return True
+        lines = (self._line_of(uid, row, gpunode.name) for uid, row in rows.items() if before.get(uid) is not row)
+        return any(line is not None and line.beyond for line in lines)
 
     def _wanted(self, gpunode: GpuNodeFacts) -> Mapping[str, int]:
         """Return what a Node is to advertise of the resources of the line."""
@@ -198,11 +226,8 @@ class NodeReconciler:
         """Yield the lines with a row on a node, and those of Pods that are bound to it and have none."""
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
-            claim, pod = seen.claims.get(uid), self._state.pod_of(uid)
-            if claim is not None and claim.by_line and claim.request is not None:
-                yield LineOnNode(_carried(claim.request), row)
-            elif pod is not None and pod.carried and not pod.ended and (pod.node or pod.pin) in (None, gpunode.name):
-                yield LineOnNode(pod.carried, row)
+            if (of_row := self._line_of(uid, row, gpunode.name)) is not None:
+                yield of_row
         for plain, line in seen.bound_lines(gpunode.name):
             claim = seen.claims.named(plain.claim_of_line or "", plain.namespace)
             if claim is None or claim.uid not in gpunode.rows:
@@ -213,6 +238,15 @@ class NodeReconciler:
                 left = self._state.pods.get(uid)
                 if left is not None and left.carried and left.node == gpunode.name:
                     yield LineOnNode(left.carried, None)
+
+    def _line_of(self, uid: str, row: Tenant, node: str) -> LineOnNode | None:
+        """Return the line that a row on a node is for; None if it is for none."""
+        claim, pod = self._state.seen_claims.claims.get(uid), self._state.pod_of(uid)
+        if claim is not None and claim.by_line and claim.request is not None:
+            return LineOnNode(_carried(claim.request), row)
+        if pod is not None and pod.carried and not pod.ended and (pod.node or pod.pin) in (None, node):
+            return LineOnNode(pod.carried, row)
+        return None
 
     async def _create(self, node: NodeFacts) -> None:
         try:
@@ -377,6 +411,11 @@ class NodeReconciler:
     @staticmethod
     def _now() -> str:
         return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _has(node: NodeFacts, amounts: Mapping[str, int]) -> bool:
+    """Return whether a Node advertises these amounts at least."""
+    return all(node.allocatable.extended.get(resource, 0) >= amount for resource, amount in amounts.items())
 
 
 def _carried(line: ClaimRequest) -> Carried:

@@ -131,7 +131,16 @@ class Operator:
             lines_in_force=lambda: bool(self.line_policy.in_force),
         )
         self.tenant_reconciler = TenantReconciler(
-            self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock, now_ms.seconds
+            self.state,
+            self.client,
+            self.ledger,
+            pod_control,
+            self.events,
+            self.memos,
+            settings,
+            clock,
+            now_ms.seconds,
+            advertises=lambda node: self.node_reconciler.advertises_enough(node),
         )
         self.loop = PlacementLoop(
             self.state,
@@ -164,6 +173,7 @@ class Operator:
             clock,
             now_ms.seconds,
             listed=lambda: self.watches.claims.listed,
+            advertises=lambda node: self.node_reconciler.advertises_enough(node),
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
         self.tenant_reconciler.line_pods.in_force = lambda: bool(self.line_policy.in_force)
@@ -229,8 +239,6 @@ class Operator:
             self_test_claims=self.self_test_claims,
             acts=lambda: self._active,
         )
-        for reconciler in (self.claim_reconciler, self.tenant_reconciler):
-            reconciler.snapshots.advertises = self.node_reconciler.advertises_enough
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
         self.state.seen_claims.on_claim_lacking = self.routes.claim_lacking
         self.state.seen_claims.on_self_test = self.routes.self_test_changed

@@ -79,6 +79,7 @@ class World:
             self.settings,
             self._clock,
             self.wall,
+            advertises=lambda node: self.nodes.advertises_enough(node),
         )
         self.claims = ClaimReconciler(
             self.state,
@@ -90,6 +91,7 @@ class World:
             self._clock,
             self.wall,
             listed=lambda: self.watches.claims.listed,
+            advertises=lambda node: self.nodes.advertises_enough(node),
         )
         self.loop = PlacementLoop(
             self.state,
@@ -118,7 +120,6 @@ class World:
         self.tenants.loop = self.claims.loop = self.loop
         self.claims.on_share_of_line = lambda _node: None
         self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
-        self.tenants.snapshots.advertises = self.claims.snapshots.advertises = self.nodes.advertises_enough
         self.ledger.on_refused = self.tenants.back_off_from_node
         self.state.on_room_changed = self.loop.room_changed
         self.tenant = ""

@@ -354,8 +354,8 @@ async def test_ages_of_objects_go_by_the_api_servers_clock_where_the_machines_is
         walls = [
             operator.loop.victims_seen._wall,
             operator.loop.preemptions.moving._movers._wall,
-            operator.tenant_reconciler.snapshots._wall,
-            operator.claim_reconciler.snapshots._wall,
+            operator.tenant_reconciler._snapshots._wall,
+            operator.claim_reconciler._snapshots._wall,
         ]
         assert [wall() for wall in walls] == [pytest.approx(time.time() + behind_s, abs=30)] * 4
         await operator.client.close()

@@ -46,6 +46,8 @@ class ClaimsSeen:
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
         """Users of a claim in their order, by its uid; dropped when one of them changes."""
+        self.turns: dict[str, int] = {}
+        """By uid of a claim: index of the first of its users that have their turn; the very first without."""
         self._lacking: dict[str, set[str]] = {}
         """Uids of Pods that wait for the claim of their line to be made, by namespace."""
         self._bound_lines: dict[str, set[str]] = {}
@@ -157,6 +159,7 @@ class ClaimsSeen:
     def _claim_gone(self, item: ClaimFacts) -> None:
         self._no_longer_made(item)
         self._sorted.pop(item.uid, None)
+        self.turns.pop(item.uid, None)
         self._tell(item)
         self._tell_siblings(item)
 

@@ -25,7 +25,7 @@ from sharepod.controller.decisions.claim_status import LOST, Note, notes, unlist
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
-from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, waiting_pod
+from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, next_turn, waiting_pod
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
@@ -42,7 +42,8 @@ log = structlog.get_logger(__name__)
 
 
 class ClaimReconciler:
-    """Reconciler of claims by uid. `clock`: monotonic seconds; `wall`: since the epoch."""
+    """Reconciler of claims by uid. `clock`: monotonic seconds; `wall`: since the epoch; `advertises`: whether a node
+    advertises what the lines of the shares there need."""
 
     loop: PlacementLoop
     """Set once, before `run`."""
@@ -61,6 +62,7 @@ class ClaimReconciler:
         wall: Callable[[], float] = time.time,
         *,
         listed: Callable[[], bool],
+        advertises: Callable[[str], bool],
     ) -> None:
         self._state = state
         self._ledger = ledger
@@ -71,7 +73,7 @@ class ClaimReconciler:
         self._listed = listed
         """True once all claims were listed: only then one that is not known can be gone."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
-        self.snapshots = Snapshots(state, settings, clock, wall)
+        self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
         self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers, state.namespace_of)
 
     async def run(self) -> None:
@@ -90,6 +92,9 @@ class ClaimReconciler:
         # 2. Decide the next step, and 3. do it.
         step = claim_steps.next_step(snapshot)
         await self._act(snapshot, uid, memo, step)
+        turn_s = next_turn(self._state, snapshot.claim) if snapshot.claim is not None else None
+        if turn_s is not None and isinstance(step, Wait):
+            self.queue.add_after(uid, turn_s)
         # 4. Show the share, and tell the owner what stands in the way.
         if isinstance(step, Wait | Place):
             await self._show(snapshot, uid, memo)
@@ -100,7 +105,7 @@ class ClaimReconciler:
         """Return everything known of a claim now, and keep in the memo since when things are as they are."""
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
-        reserved = self.snapshots.reserved(uid, memo)
+        reserved = self._snapshots.reserved(uid, memo)
         pods = seen.users(claim) if claim is not None else ()
         pod = waiting_pod(self._state, claim) if claim is not None else None
         if pod is not None and pods[0] is not pod:  # it decides
@@ -147,7 +152,7 @@ class ClaimReconciler:
             advertised=claim is None
             or claim.allocation is not None
             or not claim.by_line
-            or self.snapshots.advertised(reserved),
+            or self._snapshots.advertised(reserved),
             now=now,
         )
 

@@ -83,7 +83,7 @@ class LinePods:
             return step
         if isinstance(step, Finish) and step.reason == EndReason.RESERVATION_LOST and pod is not None:
             self._events.warning(sharepod.kind, sharepod, step.reason, "Release", step.message)
-            await self._pod_control.delete(pod, memo, snapshot.now)
+            await self._pod_control.delete(pod, memo, snapshot.now, disrupts=True)
         return None
 
     def tell(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:

@@ -251,15 +251,17 @@ class PodControl:
         tell = self._events.normal if waits else self._events.warning
         tell(sharepod.kind, sharepod, reason, "Bind", message)
 
-    async def delete(self, pod: PodFacts, memo: TenantMemo, now: float) -> float | None:
+    async def delete(self, pod: PodFacts, memo: TenantMemo, now: float, *, disrupts: bool = False) -> float | None:
         """Begin to delete a Pod, once. Return seconds until it is looked at again if that is already accepted.
 
-        `now`: monotonic seconds.
+        `disrupts`: it is not the Pod's fault, and its condition DisruptionTarget is to say so, as far as budgets let it
+        be evicted. `now`: monotonic seconds.
         """
         if memo.deleted is not None and memo.deleted[0] == pod.uid and now < memo.deleted[1] + _DELETE_AGAIN_S:
             return memo.deleted[1] + _DELETE_AGAIN_S - now
         try:
-            await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
+            if not (disrupts and await self._evict(pod)):
+                await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
         except NotFoundError:
             self._state.drop_pod(pod.uid)
         except ConflictError:
@@ -267,6 +269,14 @@ class PodControl:
         else:
             memo.deleted = (pod.uid, now)
         return None
+
+    async def _evict(self, pod: PodFacts) -> bool:
+        """Evict a Pod; return False if a PodDisruptionBudget, or that there are two, forbids it."""
+        try:
+            await self._client.evict(pod.name, pod.namespace, uid=pod.uid)
+        except UnavailableError:
+            return False
+        return True
 
     async def take_back(self, pod: PodFacts) -> bool:
         """Delete a Pod that is not bound. Return False if this version of it is no longer the last, or it is gone."""
@@ -286,8 +296,9 @@ class PodControl:
 
     async def let_go(self, pod: PodFacts) -> None:
         """Take the mark of a Pod away: one that was taken back goes."""
+        counts = pod.of_job and not pod.deleting
         with contextlib.suppress(InvalidError, ConflictError, NotFoundError):
-            await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers), pod.namespace)
+            await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers, counts=counts), pod.namespace)
         await self._refresh(pod)
 
     async def _refresh(self, pod: PodFacts) -> None:

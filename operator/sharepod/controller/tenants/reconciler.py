@@ -68,7 +68,8 @@ _FOLLOWED = tuple(_FOLLOWING)
 
 
 class TenantReconciler:
-    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds; `wall`: since the epoch."""
+    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds; `wall`: since the epoch;
+    `advertises`: whether a node advertises what the lines of the shares there need."""
 
     loop: PlacementLoop
     """Set once, before `run`."""
@@ -86,6 +87,8 @@ class TenantReconciler:
         settings: OperatorSettings,
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
+        *,
+        advertises: Callable[[str], bool],
     ) -> None:
         self._state = state
         self._client = client
@@ -97,7 +100,7 @@ class TenantReconciler:
         self._memos = memos
         self._settings = settings
         self._clock = clock
-        self.snapshots = Snapshots(state, settings, clock, wall)
+        self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
         self._evictor = Evictor(client, events, settings, clock)
         self.line_pods = LinePods(pod_control, events, clock)
         self._quota_gate = QuotaGate(client, clock)
@@ -117,21 +120,21 @@ class TenantReconciler:
         """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
         # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read, unless a watch or write showed it.
-        snapshot = self.snapshots.take(tenant, memo)
+        snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             memo.gone = memo.gone or self._state.saw_deleted(tenant)
             if not memo.gone:
                 memo.gone = await self._is_gone(snapshot, tenant)
                 if not memo.gone:
                     return
-                snapshot = self.snapshots.take(tenant, memo)  # much can have happened meanwhile
+                snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
         # 2. Decide the next step, and 3. do it. A Pod that was created asks for its place at once, and one whose claim
         # was allocated has its gate opened at once. What a watch has said of a step meanwhile is in the next snapshot,
         # and no reason for one more turn.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
         while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
-            snapshot = self.snapshots.take(tenant, memo)
+            snapshot = self._snapshots.take(tenant, memo)
             following = lifecycle.decide(snapshot)
             if type(following) not in _FOLLOWING.get(type(step), ()):
                 self.queue.add(tenant)
@@ -143,7 +146,7 @@ class TenantReconciler:
         self._tell_lowered(snapshot)
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
         if not isinstance(step, steps.Wait | steps.Place):  # those two change nothing that a snapshot shows
-            snapshot = self.snapshots.take(tenant, memo)
+            snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
         if sharepod is not None and sharepod.plain:
             self.line_pods.tell(snapshot, memo)

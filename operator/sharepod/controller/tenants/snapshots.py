@@ -31,14 +31,19 @@ class Snapshots:
         settings: The operator's settings, for its patience with Pods.
         clock: Monotonic seconds.
         wall: Time of day, seconds since the epoch.
+        advertises: Returns whether a node advertises what the lines of the shares there need.
     """
 
-    advertises: Callable[[str], bool] = staticmethod(lambda _node: True)
-    """Returns whether a node advertises what the lines of the shares there need."""
-
     def __init__(
-        self, state: ClusterState, settings: OperatorSettings, clock: Callable[[], float], wall: Callable[[], float]
+        self,
+        state: ClusterState,
+        settings: OperatorSettings,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        *,
+        advertises: Callable[[str], bool],
     ) -> None:
+        self._advertises = advertises
         self._wall = wall
         self._state = state
         self._settings = settings
@@ -83,7 +88,7 @@ class Snapshots:
 
     def advertised(self, reserved: tuple[ReservationSnapshot, ...]) -> bool:
         """Return whether the nodes of these rows, as far as they are written, advertise what is needed there."""
-        return all(self.advertises(item.node) for item in reserved if item.written is not None)
+        return all(self._advertises(item.node) for item in reserved if item.written is not None)
 
     def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
         """Return the reservations of a tenant, a SharePod or a claim."""

@@ -49,6 +49,39 @@ async def test_a_pod_with_a_claim_that_is_not_there_keeps_no_other_from_the_one_
     assert consumer["name"] == "whole"
 
 
+@pytest.mark.promise("operator-claim-pod-needs")
+async def test_of_many_pods_that_cannot_be_placed_each_has_its_turn(world: World) -> None:
+    world.node()
+    world.claim()
+    for number in range(40):
+        world.pod_with("share", "none", name=f"broken{number}", priority=10)
+    world.pod_with("share", name="whole")
+    await world.look_at_claim(times=3)
+    await placed(world)
+    await world.look_at_claim()
+    (consumer,) = (world.read("resourceclaims", "share") or {})["status"]["reservedFor"]
+    assert consumer["name"] == "whole"
+
+
+@pytest.mark.promise("operator-claim-pod-needs")
+async def test_turns_begin_again_with_the_first_pods_and_end_where_there_are_no_others(world: World) -> None:
+    world.node()
+    world.claim()
+    for number in range(17):
+        world.pod_with("share", f"later{number}", name=f"p{number:02}")
+    pauses = []
+    for _ in range(2):
+        await world.look_at_claim()
+        pauses.append(world.due_in(world.claim_uid(), world.claims.queue) or 0.0)
+        world.claims.queue.clear()
+    assert 0.0 < pauses[0] <= 1.0 < pauses[1] <= 10.0
+    world.claim("later3")
+    await placed(world, "share", "later3")
+    await world.look_at_claim()
+    (consumer,) = (world.read("resourceclaims", "share") or {})["status"]["reservedFor"]
+    assert consumer["name"] == "p03"
+
+
 async def test_when_one_claim_of_a_pod_loses_its_place_the_other_goes_too(world: World) -> None:
     world.node("node-a", gpus=2)
     world.claim("first")

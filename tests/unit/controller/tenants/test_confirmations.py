@@ -39,7 +39,15 @@ class Operator:
         memos = TenantMemos()
         self.nodes = NodeReconciler(self.state, client, ledger, self.events, settings, lambda: 0.0)
         self.tenants = TenantReconciler(
-            self.state, client, ledger, self.pod_control, self.events, memos, settings, lambda: 0.0
+            self.state,
+            client,
+            ledger,
+            self.pod_control,
+            self.events,
+            memos,
+            settings,
+            lambda: 0.0,
+            advertises=self.nodes.advertises_enough,
         )
 
     def serve(self, plural: str, raw: Json) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from sharepod.api.line_volume import with_volume
+from sharepod.api.objects import JOB_TRACKING, TAKEN_BACK
 from sharepod.controller.decisions.advertised import SOON_S
 from sharepod.kube import Json
 from unit.controller.acting_world import NAMESPACE, World
 from unit.controller.tenants.server_history import gates
 
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}]
 LINE = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "1024"}
 
 
@@ -119,8 +121,7 @@ async def test_what_admission_lets_through_and_cannot_be_meant_is_told_and_never
 async def test_one_that_fits_nowhere_on_its_node_is_taken_back_and_the_next_one_stays_away(world: World) -> None:
     world.node()
     tenant = await opened(world, owner="replicas")
-    unschedulable = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}]
-    world.change("pods", "one", lambda item: item.update(status={"conditions": unschedulable}), status=True)
+    world.change("pods", "one", lambda item: item.update(status={"conditions": UNSCHEDULABLE}), status=True)
     await world.look()
     world.now += world.settings.bind_timeout + 1
     world.renew()
@@ -140,16 +141,55 @@ async def test_one_that_fits_nowhere_on_its_node_is_taken_back_and_the_next_one_
     assert following not in world.rows()
 
 
-@pytest.mark.promise("operator-line-volume-lost")
-async def test_one_whose_row_is_gone_is_ended(world: World) -> None:
+def of_job(world: World, finalizers: list[str], api: str = "batch/v1") -> None:
+    """Make the Pod one of a Job."""
+    owner = {"apiVersion": api, "kind": "Job", "name": "j", "uid": "job", "controller": True}
+    change = {"ownerReferences": [owner], "finalizers": finalizers}
+    world.change("pods", "one", lambda item: item["metadata"].update(change))
+
+
+@pytest.mark.promise("operator-line-job-taken-back")
+async def test_a_job_does_not_count_its_pod_that_is_taken_back(world: World) -> None:
     world.node()
     await opened(world)
+    of_job(world, [JOB_TRACKING, "example.com/mine"])
+    world.change("pods", "one", lambda item: item.update(status={"conditions": UNSCHEDULABLE}), status=True)
+    await world.look()
+    world.now += world.settings.bind_timeout + 1
+    world.renew()
+    await world.look()
+    metadata = (world.read("pods") or {})["metadata"]
+    assert metadata["deletionTimestamp"]
+    assert metadata["finalizers"] == ["example.com/mine", TAKEN_BACK]
+
+
+@pytest.mark.promise("operator-line-job-taken-back")
+@pytest.mark.parametrize(("api", "counted"), [("batch/v1", [JOB_TRACKING]), ("batch.example.com/v1", [])])
+async def test_a_job_counts_its_pod_again_that_was_bound_after_all(world: World, api: str, counted: list[str]) -> None:
+    world.node()
+    await opened(world)
+    of_job(world, ["example.com/mine", TAKEN_BACK], api)
+    world.change("pods", "one", lambda item: item["spec"].update(nodeName="node-a"))
+    await world.look()
+    assert (world.read("pods") or {})["metadata"]["finalizers"] == ["example.com/mine", *counted]
+
+
+@pytest.mark.promise("operator-line-volume-lost")
+@pytest.mark.parametrize(("budget", "calls"), [(False, ["evict"]), (True, ["evict", "delete"])])
+async def test_one_whose_row_is_gone_is_ended_and_its_job_can_tell_why(
+    world: World, budget: bool, calls: list[str]
+) -> None:
+    world.node()
+    await opened(world)
+    if budget:
+        world.server.disrupted.add((NAMESPACE, "one"))
     world.pod_phase("Running")
     await world.look()
     world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
     await world.look()
     deleted = (world.read("pods") or {"metadata": {"deletionTimestamp": "gone"}})["metadata"].get("deletionTimestamp")
     assert deleted
+    assert [verb for verb in ("evict", "delete") if world.server.made(verb, "pods")] == calls
     await world.until(lambda: bool(world.told("ReservationLost")))
 
 
@@ -216,6 +256,33 @@ async def test_a_gate_opens_once_the_node_advertises_what_a_lowered_share_carrie
         await world.look_at_node()
     else:
         world.now += 5.0
+    await world.look(second)
+    assert gates(world, "two") == []
+
+
+@pytest.mark.promise("operator-line-room-first")
+@pytest.mark.parametrize("what", ["a row given away", "a kubelet that registers anew"])
+async def test_a_gate_waits_where_more_is_needed_or_less_is_advertised_than_for_the_last_one(
+    world: World, what: str
+) -> None:
+    world.node()
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    await opened(world)
+    world.pod_phase("Running")
+    await world.look()
+    if what == "a row given away":
+        world.delete("pods")
+        world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    else:
+        allocatable = {"cpu": "8", "memory": "64Gi", "pods": "110"}
+        world.change("nodes", "node-a", lambda item: item["status"].update(allocatable=allocatable), status=True)
+    second = line_pod(world, name="two")
+    await world.look(second)
+    await world.until(lambda: second in world.rows())
+    await world.look(second)
+    assert gates(world, "two") == ["sharepod.dev/share"]
+    await world.look_at_node()
     await world.look(second)
     assert gates(world, "two") == []
 

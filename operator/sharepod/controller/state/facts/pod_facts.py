@@ -117,6 +117,8 @@ class PodFacts(ObjectFacts):
     """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
     claim: str | None = None
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
+    of_job: bool = False
+    """It is a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while it waits for its share."""
 
@@ -226,6 +228,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         ends_by=str(metadata.get("deletionTimestamp") or "")[:_MAX_TIME],
         asks=_asks(spec) if waits else None,
         claim=_share_claim(spec),
+        of_job=controller not in (None, tenant) and _of_job(metadata),
         affinity=affinity if waits else None,
     )
 
@@ -257,6 +260,12 @@ def _tenant(metadata: Json, controller: str | None) -> str | None:
     if label == LINE_TENANT:
         return str(metadata["uid"])
     return label if controller is None or controller == label else None
+
+
+def _of_job(metadata: Json) -> bool:
+    """Return whether the controller of a Pod is a Job of Kubernetes, and not one of the same name of others."""
+    owners = [owner for owner in maps(metadata.get("ownerReferences")) if owner.get("controller")]
+    return any((owner.get("apiVersion"), owner.get("kind")) == ("batch/v1", "Job") for owner in owners)
 
 
 def pin_of(spec: Json) -> str | None:
