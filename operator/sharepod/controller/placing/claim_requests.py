@@ -45,7 +45,7 @@ def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
     """Give other Pods on a claim their turn where those that had it cannot be placed; return in how many seconds to
     look at them, None if there are no others."""
     seen, pod = state.seen_claims, waiting_pod(state, claim)
-    if pod is None or _can_be_placed(state, pod):
+    if pod is None or claim.request is None or claim.deleting or _can_be_placed(state, pod):
         return None
     users, turn = seen.users(claim), seen.turns.pop(claim.uid, 0) + _MOST_LOOKED_AT
     if turn < len(users) and users[turn].waits:
@@ -55,9 +55,12 @@ def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
 
 
 def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
-    """Return whether all claims of a Pod are known, and its containers use them as they can be used."""
+    """Return whether all claims of a Pod are known, ask for what they can and stay, and its containers use them as they
+    can be used."""
     seen = state.seen_claims
-    return len(pod.entries) <= MAX_CLAIMS and seen.complete(pod) and seen.crowded(pod) is None
+    if len(pod.entries) > MAX_CLAIMS or not seen.complete(pod) or seen.crowded(pod) is not None:
+        return False
+    return all(one.request is not None and not one.deleting for one in seen.of_pod(pod))
 
 
 def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
@@ -69,7 +72,7 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
         return None
     missing: list[ClaimFacts] = []
     for one in state.seen_claims.of_pod(pod):
-        if one.request is None or one.deleting or waiting_pod(state, one) is None:
+        if waiting_pod(state, one) is None:
             return None
         if one.allocation is None and not state.cluster.reservations_of(TenantId(one.uid)):
             missing.append(one)

@@ -112,7 +112,7 @@ class ClaimsSeen:
             self._made.setdefault(item.made_for, set()).add(item.uid)
         if news:
             self._tell(item)
-        if before is None:
+        if before is None or (before.deleting, before.request is None) != (item.deleting, item.request is None):
             self._tell_siblings(item)
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:

@@ -50,6 +50,44 @@ async def test_a_pod_with_a_claim_that_is_not_there_keeps_no_other_from_the_one_
 
 
 @pytest.mark.promise("operator-claim-pod-needs")
+@pytest.mark.parametrize("what", ["invalid", "being deleted"])
+async def test_a_pod_with_a_claim_that_gets_no_place_keeps_no_other_from_the_one_that_they_share(
+    world: World, what: str
+) -> None:
+    world.node()
+    world.claim()
+    if what == "invalid":
+        world.claim("other", annotations={"sharepod.dev/gpu-mode": "Half"})
+    else:
+        world.claim("other")
+        world.change("resourceclaims", "other", lambda item: item["metadata"].update(finalizers=["example.com/keep"]))
+        world.delete("resourceclaims", "other")
+    world.pod_with("share", "other", name="broken", priority=10)
+    world.pod_with("share", name="whole")
+    await placed(world)
+    await world.look_at_claim()
+    (consumer,) = (world.read("resourceclaims", "share") or {})["status"]["reservedFor"]
+    assert consumer["name"] == "whole"
+
+
+@pytest.mark.promise("operator-claim-pod-needs")
+async def test_a_claim_is_looked_at_when_another_of_its_pod_begins_to_be_deleted(world: World) -> None:
+    world.node()
+    uid = world.claim()
+    world.claim("other")
+    world.pod_with("share", "other")
+    await world.see_claims()
+    told: list[str] = []
+    world.state.seen_claims._on_changed = told.append
+    world.change("resourceclaims", "other", lambda item: item["metadata"].update(finalizers=["example.com/keep"]))
+    await world.see_claims()
+    told.clear()
+    world.delete("resourceclaims", "other")
+    await world.see_claims()
+    assert uid in told
+
+
+@pytest.mark.promise("operator-claim-pod-needs")
 async def test_of_many_pods_that_cannot_be_placed_each_has_its_turn(world: World) -> None:
     world.node()
     world.claim()
