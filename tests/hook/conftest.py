@@ -77,6 +77,7 @@ _IN_PAIRS = {
     "process/test_admission.py",
     "process/test_devices.py",
     "process/test_ends.py",
+    "process/test_ends_between.py",
     "process/test_harmless.py",
     "process/test_life.py",
     "process/test_skew.py",

@@ -45,6 +45,11 @@ CUcontext context_of_stream(CUstream stream) {
     return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
+unsigned long long context_number(CUcontext context) {
+    unsigned long long number = 0;
+    return HAS(cuCtxGetId) && DRIVER(cuCtxGetId)(context, &number) == CUDA_SUCCESS ? number : 0;
+}
+
 CUevent event_make(CUcontext context, unsigned flags) {
     CUevent event = NULL;
     CUcontext popped;

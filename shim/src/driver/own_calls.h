@@ -30,6 +30,9 @@ bool stream_is_capturing(CUstream stream, bool per_thread);
 /* Return the context that the stream's work runs in; NULL: the driver will refuse the stream. */
 CUcontext context_of_stream(CUstream stream);
 
+/* Return the number of a context, which no other one ever has, of whatever handle; 0: the driver tells none. */
+unsigned long long context_number(CUcontext context);
+
 /* Make an event of the hook's own in that context; NULL if the driver makes none. */
 CUevent event_make(CUcontext context, unsigned flags);
 /* Return whether the work before an event of that context is over. */

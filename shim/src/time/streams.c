@@ -227,8 +227,10 @@ void streams_fence(struct streams *streams, struct known_stream *row) {
 void streams_retained(struct streams *streams, CUdevice device, CUcontext context) {
     if (device < 0 || device >= STREAMS_DEVICES)
         return;
+    unsigned long long number = context_number(context);
     lock(&streams->primaries_lock);
     streams->primaries[device].context = context;
+    streams->primaries[device].number = number;
     streams->primaries[device].retained++;
     unlock(&streams->primaries_lock);
 }
@@ -397,6 +399,16 @@ static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stre
     return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
 }
 
+/* Return whether the context is the current one and has ended: the driver will refuse what is launched. */
+static bool current_ended(CUcontext context) {
+    CUcontext current = NULL;
+    CUdevice device;
+    if (DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
+        return false;
+    CUresult result = DRIVER(cuCtxGetDevice)(&device);
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
                       struct queue **queue) {
     CUcontext context = context_of_stream(stream);
@@ -414,8 +426,13 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     struct known_stream *row = *queue != NULL && !(*queue)->row->context->ending ? (*queue)->row : NULL;
     if (row == NULL) {
         struct known_context *known = streams_find_context(streams, context);
-        if (known == NULL && (known = find_ending(streams, context)) == NULL)
+        if (known == NULL && (known = find_ending(streams, context)) == NULL) {
+            if (current_ended(context)) {
+                unlock(&streams->lock);
+                return true;
+            }
             known = streams_note_context(streams, context);
+        }
         row = known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
         bool meters = row != NULL && slot != NULL && !context_unsettled(known);
         *queue = meters ? note_queue(streams, slot, row, stream) : NULL;

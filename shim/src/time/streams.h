@@ -42,6 +42,7 @@ struct known_context {
     uint32_t amid; /* it was noted while a context of the same handle was ending: which end; else 0. Which of the two
                       the work of its rows is in shows when that end is over */
     uint32_t attached; /* references that cuCtxAttach took */
+    bool for_end;      /* nothing was known of it before its end */
 };
 
 /* Return whether the hook makes no call about a context for now: an end is under way, after which it is known of which
@@ -104,7 +105,8 @@ struct open_capture {
 
 /* The primary context of a device, by the program's calls. */
 struct primary {
-    CUcontext context; /* as the last retain said; NULL: not known */
+    CUcontext context;         /* as the last retain said; NULL: not known */
+    unsigned long long number; /* its, see context_number */
     uint32_t retained; /* references that are not released, as far as calls have come by: not more than there are */
 };
 

@@ -73,13 +73,15 @@ static void await_calls(struct streams *streams, uint32_t end) {
 
 /* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of looking at the
  * context, and a context that comes about under the same handle meanwhile is another one. Return which end it is; 0:
- * the context is not known. */
+ * no memory. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
     memory_rename_context(context, departing(context));
     lock(&streams->lock);
     struct known_context *known = streams_find_context(streams, context);
+    if (known == NULL && (known = streams_note_context(streams, context)) != NULL)
+        known->for_end = true;
     uint32_t end = known == NULL ? 0 : ++streams->ends != 0 ? streams->ends : ++streams->ends;
     for (; known != NULL; known = streams_find_context(streams, context)) {
         known->ending = end;
@@ -90,8 +92,9 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     return end;
 }
 
-/* After the driver's call: the context is gone, or goes on as before. */
-static void settle(struct streams *streams, CUcontext context, uint32_t end, bool gone) {
+/* After the driver's call: the context is gone, or goes on as before. `dead`: with it all of its handle that were noted
+ * meanwhile, up to this epoch; 0: none. */
+static void settle(struct streams *streams, CUcontext context, uint32_t end, bool gone, uint32_t dead) {
     if (context == NULL)
         return;
     if (gone)
@@ -99,21 +102,23 @@ static void settle(struct streams *streams, CUcontext context, uint32_t end, boo
     else
         memory_rename_context(departing(context), context);
     lock(&streams->lock);
-    if (gone && streams_find_context(streams, context) == NULL)
-        forget_captures(streams, context, NULL);
     for (struct known_context *next, *known = streams->contexts; known != NULL && end != 0; known = next) {
         next = known->next;
-        if (known->amid == end)
-            known->amid = 0;
-        if (known->ending != end)
-            continue;
-        if (gone) {
+        bool noted_meanwhile = known->amid == end, unused = known->for_end && known->streams == NULL;
+        if ((known->ending == end && (gone || unused)) || (noted_meanwhile && known->epoch <= dead)) {
+            if (unused && known->epoch == streams->epochs)
+                streams->epochs--; /* as if it had not been noted */
             streams_forget_context(streams, known);
-        } else {
+        } else if (noted_meanwhile) {
+            known->amid = 0;
+        } else if (known->ending == end) {
             known->ending = 0;
+            known->for_end = false;
             streams_depart(known, false);
         }
     }
+    if (gone && streams_find_context(streams, context) == NULL)
+        forget_captures(streams, context, NULL);
     unlock(&streams->lock);
 }
 
@@ -124,7 +129,7 @@ static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext contex
     struct streams *streams = &the_process->streams;
     uint32_t end = depart(streams, context);
     result = destroy(context);
-    settle(streams, context, end, result == CUDA_SUCCESS);
+    settle(streams, context, end, result == CUDA_SUCCESS, 0);
     return result;
 }
 
@@ -167,7 +172,7 @@ EXPORT CUresult cuCtxDetach(CUcontext context) {
     uint32_t end = last ? depart(streams, context) : 0;
     result = DRIVER(cuCtxDetach)(context);
     if (last) {
-        settle(streams, context, end, result == CUDA_SUCCESS);
+        settle(streams, context, end, result == CUDA_SUCCESS, 0);
         return result;
     }
     lock(&streams->lock);
@@ -188,28 +193,42 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
         context = NULL;
     uint32_t end = depart(streams, context);
     result = DRIVER(cuGreenCtxDestroy)(green);
-    settle(streams, context, end, result == CUDA_SUCCESS);
+    settle(streams, context, end, result == CUDA_SUCCESS, 0);
     return result;
 }
 
-/* Return the primary context of a device that is active; NULL: none is. For one that the program has not retained by
- * a call that came by. */
-static CUcontext ask_primary(CUdevice device) {
-    CUcontext context = NULL;
+static bool primary_active(CUdevice device) {
     unsigned flags;
     int active = 0;
-    if (HAS(cuDevicePrimaryCtxGetState) &&
-        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
-        DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
-        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
-                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
-    return context;
+    return HAS(cuDevicePrimaryCtxGetState) &&
+           DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* Return how many contexts were ever noted: those noted from here on have a higher epoch. */
+static uint32_t noted_so_far(struct streams *streams) {
+    lock(&streams->lock);
+    uint32_t epochs = streams->epochs;
+    unlock(&streams->lock);
+    return epochs;
+}
+
+/* Return the primary context of a device that is active; without one, if none is. For one that the program has not
+ * retained by a call that came by. */
+static struct primary ask_primary(CUdevice device) {
+    struct primary primary = {.context = NULL};
+    if (!primary_active(device) || DRIVER(cuDevicePrimaryCtxRetain)(&primary.context, device) != CUDA_SUCCESS)
+        return primary;
+    primary.number = context_number(primary.context);
+    HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
+                                      : DRIVER(cuDevicePrimaryCtxRelease)(device);
+    return primary;
 }
 
 /* Let go of one reference that is not the last, with a call that ends nothing. Its lock is held meanwhile, so that who
- * lets go of the last one comes later. True: that was done. False: the call may end the context; its references are
- * not counted any more. */
-static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, CUcontext *context, CUresult *result) {
+ * lets go of the last one comes later. True: that was done. False: the call may end the context, which `last` is; its
+ * references are not counted any more. */
+static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, struct primary *last,
+                        CUresult *result) {
     struct streams *streams = &the_process->streams;
     if (device < 0 || device >= STREAMS_DEVICES)
         return false;
@@ -220,33 +239,48 @@ static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset,
         *result = call(device);
         primary->retained -= *result == CUDA_SUCCESS;
     } else {
-        *context = primary->context;
-        primary->retained = 0;
-        primary->context = NULL;
+        *last = *primary;
+        *primary = (struct primary){.context = NULL};
     }
     unlock(&streams->primaries_lock);
     return one_of_several;
 }
 
-/* A release ends the primary context only with its last reference; a reset always. */
+/* After a call that may have ended the primary context: return whether there is one that is active, and whether that is
+ * the `same`. Who has retained it meanwhile has told its number, or waits for the lock with a reference in hand. */
+static bool primary_lives(CUdevice device, const struct primary *last, bool *same) {
+    struct streams *streams = &the_process->streams;
+    unsigned long long number = last->number;
+    lock(&streams->primaries_lock);
+    bool active = primary_active(device);
+    if (device >= 0 && device < STREAMS_DEVICES && streams->primaries[device].retained > 0)
+        number = streams->primaries[device].number;
+    else if (active && number != 0)
+        number = context_number(last->context);
+    unlock(&streams->primaries_lock);
+    *same = active && number == last->number;
+    return active;
+}
+
+/* A release ends the primary context only with its last reference; a reset always. Another thread may retain it during
+ * the call: before its end, which then is none or ends the work of that thread too; or after it: then it is another
+ * context of the same handle, and is active. */
 static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool reset) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct streams *streams = &the_process->streams;
-    CUcontext context = NULL;
-    unsigned flags;
-    int active = 0;
-    if (release_one(call, device, reset, &context, &result))
+    struct primary last = {.context = NULL};
+    bool same = true;
+    if (release_one(call, device, reset, &last, &result))
         return result;
-    if (context == NULL)
-        context = ask_primary(device);
-    uint32_t end = depart(streams, context);
+    if (last.context == NULL)
+        last = ask_primary(device);
+    uint32_t end = depart(streams, last.context);
     result = call(device);
-    bool gone = result == CUDA_SUCCESS;
-    if (gone && context != NULL && !reset)
-        gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
-    settle(streams, context, end, gone);
+    uint32_t noted = noted_so_far(streams);
+    bool lives = last.context == NULL || result != CUDA_SUCCESS || primary_lives(device, &last, &same);
+    settle(streams, last.context, end, result == CUDA_SUCCESS && (reset || !same), lives ? 0 : noted);
     return result;
 }
 

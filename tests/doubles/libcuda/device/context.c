@@ -14,6 +14,7 @@ enum { STACK_DEPTH = 16 };
 
 static bool initialized, forked, ended;
 static struct context *contexts;
+static uint64_t ids; /* of contexts ever made */
 static struct context primary[FAKE_DEVICES];
 static __thread struct context *stack[STACK_DEPTH];
 static __thread int depth;
@@ -100,6 +101,7 @@ void fake_add_stream(struct context *context, struct stream *stream) {
 static CUresult init_context(struct context *context, int device, unsigned flags) {
     memset(context, 0, sizeof *context);
     context->device = device;
+    context->id = ++ids;
     if (!fake_context_charge(context))
         return CUDA_ERROR_OUT_OF_MEMORY;
     context->magic = MAGIC_CONTEXT;
@@ -192,11 +194,14 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
         return CUDA_ERROR_INVALID_CONTEXT;
+    fake_moment(MOMENT_ENDING);
     pthread_mutex_lock(&fake_lock);
     end_context(context);
     if (depth > 0 && stack[depth - 1] == context)
         depth--;
     pthread_mutex_unlock(&fake_lock);
+    fake_take_time("FAKE_CUDA_END_MS");
+    fake_moment(MOMENT_ENDED);
     return CUDA_SUCCESS;
 }
 
@@ -297,6 +302,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
 static CUresult release_primary(CUdevice ordinal, bool reset) {
     int device;
     bool ends = false;
+    fake_moment(MOMENT_ENDING);
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS && (!primary[device].alive || primary[device].references == 0))
@@ -305,6 +311,8 @@ static CUresult release_primary(CUdevice ordinal, bool reset) {
         end_context(&primary[device]);
     pthread_mutex_unlock(&fake_lock);
     fake_take_time(ends ? "FAKE_CUDA_END_MS" : "FAKE_CUDA_RELEASE_MS");
+    if (ends)
+        fake_moment(MOMENT_ENDED);
     return result;
 }
 
@@ -388,6 +396,19 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
     if (result != CUDA_SUCCESS)
         return result;
     *ordinal = fake_ordinal_of(context->device);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
+    struct context *context = (struct context *)handle;
+    CUresult result = handle == NULL ? fake_enter(&context) : fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(context, MAGIC_CONTEXT) || !context->alive) {
+        fake_misused();
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    *id = context->id;
     return CUDA_SUCCESS;
 }
 

@@ -343,6 +343,11 @@ void fake_submit(struct stream *stream, struct op op) {
     int device = stream->context->device;
     struct queue *queue = &queues[device];
     op.stream = stream;
+    if (stream->context->ending || !stream->context->alive) { /* its end has overtaken the call */
+        if (op.kind == OP_RETURN)
+            op.call(op.argument);
+        return;
+    }
     if (op.kind == OP_KERNEL && op.left == 0 && queue->listed == NULL) {
         fake_state_usage(device)->kernels++; /* an empty kernel on an idle device: over before anyone can look */
         return;

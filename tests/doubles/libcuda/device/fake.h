@@ -91,6 +91,7 @@ struct context {
     int device;
     unsigned flags;
     unsigned references;
+    uint64_t id; /* never another context's, of whatever handle */
     bool alive;
     bool ending; /* its end waits for its work: nothing new is put into it */
     uint64_t limits[CU_LIMIT_MAX];
@@ -191,6 +192,10 @@ void fake_events_of_context_gone(struct context *context);
 
 /* values.c; with fake_lock. Do what the operation says; false: it is to be waited for. */
 bool fake_value(const struct value *value);
+
+/* moments.c; without fake_lock */
+enum fake_moment { MOMENT_LAUNCHED, MOMENT_ENDING, MOMENT_ENDED, FAKE_MOMENTS };
+void fake_moment(enum fake_moment moment);
 
 /* context.c. Take the milliseconds that a variable of the environment says. */
 void fake_take_time(const char *variable);

@@ -37,6 +37,7 @@ static CUresult launch(CUfunction function, CUstream handle, void **arguments) {
     pthread_mutex_lock(&fake_lock);
     result = fake_submit_work(stream, &work);
     pthread_mutex_unlock(&fake_lock);
+    fake_moment(MOMENT_LAUNCHED);
     return result;
 }
 
