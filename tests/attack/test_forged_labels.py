@@ -76,6 +76,17 @@ FORGED: dict[str, tuple[Forge, str]] = {
         beside(name="mine", mountPath=f"{SOCKET}/libsharepod.so"),
         "remove your own mounts",
     ),
+    **{
+        f"a file at {path}": (beside(name="mine", mountPath=path), "remove your own mounts")
+        for path in (
+            "/etc//ld.so.preload",
+            "/etc/./ld.so.preload",
+            "/etc/ld.so.preload/",
+            "etc/ld.so.preload",
+            "/etc/x/../ld.so.preload",
+            "//run/sharepod",
+        )
+    },
     "the volume over itself": (
         beside(name="sharepod-gpu", mountPath=f"{SOCKET}/libsharepod.so", subPath="limits", readOnly=True),
         "remove your own mounts",

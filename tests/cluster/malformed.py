@@ -175,6 +175,13 @@ PODS: tuple[Case, ...] = (
         container={"volumeMounts": [{"name": "x", "mountPath": "/etc/ld.so.preload"}]},
     ),
     Case(
+        "our mount path with other slashes",
+        "spec.containers[main].volumeMounts",
+        "mount this volume elsewhere",
+        SHARE,
+        container={"volumeMounts": [{"name": "x", "mountPath": "/run/./sharepod"}]},
+    ),
+    Case(
         "below our mount path",
         "spec.containers[main].volumeMounts",
         "mount this volume elsewhere",

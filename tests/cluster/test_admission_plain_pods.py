@@ -233,6 +233,13 @@ FORGED: dict[str, tuple[Object, str]] = {
         ),
         "spec.containers[main].volumeMounts: /etc/ld.so.preload",
     ),
+    "a mount over the hook with other slashes": (
+        line_pod(
+            container(volumeMounts=[{"name": "mine", "mountPath": "/etc//ld.so.preload"}]),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+        "spec.containers[main].volumeMounts: /etc//ld.so.preload",
+    ),
     "a mount over the socket": (
         line_pod(
             container(),

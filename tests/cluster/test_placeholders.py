@@ -203,5 +203,8 @@ def test_nobody_else_makes_placeholders_and_the_operator_writes_one_condition_of
         operator.patch(status, {"status": {"phase": "Running"}})
     with pytest.raises(ApiError, match="may write the condition PodScheduled"):
         operator.patch(status, {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    for address in ({"podIP": "10.9.9.9", "podIPs": [{"ip": "10.9.9.9"}]}, {"hostIP": "10.9.9.9"}):
+        with pytest.raises(ApiError, match="may write the condition PodScheduled"):
+            operator.patch(status, {"status": address})
     with pytest.raises(ApiError):
         operator.patch(f"/api/v1/namespaces/{namespace}/pods/one/status", {"status": {"phase": "Failed"}})

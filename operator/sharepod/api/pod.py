@@ -59,9 +59,23 @@ GPU_RESOURCE_PATTERN = (
 """Resources of NVIDIA's device plugin (whole GPUs, replicas of GPUs, MIG slices), and classes of its DRA driver by the
 names that extended resources have."""
 
-RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
+
+def _loosely(path: str) -> str:
+    """Return a pattern of a path without its first slash, however slashes are written: `//`, `/./`."""
+    return path[1:].replace(".", "[.]").replace("/", "/([.]?/)*")
+
+
+RESERVED_MOUNT_PATTERN = (
+    rf"(?s)^([.]?/)*((var/([.]?/)*)?{_loosely(VOLUME_MOUNT_PATH)}|{_loosely(PRELOAD_PATH)}|"
+    r"(.*/)?[.][.]/(.*/)?(sharepod|ld[.]so[.]preload))(/.*)?$"
+)
+"""Mount paths of the tenant's directory and the hook's file, and those below them, as a kubelet and a runtime read
+them: a relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere."""
 
 LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod says the share"
+
+NVIDIA_RUNTIME_PATTERN = r"^nvidia(-.*)?$"
+"""Runtime classes of NVIDIA's runtime: with one of them an image, too, can say which GPUs a container has."""
 
 DEVICE_MOUNTS = "nvidia-container-devices"
 """Part of mount paths that NVIDIA's runtime can be set up to take for names of GPUs."""
@@ -141,7 +155,8 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
 def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
     """Have a claim attach GPUs and the tenant's directory, in place. The runtime class for GPUs is not needed then, and
     may not be there."""
-    if spec.get("runtimeClassName") == settings.runtime_class:
+    own = spec.get("runtimeClassName")
+    if own == settings.runtime_class or re.match(NVIDIA_RUNTIME_PATTERN, str(own)):
         spec.pop("runtimeClassName", None)
     spec["resourceClaims"] = [*(spec.get("resourceClaims") or []), {"name": SHARE_CLAIM, "resourceClaimName": claim}]
     for field in ("initContainers", "containers"):

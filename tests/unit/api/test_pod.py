@@ -149,6 +149,13 @@ def test_a_runtime_class_of_the_users_own_stays_beside_a_claim() -> None:
     assert spec["runtimeClassName"] == "kata"
 
 
+@pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi"])
+def test_nvidias_runtime_class_does_not_stay_beside_a_claim(name: str) -> None:
+    """Under it an image that sets NVIDIA_VISIBLE_DEVICES has all GPUs of the node, whatever the claim says."""
+    spec = build_pod(sharepod(runtimeClassName=name), PodSettings(runtime_class=""), "one-0badcafe")["spec"]
+    assert "runtimeClassName" not in spec
+
+
 def test_the_users_volumes_and_mounts_stay() -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": "/run"}]}
     pod = build_pod(sharepod(volumes=[{"name": "w", "emptyDir": {}}], containers=[container]), SETTINGS)
@@ -174,7 +181,24 @@ def test_what_contradicts_the_pod_is_refused_by_field(field: str, spec: dict[str
 
 @pytest.mark.parametrize(
     "path",
-    ["/run/sharepod", "/run/sharepod/", "/run/sharepod/limits", "/var/run/sharepod", "/etc/ld.so.preload"],
+    [
+        "/run/sharepod",
+        "/run/sharepod/",
+        "/run/sharepod/limits",
+        "/run//sharepod",
+        "/var/run/sharepod",
+        "/var/./run/sharepod/..",
+        "run/sharepod",
+        "/run/x/../sharepod",
+        "/etc/ld.so.preload",
+        "/etc/ld.so.preload/",
+        "/etc//ld.so.preload",
+        "/etc/./ld.so.preload",
+        "//etc/ld.so.preload/.",
+        "./etc/ld.so.preload",
+        "/etc/x/y/../../ld.so.preload",
+        "/x\n/../etc/ld.so.preload",
+    ],
 )
 def test_no_mount_of_the_user_hides_ours(path: str) -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
@@ -182,7 +206,19 @@ def test_no_mount_of_the_user_hides_ours(path: str) -> None:
         build_pod(sharepod(initContainers=[container]), SETTINGS)
 
 
-@pytest.mark.parametrize("path", ["/run/sharepods", "/etc/ldXsoXpreload", "/data/run/sharepod", "/etc"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/sharepods",
+        "/run/.sharepod",
+        "/etc/ldXsoXpreload",
+        "/etc/ld.so.preload.d",
+        "/data/run/sharepod",
+        "/data/../run",
+        "/sharepod",
+        "/etc",
+    ],
+)
 def test_mounts_beside_ours_are_the_users_own_affair(path: str) -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
     build_pod(sharepod(containers=[container]), SETTINGS)

@@ -94,7 +94,7 @@ SUSPECT = {
         "cri-o.Devices",
     ),
     "resources": ("nvidia.com", PREFIX),
-    "mounts": ("run/sharepod", "ld.so.preload"),
+    "mounts": ("sharepod", "ld.so.preload"),
 }
 """Texts of which one is in each annotation, resource and mount path that a rule refuses; cheaper than its pattern."""
 
