@@ -6,6 +6,7 @@ operator lists: it must be there before anything is listed.
 Guarantees:
 - A review takes bounded bytes and time, and all reviews together at most half of the event loop's time, whoever sends
   them.
+- An object that nests too deep to be parsed hinders no other object of its list.
 - Large reviews, with their answers, take bounded bytes in all, however many connections send or read them; what finds
   no room waits, small ones never.
 - A renewed certificate is served to new connections within `_REREAD_S`; one that cannot be read is logged, and the
@@ -28,11 +29,12 @@ import structlog
 from aiohttp import web
 
 from sharepod.api.crd.served_versions import CONVERSION_PATH
-from sharepod.api.versions.conversion_review import ReviewError, answer, succeeded
+from sharepod.api.versions.conversion_review import ReviewError, answer
 from sharepod.api.versions.kind_versions import KindVersions
 from sharepod.web.http_server import KeptConnections, serve
 
 from . import metrics
+from .deep_reviews import deep_answer
 from .settings import OperatorSettings
 
 LARGEST_REVIEW: Final = 8 << 20
@@ -135,19 +137,27 @@ class Conversions:
 
     def _respond(self, body: bytes) -> web.Response:
         try:
-            reviewed = answer(json.loads(body), self._kinds)
+            text, why = self._converted(body)
         except ReviewError as error:
             metrics.CONVERSIONS.labels("Refused").inc()
             return web.Response(status=400, text=f"{error}\n")
         except (ValueError, RecursionError):
             metrics.CONVERSIONS.labels("Refused").inc()
             return web.Response(status=400, text="the body is not JSON that can be read\n")
-        if succeeded(reviewed):
-            metrics.CONVERSIONS.labels("Success").inc()
-        else:
+        if why:
             metrics.CONVERSIONS.labels("Failure").inc()
-            log.warning("object not converted", why=reviewed["response"]["result"]["message"])
-        return web.json_response(reviewed)
+            log.warning("object not converted", why=why)
+        else:
+            metrics.CONVERSIONS.labels("Success").inc()
+        return web.Response(text=text, content_type="application/json")
+
+    def _converted(self, body: bytes) -> tuple[str, str]:
+        """Return the answer to a review, and why an object of it could not be converted; empty: all could."""
+        try:
+            reviewed = answer(json.loads(body), self._kinds)
+            return json.dumps(reviewed), reviewed["response"]["result"].get("message", "")
+        except RecursionError:
+            return deep_answer(body.decode(), self._kinds)
 
 
 async def _send(request: web.Request, response: web.StreamResponse, body: object) -> None:

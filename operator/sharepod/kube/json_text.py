@@ -3,6 +3,7 @@
 Guarantees:
 - An object that cannot be read (nested too deep, too large, a number too long) costs that object alone: an `Unreadable`
   stands for it, and the objects around it are read.
+- managedFields that nest too deep, which any user may write into any object, cost nobody: the object is read without.
 - Of a list no more text is held than one object takes, and what has just arrived.
 - The work is linear in the length of the text: a part of an object is parsed at most twice.
 """
@@ -93,7 +94,7 @@ class ListText:
 
     def _read(self, *, last: bool) -> Iterator[dict[str, Any] | Unreadable]:
         while True:
-            self._at = _blank(self._text, self._at)
+            self._at = blank(self._text, self._at)
             if self._at == len(self._text) or self._next == self._done:
                 break
             before = self._at
@@ -121,7 +122,7 @@ class ListText:
             self._next = self._done
             return
         if self._text[self._at] == ",":
-            self._at = _blank(self._text, self._at + 1)
+            self._at = blank(self._text, self._at + 1)
         key, at = _decode(self._text, self._at)
         at = _colon(self._text, at)
         if key == "items" and self._text.startswith("[", at):
@@ -151,21 +152,20 @@ class ListText:
             self._skipped = _Skipped(_TOO_LARGE)
             return self._skip()
         except (RecursionError, ValueError) as error:
-            self._skipped = _Skipped(_why(error))
+            self._skipped = _Skipped(_why(error), keep=OBJECT_LIMIT)
             return self._skip()
         begin, self._at = self._at, at
         if at - begin > OBJECT_LIMIT:  # it came at once
             return Unreadable(item_metadata(self._text[begin : begin + _HEAD]), _TOO_LARGE)
         return item if isinstance(item, dict) else Unreadable({}, "is not an object")
 
-    def _skip(self) -> Unreadable | None:
+    def _skip(self) -> dict[str, Any] | Unreadable | None:
         assert self._skipped is not None
         self._at, ended = self._skipped.feed(self._text, self._at)
         if not ended:
             return None
-        found = Unreadable(item_metadata(self._skipped.head), self._skipped.why)
-        self._skipped = None
-        return found
+        skipped, self._skipped = self._skipped, None
+        return _without_managed_fields(skipped.head, 0) or Unreadable(item_metadata(skipped.head), skipped.why)
 
     def _done(self) -> None:
         raise AssertionError("nothing is read after the end")
@@ -189,10 +189,12 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
         raise NotAnEventError(str(error)) from None
     except (RecursionError, ValueError) as error:
         why = _why(error) if whole else _TOO_LARGE
-        text = line[:_HEAD].decode(errors="replace")
-        kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
+        text = line[: OBJECT_LIMIT if whole else _HEAD].decode(errors="replace")
         at = next((at for key, at in _positions(text, 0) if key == "object"), None)
-        return str(kind), Unreadable({} if at is None else item_metadata(text[at:]), why)
+        event = _without_managed_fields(text, at) if whole and at is not None else None
+        if event is None:
+            kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
+            return str(kind), Unreadable({} if at is None else item_metadata(text[at:]), why)
     if not isinstance(event, dict) or not isinstance(event.get("object"), dict) or "type" not in event:
         raise NotAnEventError("not an event of a watch")
     return event
@@ -206,15 +208,31 @@ def item_metadata(text: str) -> dict[str, Any]:
     return {}
 
 
+def _without_managed_fields(text: str, at: int) -> dict[str, Any] | None:
+    """Return the object that a text is, without the managedFields of the object at `at`; None where that cannot be read
+    either, or is not whole."""
+    for name in ("metadata", "managedFields"):
+        found = next((begin for key, begin in _positions(text, at) if key == name), None)
+        if found is None:
+            return None
+        at = found
+    try:
+        value = json.loads(f"{text[:at]}[]{text[deep_end(text, at) :]}")
+    except (RecursionError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 class _Incomplete(Exception):  # noqa: N818 - no fault: more text is needed
     """The text ends within a value."""
 
 
 class _Skipped:
-    """Value that is passed over, however deep and long it is; its beginning is kept."""
+    """Value that is passed over, however deep and long it is; `keep` characters of its beginning are kept."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, *, keep: int = _HEAD) -> None:
         self.why = why
+        self._keep = keep
         self.head = ""
         self._depth = 0
         self._in_string = False
@@ -226,8 +244,8 @@ class _Skipped:
         if not self.head and (number := _NUMBER.match(text, at)):
             return number.end(), True
         end, ended = self._end(text, at)
-        if len(self.head) < _HEAD:
-            self.head += text[begin:end][: _HEAD - len(self.head)]
+        if len(self.head) < self._keep:
+            self.head += text[begin:end][: self._keep - len(self.head)]
         return end, ended
 
     def _end(self, text: str, at: int) -> tuple[int, bool]:
@@ -280,15 +298,15 @@ class _Skipped:
 
 def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
     """Yield the members of the object at `at`: key and where its value begins. Ends where the text does."""
-    at = _blank(text, at)
+    at = blank(text, at)
     if not text.startswith("{", at):
         return
     at += 1
     try:
         while True:
-            at = _blank(text, at)
+            at = blank(text, at)
             if text.startswith(",", at):
-                at = _blank(text, at + 1)
+                at = blank(text, at + 1)
             if not text.startswith('"', at):
                 return
             key, at = _decode(text, at)
@@ -314,7 +332,15 @@ def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str
                 continue
 
 
-def _blank(text: str, at: int) -> int:
+def deep_end(text: str, at: int) -> int:
+    """Return where the object or array at `at` ends, however deep it nests. Raise `ValueError` where the text does."""
+    end, ended = _Skipped("").feed(text, at)
+    if not ended:
+        raise ValueError("the text ends within a value")
+    return end
+
+
+def blank(text: str, at: int) -> int:
     """Return where the next character that is no space stands, or the text ends."""
     found = _SPACE.match(text, at)
     return found.end() if found is not None else at
@@ -330,8 +356,8 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
 
 def _colon(text: str, at: int) -> int:
     """Return where the value of a member begins whose key ends at `at`."""
-    at = _blank(text, at)
-    at = _blank(text, at + 1)
+    at = blank(text, at)
+    at = blank(text, at + 1)
     if at >= len(text):
         raise _Incomplete
     return at

@@ -124,6 +124,28 @@ async def test_what_is_no_review_is_refused_and_the_next_one_answered(tmp_path: 
             assert (await answer.json())["response"]["result"] == {"status": "Success"}
 
 
+@pytest.mark.promise("operator-conversion-deep")
+@pytest.mark.parametrize("depth", [100, 400, 900, 9_000])
+@pytest.mark.parametrize("where", ["metadata", "spec"])
+async def test_an_object_that_nests_deep_hinders_no_other_one(tmp_path: Path, where: str, depth: int) -> None:
+    body = json.dumps(review("a"))
+    one = json.dumps(review("a")["request"]["objects"][0])
+    nested = f'"{where}": {{"deep": {"[" * depth}{"]" * depth}, '
+    deep = one.replace(f'"{where}": {{', nested.replace("deep", "managedFields") if where == "metadata" else nested)
+    assert deep != one
+    async with (
+        serving(tmp_path) as served,
+        served.client() as session,
+        session.post(served.url, data=body.replace(one, f"{one}, {deep}").encode()) as answer,
+    ):
+        assert answer.status == 200
+        text = await answer.text()
+    text = text.replace("[" * depth + "]" * depth, "null")
+    response = json.loads(text)["response"]
+    assert response["result"] == {"status": "Success"}
+    assert [item["apiVersion"] for item in response["convertedObjects"]] == ["sharepod.dev/v1test"] * 2
+
+
 async def test_clients_that_say_nothing_or_send_slowly_are_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

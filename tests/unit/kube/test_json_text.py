@@ -155,6 +155,20 @@ def test_of_an_object_that_nests_deep_few_brackets_are_read_one_by_one(monkeypat
 
     monkeypatch.setattr(json_text._Skipped, "_turn", counted)
     event = parse_event(f'{{"type":"MODIFIED","object":{item("{}", fields=fields)}}}'.encode())
-    assert isinstance(event, tuple)
-    assert event[1].metadata == {"name": "bad", "uid": "u-bad", "labels": {"a": "b"}}
+    assert isinstance(event, dict)
+    assert event["object"]["metadata"] == {"name": "bad", "uid": "u-bad", "labels": {"a": "b"}, "managedFields": []}
     assert turns < 3 * json_text._STRETCH, "of half a million"
+
+
+@pytest.mark.promise("operator-managed-fields")
+@pytest.mark.parametrize("step", [1 << 20, 9_999, 97])
+def test_managed_fields_that_nest_too_deep_cost_nobody(step: int) -> None:
+    """A Pod with such ones counts on its node: else others would be placed where there is no room."""
+    pod = item('{"nodeName":"n","containers":[]}', "pod", fields=deep(50_000))
+    event = parse_event(f'{{"type":"ADDED","object":{pod}}}'.encode())
+    assert isinstance(event, dict)
+    assert (event["type"], event["object"]["spec"]["nodeName"]) == ("ADDED", "n")
+    text = f'{{"items":[{pod},{item(deep(50_000))},{pod}],"metadata":{{"resourceVersion":"3"}}}}'
+    found, _ = read(text, list(range(0, len(text), step)))
+    assert found == [event["object"], found[1], event["object"]]
+    assert isinstance(found[1], Unreadable)

@@ -26,7 +26,10 @@ class ReviewError(ValueError):
 
 
 def answer(review: Any, kinds: Mapping[str, KindVersions]) -> Json:
-    """Return the review with its response. Raise `ReviewError` if it cannot be answered at all."""
+    """Return the review with its response.
+
+    Raise `ReviewError` if it cannot be answered at all, `RecursionError` where an object nests too deep.
+    """
     request = review.get("request") if isinstance(review, dict) else None
     if not isinstance(request, dict) or review.get("kind") != REVIEW_KIND or review.get("apiVersion") != REVIEW_VERSION:
         raise ReviewError(f"send a {REVIEW_KIND} of {REVIEW_VERSION} with a request; only an API server asks here")
@@ -34,18 +37,24 @@ def answer(review: Any, kinds: Mapping[str, KindVersions]) -> Json:
     if not isinstance(uid, str) or not isinstance(desired, str) or not isinstance(objects, list):
         raise ReviewError("the request needs uid, desiredAPIVersion and objects")
     try:
-        result: Json = {"status": "Success"}
-        converted = _converted(objects, desired, kinds)
+        return _answer(uid, {"status": "Success"}, _converted(objects, desired, kinds))
     except ConversionError as error:
-        result = {"status": "Failure", "message": clipped(str(error), MAX_MESSAGE)}
-        converted = []
-    response = {"uid": uid, "result": result, "convertedObjects": converted}
-    return {"apiVersion": REVIEW_VERSION, "kind": REVIEW_KIND, "response": response}
+        return failure(uid, error)
+
+
+def failure(uid: str, error: ConversionError) -> Json:
+    """Return the answer to a review of which an object cannot be converted."""
+    return _answer(uid, {"status": "Failure", "message": clipped(str(error), MAX_MESSAGE)}, [])
 
 
 def succeeded(reviewed: Json) -> bool:
     """Return whether an answer has the converted objects."""
     return bool(reviewed["response"]["result"]["status"] == "Success")
+
+
+def _answer(uid: str, result: Json, converted: list[Json]) -> Json:
+    response = {"uid": uid, "result": result, "convertedObjects": converted}
+    return {"apiVersion": REVIEW_VERSION, "kind": REVIEW_KIND, "response": response}
 
 
 def _converted(objects: list[Any], desired: str, kinds: Mapping[str, KindVersions]) -> list[Json]:

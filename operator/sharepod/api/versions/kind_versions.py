@@ -85,7 +85,8 @@ def kept_annotation(version: str) -> str:
 
 
 def convert(item: Json, to: str, kinds: Mapping[str, KindVersions]) -> Json:
-    """Return an object in the version `to` of our group. Raise `ConversionError`."""
+    """Return an object in the version `to` of our group. Raise `ConversionError`; `RecursionError` for one that nests
+    too deep."""
     group, _slash, name = str(item.get("apiVersion")).rpartition("/")
     versions = kinds.get(str(item.get("kind")))
     if versions is None or group != GROUP or not {name, to} <= set(versions.names()):
@@ -105,7 +106,7 @@ def convert(item: Json, to: str, kinds: Mapping[str, KindVersions]) -> Json:
         for source, target in _steps(versions, name, to):
             body = _step(body, annotations, versions, source, target)
     except RecursionError:
-        raise ConversionError(f"{_shown(item)}: nested too deep to be converted; delete it in {name}") from None
+        raise
     except Exception as error:
         raise ConversionError(
             f"{_shown(item)}: cannot be converted from {name} to {to}: {clipped(repr(error), MAX_MESSAGE // 4)}. "
