@@ -107,6 +107,7 @@ struct open_capture {
 struct primary {
     CUcontext context;         /* as the last retain said; NULL: not known */
     unsigned long long number; /* its, see context_number */
+    CUcontext before;          /* the one that was known last: the next one may have its handle */
     uint32_t retained; /* references that are not released, as far as calls have come by: not more than there are */
 };
 

@@ -150,6 +150,10 @@ def test_a_launch_that_returns_when_its_context_is_gone_is_not_fenced(
     assert script.misused() == 0
 
 
+GONE_BEFORE = """
+assert ends(how) == 0
+ok("cuCtxSetCurrent", None)
+"""
 RETAINED_BEFORE = """
 def retains():
     again = new("cuDevicePrimaryCtxRetain", 0)
@@ -170,11 +174,12 @@ pause("over")
 """
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["there", "gone"])
 def test_work_of_a_reference_that_was_taken_while_the_context_ended_ends_with_it(
-    tenant: Tenant, scripts: Scripts
+    tenant: Tenant, scripts: Scripts, there: bool
 ) -> None:
     """The context is reset after all, and not made again: its handle is left alone before the call has returned, when
-    nobody knows which context the work is in, and after that."""
+    nobody knows which context the work is in, and after that. So if there was none when the reset began."""
     agent = tenant.agent(grace_ms=100)
     grants: list[Grant] = []
 
@@ -183,7 +188,7 @@ def test_work_of_a_reference_that_was_taken_while_the_context_ended_ends_with_it
         return grants[-1]
 
     agent.on_want = again
-    script = scripts(RETAINED_BEFORE, "reset")
+    script = scripts(RETAINED_BEFORE if there else GONE_BEFORE + RETAINED_BEFORE, "reset")
     script.until("ended")
     agent.on_want = lambda _client: None
     client = agent.client()

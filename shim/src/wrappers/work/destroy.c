@@ -240,7 +240,7 @@ static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset,
         primary->retained -= *result == CUDA_SUCCESS;
     } else {
         *last = *primary;
-        *primary = (struct primary){.context = NULL};
+        *primary = (struct primary){.before = last->context != NULL ? last->context : last->before};
     }
     unlock(&streams->primaries_lock);
     return one_of_several;
@@ -274,8 +274,11 @@ static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool re
     bool same = true;
     if (release_one(call, device, reset, &last, &result))
         return result;
+    CUcontext before = last.before;
     if (last.context == NULL)
         last = ask_primary(device);
+    if (last.context == NULL && reset)
+        last.context = before; /* a thread may retain it before the reset comes to it */
     uint32_t end = depart(streams, last.context);
     result = call(device);
     uint32_t noted = noted_so_far(streams);
