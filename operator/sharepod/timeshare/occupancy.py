@@ -71,7 +71,7 @@ class Occupancy:
             self.holder[gpu] = tenant
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
-        """Keep a free GPU idle for a tenant that sleeps. The tenant pays from now on."""
+        """Keep a free GPU idle for a tenant that sleeps. The tenant pays from now on, where nobody else does."""
         self._enter(now, anticipation.tenant.gpus[0])
         self.settle(now, anticipation.tenant)
         self.awaited[anticipation.tenant.gpus[0]] = anticipation
@@ -87,6 +87,21 @@ class Occupancy:
         """Let others hold the tenant's GPUs while its last work ends. The tenant pays on."""
         for gpu in tenant.gpus:
             del self.holder[gpu]
+            self._yielding[gpu] = tenant
+
+    def pass_on(self, now: int, tenant: TokenTenant) -> tuple[str, ...]:
+        """Let the holders of the GPUs that a tenant yields pay from now on: its last work has ended, although it could
+        not say so. Return the GPUs that it yields and nobody holds, for which it goes on paying."""
+        self.settle_around(now, tenant)
+        for gpu in tenant.gpus:
+            if gpu in self.holder:
+                del self._yielding[gpu]
+        return tuple(gpu for gpu in tenant.gpus if gpu in self._yielding)
+
+    def yield_on(self, now: int, tenant: TokenTenant) -> None:
+        """Let a tenant that yields pay again, for all its GPUs, until it has drained."""
+        self.settle_around(now, tenant)
+        for gpu in tenant.gpus:
             self._yielding[gpu] = tenant
 
     def preempt(self, tenant: TokenTenant) -> None:
@@ -205,7 +220,12 @@ class Occupancy:
     def _settle_without_hold(self, now: int, tenant: TokenTenant) -> None:
         account, gpu = tenant.account, tenant.gpus[0]
         idle = now - account.at
-        if idle <= 0 or gpu not in self.awaited or self.awaited[gpu].tenant is not tenant:
+        if (
+            idle <= 0
+            or gpu not in self.awaited
+            or self.awaited[gpu].tenant is not tenant
+            or self._payer(gpu) is not None
+        ):
             account.advance(now, 0, Charge.BORROWED)
             return
         account.anticipated_ns += idle
@@ -223,6 +243,8 @@ class Occupancy:
         for places in (self.holder, self._yielding):
             if gpu in places:
                 yield places[gpu]
+        if gpu in self.awaited:
+            yield self.awaited[gpu].tenant
 
     def _payer(self, gpu: str) -> TokenTenant | None:
         payer = self._yielding.get(gpu) or self.holder.get(gpu)

@@ -248,24 +248,10 @@ class Scheduler:
         return.
 
         Time after the end of a turn and its usual overrun was not held by choice: it is charged to nobody, and grace
-        periods begin anew. On each GPU the first to end counts: one that yields pays for no turn of the next.
+        periods begin anew. One that yields pays for no turn of the next, which pays from the announced end on.
         """
         since, now = self._now, self._advance_clock(now)
-        late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
-        for tenant in self._tenants.values():
-            hold = tenant.hold
-            if hold is not None and not hold.displaced and hold.deadline is not None:
-                usual = hold.deadline + tenant.habits.overrun_ns
-                late.append((usual if hold.ends_at is None else hold.ends_at, tenant))
-        for ends, tenant in sorted(late, key=lambda each: each[0]):
-            self._stall(max(since, ends), now, tenant)
-
-    def _stall(self, begin: int, now: int, tenant: TokenTenant) -> None:
-        if begin >= now:
-            return
-        self._occupancy.stall(begin, now, tenant.gpus)
-        if tenant.hold is not None and tenant.hold.deadline is not None:
-            tenant.hold.deadline += now - begin
+        self._holds.stalled(since, now)
 
     # ---- output
 

@@ -183,6 +183,30 @@ class HoldTransitions:
                 actions.append(Preemption(tenant.id, hold.grant_id))
         return actions
 
+    def stalled(self, since: int, now: int) -> None:
+        """Take the time from the moment at which each turn should have ended until `now` out of all accounts: nothing
+        could begin in it. The caller was held up at most since `since`."""
+        late = [(idle.until, idle.tenant) for idle in self._occupancy.awaited.values()]
+        for tenant in self._tenants.values():
+            hold = _hold_of(tenant)
+            if not hold.displaced and hold.deadline is not None:
+                usual = hold.deadline + tenant.habits.overrun_ns
+                late.append((usual if hold.ends_at is None else hold.ends_at, tenant))
+        ended: list[TokenTenant] = []
+        for ends, tenant in sorted(late, key=lambda each: each[0]):
+            begin = max(since, ends)
+            if begin >= now:
+                break
+            gpus, held = tenant.gpus, tenant.hold
+            if held is not None and held.phase is HoldPhase.YIELDING:
+                gpus = self._occupancy.pass_on(begin, tenant)
+                ended.append(tenant)
+            self._occupancy.stall(begin, now, gpus)
+            if held is not None and held.deadline is not None:
+                held.deadline += now - begin
+        for tenant in ended:
+            self._occupancy.yield_on(now, tenant)
+
     def due(self) -> Iterator[int]:
         """Yield the moments at which `tick` has something to do at the latest."""
         for tenant in self._tenants.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.timeshare import Scheduler, TokenGrant
+from sharepod.timeshare import AccountSnapshot, Scheduler, TokenGrant
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -140,3 +140,24 @@ def test_a_tenant_that_was_preempted_is_known_to_outstay_its_turns() -> None:
     pair.wait(5)
     pair.scheduler.want(pair.now, "sleeper")
     assert pair.granted() == "sleeper"
+
+
+@pytest.mark.promise("time-exact-books")
+def test_nothing_is_charged_for_waiting_while_the_last_work_of_another_ends() -> None:
+    pair = Pair()
+    scheduler = pair.scheduler
+    assert pair.granted() is None
+    credit = AccountSnapshot(pair.now, 300, 100_000 * MS, 0, 0, 0, 0, 0, 0)
+    scheduler.set_tenant(pair.now, "quick", ("g0",), request_milli=300, limit_milli=1000, resumed=credit)
+    scheduler.want(pair.now, "quick")
+    assert pair.granted() == "quick"
+    pair.wait(1)
+    before = scheduler.usage(pair.now, "sleeper").anticipated_ns
+    scheduler.draining(pair.now, "quick", expected_ns=1 * MS)
+    pair.wait(0)
+    pair.wait(1)
+    pair.drained("quick", wanting=False)
+    assert pair.granted() is None
+    assert scheduler.usage(pair.now, "sleeper").anticipated_ns == before
+    pair.wait(1)
+    assert scheduler.usage(pair.now, "sleeper").anticipated_ns == before + 1 * MS, "from then on it is waited for"

@@ -464,7 +464,7 @@ def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> N
 
 @pytest.mark.promise("time-stall")
 @pytest.mark.parametrize("first_row", ["a", "b"])
-def test_one_that_yields_when_the_agent_stalls_pays_for_no_turn_of_the_next(first_row: str) -> None:
+def test_when_the_agent_stalls_one_that_yields_pays_to_its_end_and_the_next_for_its_own_turn(first_row: str) -> None:
     scheduler = scheduler_with(*((name, 500, 1000) for name in sorted("ab", key=first_row.__ne__)))
     for name in "ab":
         scheduler.want(1, name)
@@ -472,8 +472,16 @@ def test_one_that_yields_when_the_agent_stalls_pays_for_no_turn_of_the_next(firs
     now = 1 + 100 * MS
     scheduler.draining(now, "a", expected_ns=1 * MS)
     assert granted(scheduler, now).tenant == "b"
-    scheduler.stalled(now + 2 * S)
-    assert scheduler.usage(now + 2 * S, "a").held_ns == 101 * MS
+    late = now + 2 * S
+    scheduler.stalled(late)
+    assert scheduler.usage(late, "a").held_ns == 101 * MS
+    assert scheduler.usage(late, "b").held_ns == 99 * MS
+    for name in "ab":
+        scheduler.drained(late + 1 * MS, name, wanting=False)
+    assert scheduler.usage(late + 1 * MS, "a").held_ns == 102 * MS, "nobody knew before that it had ended"
+    books = scheduler.gpu_time(late + 1 * MS, "g0")
+    assert books is not None
+    assert (books.held_ns, books.stalled_ns) == (201 * MS, 1_900 * MS)
 
 
 @pytest.mark.promise("time-interactive")
