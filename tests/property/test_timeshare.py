@@ -255,6 +255,45 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
         assert max(owed, default=0) <= latency + longest
 
 
+@pytest.mark.promise("time-turn-soon-beside")
+@FEW
+@given(
+    wakers=st.integers(2, 18),
+    asked=st.integers(3, 9),
+    step=st.tuples(st.sampled_from([3, 8, 20]), st.sampled_from([2, 5, 20])),
+    asleep=st.sampled_from([500, 1500]),
+    busy=st.integers(1, 10),
+)
+@example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)  # 0.78 s without the rule, and 0.7 the next
+@example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
+@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # one that returns and stays
+def test_beside_tenants_with_credit_one_that_is_owed_time_waits_for_the_target_latency_and_one_turn(
+    wakers: int, asked: int, step: tuple[int, int], asleep: int, busy: int
+) -> None:
+    """Forty steps, then a sleep in which credit for a second is saved up, in turn."""
+    burst, pause = step
+    sleeping = [
+        Program(
+            f"w{i}",
+            request=100 * asked // wakers,
+            burst_ns=burst * MS,
+            pauses=iter(([pause * MS] * 40 + [asleep * MS]) * 1000).__next__,
+            start_ns=7 * i * MS,
+        )
+        for i in range(wakers)
+    ]
+    programs = [Program(f"b{i}", request=100 * (10 - asked) // busy) for i in range(busy)]
+    Simulation([*sleeping, *programs], gap_ns=200 * US, announces=True).run(30 * S)
+    parameters = Parameters()
+    for program in programs:
+        owed = [
+            min(wait, lag)
+            for wait, lag, at in zip(program.waits, program.lags, program.granted, strict=True)
+            if at > 10 * S
+        ]
+        assert max(owed, default=0) <= parameters.target_latency_ns + parameters.quantum_max_ns + program.kernel_ns
+
+
 @FEW
 @given(
     sporadic=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 500)), min_size=1, max_size=3),

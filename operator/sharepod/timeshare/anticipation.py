@@ -19,7 +19,7 @@ from .tenant import TokenTenant
 
 
 def anticipate(
-    now: int, candidate: TokenTenant, tenants: Iterable[TokenTenant], parameters: Parameters, *, patient_since: int
+    now: int, candidate: TokenTenant, tenants: Iterable[TokenTenant], parameters: Parameters
 ) -> Anticipation | None:
     """Return the sleeper for which the GPU is to be kept idle instead of being given to `candidate`; None if none.
 
@@ -27,13 +27,14 @@ def anticipate(
         now: The present moment.
         candidate: The tenant that would be next. Its account is settled.
         tenants: The tenants of the GPU.
-        parameters: Durations of the scheduler.
-        patient_since: A candidate with credit that has waited since then is not kept waiting.
+        parameters: Durations of the scheduler. A candidate with credit that has waited for `idle_patience_ns` is not
+            kept waiting.
     """
     since = candidate.waiting_since
     if candidate.starving:
         return None
-    if candidate.account.assured > 0 and (candidate.woke_with_credit or (since is not None and since <= patient_since)):
+    waited_long = since is not None and now - since >= parameters.idle_patience_ns
+    if candidate.account.assured > 0 and (candidate.woke_with_credit or waited_long):
         return None
     overrun = candidate.habits.overrun_ns
     for tenant in tenants:

@@ -55,8 +55,8 @@ class Parameters:
     """A tenant with credit that wants the token after not wanting it for at least this long goes next. Longer than the
     time between two launches of a busy program."""
 
-    patience_ns: int = 1000 * _MS
-    """A tenant with credit that has waited this long goes before tenants that wake with credit."""
+    idle_patience_ns: int = 1000 * _MS
+    """A tenant with credit that has waited this long finds no GPU kept idle for another."""
 
     renew_ahead_ns: int = 3_000_000
     """Time before its deadline, in ns, at which a holder whose turn is next again is renewed: enough for the grant to
@@ -87,6 +87,12 @@ class Parameters:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it has to be at least 1 ns")
         if self.quantum_min_ns > self.quantum_max_ns:
             raise ValueError(f"quantum_min_ns {self.quantum_min_ns} is more than quantum_max_ns {self.quantum_max_ns}")
+
+    @property
+    def patience_ns(self) -> int:
+        """Return how long a tenant is owed time, and waits, before it goes before tenants that wake with credit: two
+        thirds of the target latency. The last third is for the turns of all tenants that have waited this long."""
+        return self.target_latency_ns * 2 // 3
 
     def quantum(self, part: int, whole: int, overrun_ns: int = 0) -> int:
         """Return the quantum in nanoseconds of a tenant of weight `part` of the `whole` that competes, whose

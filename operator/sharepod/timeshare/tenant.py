@@ -171,11 +171,12 @@ def goes_before(one: OrderKey, other: OrderKey) -> bool:
     return one[3] < other[3]
 
 
-def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int) -> OrderKey:
+def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int, patience_ns: int) -> OrderKey:
     """Return the place of a tenant that has waited since `since` and is `ahead` in virtual time (S7).
 
-    A tenant with credit that has waited since `patient_since` or longer goes before all that wake: these may be so many
-    that a gang never finds its GPUs free at once. A tenant that hurries goes before all.
+    A tenant that has waited since `patient_since` or longer, and is owed `patience_ns` or more, goes before all that
+    wake: these may be so many that the others wait for all the credit that can be saved, and that a gang never finds
+    its GPUs free at once. A tenant that hurries goes before all.
     """
     account = tenant.account
     if tenant.starving:
@@ -185,7 +186,8 @@ def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int
             return (-1, since, 0, tenant.id)
         return (
             (0, since, 0, tenant.id)
-            if tenant.woke_with_credit or since <= patient_since
+            if tenant.woke_with_credit
+            or (since <= patient_since and account.assured >= patience_ns * account.request_milli)
             else (1, -account.lag_ns(), since, tenant.id)
         )
     return (2 if account.request_milli else 3, ahead, since, tenant.id)

@@ -2,8 +2,8 @@
 
 Guarantees:
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room.
-- S7: Served in this order: starving tenants, tenants that wake with credit and tenants that have waited long with
-  credit, longest waiting first; tenants with credit, greatest lag first; tenants with a request, least virtual time
+- S7: Served in this order: starving tenants, tenants that wake with credit and tenants that have been owed time for
+  long, longest waiting first; tenants with credit, greatest lag first; tenants with a request, least virtual time
   first; best effort, least virtual time first.
 - A decision changes nothing but accounts, which it settles, and virtual times of tenants that join.
 """
@@ -101,11 +101,14 @@ class TurnPolicy:
         for gpu in wanted:
             update_min_virtual_ns(occupancy.tenants_on[gpu], gpu, self._least)
         # 2. Sort the tenants (S7).
-        patient_since = self._patient_since(now, competing)
+        wakes = any(tenant.woke_with_credit for tenant in competing)
+        patience_ns = self._parameters.patience_ns
+        patient_since = now - patience_ns
 
         def key(tenant: TokenTenant) -> OrderKey:
             since = now if tenant.waiting_since is None else tenant.waiting_since
-            return order_key(tenant, ahead_ns(tenant, self._least), since, patient_since=patient_since)
+            ahead = ahead_ns(tenant, self._least)
+            return order_key(tenant, ahead, since, patient_since=patient_since, patience_ns=patience_ns)
 
         competing = sorted(competing, key=key)
         # 3. Give out the free GPUs (S4, S5).
@@ -114,7 +117,7 @@ class TurnPolicy:
             competing,
             {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
             now=now,
-            quantum=lambda tenant: self._length(tenant, weights),
+            quantum=lambda tenant: self._length(tenant, weights, hastened=wakes and key(tenant)[0] == 0),
             shortest_ns=self._parameters.turn_min_ns,
             overrun=lambda tenant: tenant.habits.overrun_ns,
         )
@@ -145,20 +148,21 @@ class TurnPolicy:
         least, best_effort_least = self._least[gpu, False], self._least[gpu, True]
         first: TokenTenant | None = None
         place: OrderKey = (0, 0, 0, "")
-        patient_since = now - self._parameters.patience_ns if wakes else -1
+        patience_ns = self._parameters.patience_ns
+        patient_since = now - patience_ns
         for tenant in competing:
             since = now if tenant.waiting_since is None else tenant.waiting_since
             ahead = tenant.virtual_ns[gpu] - (least if tenant.account.request_milli else best_effort_least)
-            key = order_key(tenant, ahead, since, patient_since=patient_since)
+            key = order_key(tenant, ahead, since, patient_since=patient_since, patience_ns=patience_ns)
             if first is None or goes_before(key, place):
                 first, place = tenant, key
         if first is None:
             return None
-        awaited = anticipate(now, first, tenants, self._parameters, patient_since=now - self._parameters.patience_ns)
+        awaited = anticipate(now, first, tenants, self._parameters)
         if awaited is not None:
             return awaited
         weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
-        return Turn(first, self._length(first, weights), backfill=False)
+        return Turn(first, self._length(first, weights, hastened=wakes and place[0] == 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
         """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
@@ -189,17 +193,18 @@ class TurnPolicy:
         """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
         return self._length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
-    def _length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int]) -> int:
+    def _length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
         """Return the quantum among competing tenants of these weights by GPU and kind, the tenant among them, cut to
-        its ceiling (S6)."""
+        its ceiling (S6). `hastened`: it goes before tenants with more credit, by when it wanted to."""
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
         quantum = self._parameters.quantum(tenant.weight, whole, tenant.habits.mean_overrun_ns)
+        if hastened and not tenant.woke_with_credit and not tenant.starving:
+            # All tenants that have been owed time for long have such a turn within what is left of the target latency.
+            latency_ns = self._parameters.target_latency_ns
+            quantum = quantum * (latency_ns - self._parameters.patience_ns) // latency_ns
+            quantum = max(self._parameters.turn_min_ns, quantum)
         room = tenant.account.ceiling_room_ns()
         return quantum if room is None else min(quantum, max(self._parameters.quantum_min_ns, room))
-
-    def _patient_since(self, now: int, competing: list[TokenTenant]) -> int:
-        """Return since when a tenant with credit has to have waited to go first. Where no tenant wakes, none does."""
-        return now - self._parameters.patience_ns if any(tenant.woke_with_credit for tenant in competing) else -1
 
     def _min_virtual_ns(self, gpu: str, best_effort: bool) -> int:
         """Return the minimum virtual time of a GPU and kind, brought up to date."""

@@ -1,0 +1,99 @@
+"""Who is next, and for how long, at single moments."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.timeshare import Preemption, Scheduler, TokenGrant
+
+MS = 1_000_000
+S = 1_000_000_000
+TARGET = 300 * MS
+
+
+def scheduler_with(**requests: int) -> Scheduler:
+    scheduler = Scheduler()
+    for name, request in requests.items():
+        scheduler.set_tenant(0, name, ("g0",), request_milli=request, limit_milli=1000)
+    return scheduler
+
+
+def granted(scheduler: Scheduler, now: int) -> TokenGrant:
+    [grant] = [action for action in scheduler.tick(now) if isinstance(action, TokenGrant)]
+    return grant
+
+
+@pytest.mark.promise("time-turn-soon-beside")
+@pytest.mark.parametrize(
+    ("waited", "first", "quantum"),
+    [(199 * MS, "waker", TARGET * 500 // 600), (200 * MS, "owed", TARGET * 100 // 600 // 3)],
+)
+def test_a_tenant_that_has_been_owed_time_for_long_goes_before_one_that_wakes_for_a_third_of_its_turn(
+    waited: int, first: str, quantum: int
+) -> None:
+    scheduler = scheduler_with(holder=400, owed=100, waker=500)
+    scheduler.want(0, "holder")
+    granted(scheduler, 0)
+    scheduler.want(0, "owed")
+    scheduler.want(150 * MS, "waker")
+    scheduler.drained(waited, "holder", wanting=False)
+    grant = granted(scheduler, waited)
+    assert (grant.tenant, grant.quantum_ns) == (first, min(quantum, 100 * MS))
+
+
+@pytest.mark.promise("time-wake-up")
+def test_one_that_has_waited_for_long_and_is_owed_little_goes_after_one_that_wakes() -> None:
+    scheduler = scheduler_with(holder=400, lent=100, waker=500)
+    scheduler.want(0, "holder")
+    granted(scheduler, 0)
+    scheduler.want(0, "lent")
+    scheduler.drained(100 * MS, "holder", wanting=True)
+    assert granted(scheduler, 100 * MS).tenant == "lent"
+    scheduler.drained(200 * MS, "lent", wanting=True)  # later than its turn ended: it owes 0.8 s
+    assert granted(scheduler, 200 * MS).tenant == "holder"
+    scheduler.want(1_050 * MS, "waker")
+    scheduler.drained(1_100 * MS, "holder", wanting=False)
+    assert granted(scheduler, 1_100 * MS).tenant == "waker"
+
+
+@pytest.mark.promise("time-turn-soon-beside")
+def test_a_gang_that_has_been_owed_time_for_long_goes_before_one_that_wakes() -> None:
+    scheduler = scheduler_with(holder=400, waker=500)
+    scheduler.set_tenant(0, "gang", ("g0", "g1"), request_milli=100, limit_milli=1000)
+    scheduler.want(0, "holder")
+    granted(scheduler, 0)
+    scheduler.want(0, "gang")
+    scheduler.want(150 * MS, "waker")
+    scheduler.drained(200 * MS, "holder", wanting=False)
+    grant = granted(scheduler, 200 * MS)
+    assert (grant.tenant, grant.quantum_ns) == ("gang", TARGET * 100 // 600 // 3)
+
+
+@pytest.mark.promise("time-overdue-again")
+def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -> None:
+    scheduler = scheduler_with(hangs=500, busy=500)
+    scheduler.want(1, "hangs")
+    scheduler.want(1, "busy")
+    assert granted(scheduler, 1).tenant == "busy"
+    now, waits = 1, list[int]()
+    for _ in range(2):
+        # 1. It has its turn, and hangs.
+        holder = "busy"
+        while holder != "hangs":
+            now += 100 * MS
+            scheduler.drained(now, "busy", wanting=True)
+            holder = granted(scheduler, now).tenant
+        while not any(isinstance(action, Preemption) for action in scheduler.tick(now)):
+            now += 100 * MS
+        # 2. It wants more, and has its turn although it owes.
+        scheduler.want(now, "hangs")
+        wanted = now
+        holder = "busy"
+        while holder != "hangs":
+            now += 100 * MS
+            scheduler.drained(now, "busy", wanting=True)
+            holder = granted(scheduler, now).tenant
+        waits.append(now - wanted)
+        # 3. It drains.
+        scheduler.drained(now, "hangs", wanting=True)
+        scheduler.tick(now)
+    assert waits[1] <= waits[0] + 100 * MS <= 10_300 * MS
