@@ -465,23 +465,28 @@ def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> N
 @pytest.mark.promise("time-stall")
 @pytest.mark.parametrize("first_row", ["a", "b"])
 def test_when_the_agent_stalls_one_that_yields_pays_to_its_end_and_the_next_for_its_own_turn(first_row: str) -> None:
-    scheduler = scheduler_with(*((name, 500, 1000) for name in sorted("ab", key=first_row.__ne__)))
+    scheduler = scheduler_with(("0", 900, 1000), ("1", 100, 1000), gpus=("g1",))
+    for name in sorted("ab", key=first_row.__ne__):
+        scheduler.set_tenant(0, name, ("g0",), request_milli={"a": 900, "b": 100}[name], limit_milli=1000)
     for name in "ab":
         scheduler.want(1, name)
     assert granted(scheduler, 1).tenant == "a"
     now = 1 + 100 * MS
+    for name in "01":
+        scheduler.want(now, name)
+    assert granted(scheduler, now).tenant == "0", "whose turn on another GPU outlasts the stall"
     scheduler.draining(now, "a", expected_ns=1 * MS)
     assert granted(scheduler, now).tenant == "b"
-    late = now + 2 * S
+    late = now + 60 * MS
     scheduler.stalled(late)
     assert scheduler.usage(late, "a").held_ns == 101 * MS
-    assert scheduler.usage(late, "b").held_ns == 99 * MS
+    assert scheduler.usage(late, "b").held_ns == 29 * MS
     for name in "ab":
         scheduler.drained(late + 1 * MS, name, wanting=False)
     assert scheduler.usage(late + 1 * MS, "a").held_ns == 102 * MS, "nobody knew before that it had ended"
     books = scheduler.gpu_time(late + 1 * MS, "g0")
     assert books is not None
-    assert (books.held_ns, books.stalled_ns) == (201 * MS, 1_900 * MS)
+    assert (books.held_ns, books.stalled_ns) == (131 * MS, 30 * MS)
 
 
 @pytest.mark.promise("time-interactive")

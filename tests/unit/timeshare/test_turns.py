@@ -1,4 +1,4 @@
-"""Who is next, and for how long, at single moments."""
+"""Order and length of turns at single moments."""
 
 from __future__ import annotations
 
