@@ -164,9 +164,10 @@ class ScriptedAgent:
         self.send(client, Recall(gpu, size))
 
     def change_limits(self, gpus: Sequence[GpuTerms]) -> None:
-        self.gpus = tuple(gpus)
-        for client in list(self.clients):
-            self.send(client, Limits(self.gpus, self.grace_ms))
+        with self._changed:  # who is being welcomed has the new ones, or is told
+            self.gpus = tuple(gpus)
+            for client in self.clients:
+                self.send(client, Limits(self.gpus, self.grace_ms))
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 10) -> None:
         """Wait until the condition holds. AssertionError with `what` after `timeout` s."""
