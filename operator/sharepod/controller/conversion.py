@@ -29,7 +29,7 @@ import structlog
 from aiohttp import web
 
 from sharepod.api.crd.served_versions import CONVERSION_PATH
-from sharepod.api.versions.conversion_review import ReviewError, answer
+from sharepod.api.versions.conversion_review import ReviewError, answer, why_failed
 from sharepod.api.versions.kind_versions import KindVersions
 from sharepod.web.http_server import KeptConnections, serve
 
@@ -155,7 +155,7 @@ class Conversions:
         """Return the answer to a review, and why an object of it could not be converted; empty: all could."""
         try:
             reviewed = answer(json.loads(body), self._kinds)
-            return json.dumps(reviewed), reviewed["response"]["result"].get("message", "")
+            return json.dumps(reviewed), why_failed(reviewed)
         except RecursionError:
             return deep_answer(body.decode(), self._kinds)
 

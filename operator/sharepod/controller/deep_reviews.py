@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from sharepod.api.objects import GROUP
-from sharepod.api.versions.conversion_review import ReviewError, answer, failure
+from sharepod.api.versions.conversion_review import ReviewError, answer, failure, why_failed
 from sharepod.api.versions.kind_versions import ConversionError, KindVersions, convert
 from sharepod.kube.json_spans import elements, members
 
@@ -53,14 +53,14 @@ def deep_answer(text: str, kinds: Mapping[str, KindVersions]) -> tuple[str, str]
     request = _loaded(text, parts, at, but="objects")
     objects = _begin_of(text, parts, at, "objects")
     reviewed = answer({**_loaded(text, parts, 0, but="request"), "request": {**request, "objects": []}}, kinds)
-    if why := reviewed["response"]["result"].get("message", ""):
+    if why := why_failed(reviewed):
         return json.dumps(reviewed), why
     to = request["desiredAPIVersion"].rpartition("/")[2]
     try:
         converted = [_converted(text[begin:end], to, kinds, parts) for begin, end in parts.of(elements(text, objects))]
     except ConversionError as error:
         reviewed = failure(request["uid"], error)
-        return json.dumps(reviewed), reviewed["response"]["result"]["message"]
+        return json.dumps(reviewed), why_failed(reviewed)
     head = json.dumps(reviewed).removesuffix("[]}}")
     return f"{head}[{','.join(converted)}]}}}}", ""
 

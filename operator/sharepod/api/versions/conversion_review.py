@@ -47,9 +47,9 @@ def failure(uid: str, error: ConversionError) -> Json:
     return _answer(uid, {"status": "Failure", "message": clipped(str(error), MAX_MESSAGE)}, [])
 
 
-def succeeded(reviewed: Json) -> bool:
-    """Return whether an answer has the converted objects."""
-    return bool(reviewed["response"]["result"]["status"] == "Success")
+def why_failed(reviewed: Json) -> str:
+    """Return why an object of an answered review could not be converted; empty: all could."""
+    return str(reviewed["response"]["result"].get("message", ""))
 
 
 def _answer(uid: str, result: Json, converted: list[Json]) -> Json:

@@ -92,9 +92,10 @@ class ClaimReconciler:
         # 2. Decide the next step, and 3. do it.
         step = claim_steps.next_step(snapshot)
         await self._act(snapshot, uid, memo, step)
-        turn_s = next_turn(self._state, snapshot.claim) if snapshot.claim is not None else None
-        if turn_s is not None and isinstance(step, Wait):
-            self.queue.add_after(uid, turn_s)
+        if isinstance(step, Wait) and snapshot.claim is not None:
+            turn_s = next_turn(self._state, snapshot.claim)
+            if turn_s is not None:
+                self.queue.add_after(uid, turn_s)
         # 4. Show the share, and tell the owner what stands in the way.
         if isinstance(step, Wait | Place):
             await self._show(snapshot, uid, memo)

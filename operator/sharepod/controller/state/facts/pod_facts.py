@@ -118,7 +118,7 @@ class PodFacts(ObjectFacts):
     claim: str | None = None
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
     of_job: bool = False
-    """It is a plain Pod whose controller is a Job of Kubernetes."""
+    """True for a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while it waits for its share."""
 
