@@ -171,8 +171,10 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     cluster.kubectl("delete", "daemonset", SELF_TEST_CLAIM, "-n", NAMESPACE)
     label = f"app.kubernetes.io/name={SELF_TEST_CLAIM}"
     cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", label, "--for=delete", "--timeout=60s", timeout=70)
-    cluster.kubectl("delete", "-k", tmp_path, "--ignore-not-found", "--timeout=120s", timeout=130)
     cluster.kubectl("label", "nodes", "--all", f"{POOL_LABEL}-")
+    cluster.kubectl("wait", "gpunodes", "--all", "--for=delete", "--timeout=60s", timeout=70)
+    assert "sharepod.dev/gpu-milli" not in cluster.kubectl("get", "nodes", "-o", "jsonpath={..allocatable}").stdout
+    cluster.kubectl("delete", "-k", tmp_path, "--ignore-not-found", "--timeout=120s", timeout=130)
     left = [
         f"{kind}/{name}"
         for kind, name in brought

@@ -4,7 +4,7 @@ Guarantees:
 - A GPUNode is created for every Node with the pool label and for no other.
 - A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
 - A Node whose GPUs are shared advertises the resources of the line once the policy on Pods with a line is in force, and
-  again after somebody has removed them.
+  again after somebody has removed them. One that has left the pool advertises them no more.
 - That a Node does not advertise enough yet keeps nobody from a share for longer than `_ADVERTISED_S`.
 - force-release is honoured for tenants that have ended and refused, with an Event, for others.
 """
@@ -20,7 +20,7 @@ import structlog
 from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, Tenant, TenantState, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
-from sharepod.api.resource_line import Carried, carried
+from sharepod.api.resource_line import RESOURCES, Carried, carried
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -182,6 +182,21 @@ class NodeReconciler:
             return
         log.info("advertised the resources of the line", node=node.name, amounts=amounts)
 
+    async def _withdraw(self, node: Json) -> None:
+        """Take the resources of the line out of the status of a Node that has left the pool: by them kube-scheduler
+        would bind a Pod there whose line nothing has turned into a share."""
+        status = node.get("status") or {}
+        if not any(name in (status.get(kind) or {}) for kind in ("capacity", "allocatable") for name in RESOURCES):
+            return
+        nothing: Json = dict.fromkeys(RESOURCES)
+        uid, name = node["metadata"]["uid"], node["metadata"]["name"]
+        body = {"metadata": {"uid": uid}, "status": {"capacity": nothing, "allocatable": nothing}}
+        try:
+            await self._client.patch_status(NODES, name, body)
+        except (ConflictError, NotFoundError):  # it is gone, and another has its name
+            return
+        log.info("the node has left the pool: it advertises the resources of the line no more", node=name)
+
     def advertises_enough(self, name: str) -> bool:
         """Return whether a Node advertises what the shares in its ledger need; if not, it is written at once."""
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
@@ -262,6 +277,7 @@ class NodeReconciler:
         for known in (self._away, self._short, self._enough):
             known.pop(name, None)
         self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
+        left: Json | None = None
         try:
             raw = await self._client.get(NODES, name)
         except NotFoundError:
@@ -276,8 +292,11 @@ class NodeReconciler:
             if gpunode is not None and gpunode.spec.tenants:
                 await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name))
                 return
+            left = raw
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
             return
+        if left is not None:
+            await self._withdraw(left)
         if gpunode.status.consumption and not await self.take_in([gpunode]):
             self.queue.add_after(name, _LOOK_AGAIN_S)  # what it has counted is lost with it
             return

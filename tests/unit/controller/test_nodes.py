@@ -376,6 +376,23 @@ async def test_a_node_advertises_the_resources_of_the_line_once_and_again_when_t
     assert advertises(world) == {"capacity": amounts, "allocatable": amounts}
 
 
+async def test_a_node_that_has_left_the_pool_advertises_the_line_until_its_tenants_have_ended(world: World) -> None:
+    world.node(gpus=2)
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    await world.placed()
+    label(world)
+    await world.look_at_node()
+    assert advertises(world)["allocatable"] == {MILLI: "2000", MEMORY: "32768"}
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    await world.relist()
+    await world.look_at_node()
+    nothing = dict.fromkeys(RESOURCES)
+    assert advertises(world) == {"capacity": nothing, "allocatable": nothing}
+    assert (world.read("nodes", "node-a") or {})["status"]["allocatable"]["cpu"] == "8", "the rest is the kubelet's"
+    assert world.read("gpunodes", "node-a") is None
+
+
 @pytest.mark.promise("operator-line-never-unclaimed")
 async def test_a_node_advertises_nothing_where_lines_are_not_turned_into_claims(world: World) -> None:
     world.node()
