@@ -203,7 +203,7 @@ class Operator:
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.statements = Statements(self.client, lambda: list(self.state.gpunodes), lambda: self._active)
         self.node_reconciler.take_in = self.statements.take_in
-        self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
+        self.line_templates = LineTemplates(self.state.seen_claims, self.client, self.events, settings.writers)
         self.self_test_claims = SelfTestClaims(self.state.seen_claims, self.client, settings, clock, now_ms.seconds)
         self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
         self.attach_mode = AttachMode(

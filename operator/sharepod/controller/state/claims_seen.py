@@ -248,6 +248,11 @@ class ClaimsSeen:
         """Return the namespaces with Pods that wait for the claim of their line to be made."""
         return tuple(self._lacking)
 
+    def lacking_in(self, namespace: str) -> Iterator[ClaimPodFacts]:
+        """Yield the Pods of a namespace that wait for the claim of their line to be made."""
+        known = (self.pods.get(uid) for uid in self._lacking.get(namespace, ()))
+        yield from (pod for pod in known if pod is not None)
+
     def bound_lines(self, node: str) -> Iterator[tuple[ClaimPodFacts, ClaimRequest]]:
         """Yield the Pods with a resource line that are bound to a node, and what their lines ask for."""
         for uid in self._bound_lines.get(node, ()):

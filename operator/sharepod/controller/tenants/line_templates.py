@@ -5,6 +5,8 @@ Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
 - A template of that name that says something else, older than the policy that keeps the name, is replaced.
 - A namespace in which no Pod has a line gets none.
+- What the API server forbids, such as a quota, is told to the Pods that wait, and tried again, later each time.
+- A namespace whose claims somebody else keeps from being made is looked at ever more rarely.
 - A claim that is gone while the Pod waits whose status names it is made again under its name: kube-controller-manager,
   which made it, takes it for existing for an hour (its mutation cache, Kubernetes 1.30 to 1.36).
 """
@@ -13,17 +15,21 @@ from __future__ import annotations
 
 import structlog
 
+from sharepod.api.bounds import clipped
 from sharepod.api.objects import DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST
 from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Client
+from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.state.facts.claim_facts import MADE_FOR, ClaimPodFacts
-from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
+from sharepod.kube import AlreadyExistsError, ForbiddenError, Json, NotFoundError
 
 from .snapshots import LOOK_AGAIN_S
 
 log = structlog.get_logger(__name__)
 
+_LONGEST_PAUSE_S = 60.0
+"""Longest pause between two looks at a namespace in which nothing happens."""
 _DEVICES: Json = {
     "requests": [
         {
@@ -37,11 +43,12 @@ _DEVICES: Json = {
 class LineTemplates:
     """Reconciler of the templates by namespace. `workers`: namespaces worked on at a time."""
 
-    def __init__(self, seen: ClaimsSeen, client: Client, workers: int) -> None:
+    def __init__(self, seen: ClaimsSeen, client: Client, events: Events, workers: int) -> None:
         self._seen = seen
         self._client = client
-        self._seen_there: set[str] = set()
-        """Namespaces whose template was there when it was last looked at."""
+        self._events = events
+        self._pauses: dict[str, float] = {}
+        """By namespace that was looked at before: seconds until the next look while a Pod waits there."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:
@@ -50,33 +57,46 @@ class LineTemplates:
 
     def want(self, namespace: str) -> None:
         """Look at a namespace in which a Pod waits for its claim; a moment later where the template should be there."""
-        if namespace in self._seen_there:
+        if namespace in self._pauses:
             self.queue.add_after(namespace, LOOK_AGAIN_S)
         else:
             self.queue.add(namespace)
 
     async def reconcile(self, namespace: str) -> None:
         """Make what Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
-        for pod in [pod for pod in self._seen.without_claim() if pod.namespace == namespace]:
-            await self._make_claim(pod)
-        if namespace not in self._seen.lacking():
+        waits = False
+        try:
+            for pod in [pod for pod in self._seen.without_claim() if pod.namespace == namespace]:
+                waits |= await self._make_claim(pod)
+            if namespace in self._seen.lacking():
+                await self._have_template(namespace)
+                waits = True
+        except NotFoundError:  # the namespace is gone
+            self._pauses.pop(namespace, None)
             return
-        self._seen_there.discard(namespace)
+        if not waits:
+            if namespace in self._pauses:
+                self._pauses[namespace] = LOOK_AGAIN_S
+            return
+        pause_s = self._pauses.get(namespace, LOOK_AGAIN_S)
+        self._pauses[namespace] = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self.queue.add_after(namespace, pause_s)
+
+    async def _have_template(self, namespace: str) -> None:
+        """Make the template, unless it is there or forbidden."""
         try:
             await self._make(namespace)
         except AlreadyExistsError:
             found = await self._client.get(CLAIM_TEMPLATES, LINE_CLAIM, namespace)
             if not _is_ours(found):
                 await self._replace(namespace, found)
-        except NotFoundError:
-            return  # the namespace is gone
-        except ApiError as error:
-            if error.status == 403:  # the namespace ends
-                log.info("no template", namespace=namespace, error=str(error))
-                return
-            raise
-        self._seen_there.add(namespace)
-        self.queue.add_after(namespace, LOOK_AGAIN_S)
+        except ForbiddenError as error:
+            log.info("no template", namespace=namespace, error=str(error))
+            for pod in self._seen.lacking_in(namespace):
+                self._tell(pod, f"template {LINE_CLAIM} of its claim cannot be made: {error.message}")
+
+    def _tell(self, pod: ClaimPodFacts, why: str) -> None:
+        self._events.warning("Pod", pod, "Waiting", "Place", clipped(why))
 
     async def _make(self, namespace: str) -> None:
         body = {
@@ -88,8 +108,8 @@ class LineTemplates:
         await self._client.create(CLAIM_TEMPLATES, body, namespace)
         log.info("made the template of resource lines", namespace=namespace)
 
-    async def _make_claim(self, pod: ClaimPodFacts) -> None:
-        """Make the claim of a Pod's line again, unless it is there."""
+    async def _make_claim(self, pod: ClaimPodFacts) -> bool:
+        """Make the claim of a Pod's line again, unless it is there; return whether that is to be tried again."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
         metadata = {
             "name": pod.claim_of_line,
@@ -105,13 +125,13 @@ class LineTemplates:
         try:
             self._seen.put_claim(await self._client.create(CLAIMS, body, pod.namespace))
         except AlreadyExistsError:
-            return  # its watch brings it
-        except ApiError as error:
-            if error.status not in (403, 404):  # the namespace ends
-                raise
+            return False  # its watch brings it
+        except ForbiddenError as error:
             log.info("no claim", namespace=pod.namespace, pod=pod.name, error=str(error))
-            return
+            self._tell(pod, f"claim {pod.claim_of_line} of its line is gone and cannot be made again: {error.message}")
+            return True
         log.info("made the claim of a line again", namespace=pod.namespace, pod=pod.name, claim=pod.claim_of_line)
+        return False
 
     async def _replace(self, namespace: str, found: Json) -> None:
         log.warning("replaced a template of another shape", namespace=namespace, name=LINE_CLAIM)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Resource
 from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.state.facts.object_facts import ObjectFacts
 from sharepod.controller.tenants.line_templates import LineTemplates
-from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
+from sharepod.kube import AlreadyExistsError, ApiError, ForbiddenError, Json, NotFoundError
 from unit.controller.state.test_claims_seen import line_claim, line_pod
 
 
@@ -20,6 +21,10 @@ class _Templates:
         self.claims: dict[str, Json] = {}
         self.calls: list[str] = []
         self.refusal: ApiError | None = None
+        self.told: list[tuple[str, str]] = []
+
+    def warning(self, _kind: str, about: ObjectFacts, _reason: str, _action: str, note: str) -> None:
+        self.told.append((about.name, note))
 
     async def create(self, resource: Resource, body: Json, namespace: str) -> Json:
         if resource is CLAIMS:
@@ -61,7 +66,8 @@ def made() -> tuple[LineTemplates, _Templates, ClaimsSeen]:
     seen, server = ClaimsSeen(lambda _: None), _Templates()
     seen.put_pod(line_pod("p", None))
     client: Any = server
-    return LineTemplates(seen, client, 1), server, seen
+    events: Any = server
+    return LineTemplates(seen, client, events, 1), server, seen
 
 
 async def test_a_namespace_whose_pod_waits_gets_a_template_once() -> None:
@@ -99,7 +105,7 @@ async def test_a_template_of_another_shape_is_replaced() -> None:
     "refusal",
     [
         NotFoundError("POST templates", 404, "Refused", "gone"),
-        ApiError("POST templates", 403, "Refused", "namespace ends"),
+        ForbiddenError("POST templates", 403, "Refused", "namespace ends"),
     ],
 )
 async def test_a_namespace_that_ends_gets_none(refusal: ApiError) -> None:
@@ -107,6 +113,50 @@ async def test_a_namespace_that_ends_gets_none(refusal: ApiError) -> None:
     server.refusal = refusal
     await templates.reconcile("a")
     assert server.calls == ["create"]
+
+
+def looks_after(templates: LineTemplates, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the pauses after which a namespace is looked at again, as they are set."""
+    pauses: list[float] = []
+    monkeypatch.setattr(templates.queue, "add_after", lambda _namespace, seconds: pauses.append(seconds))
+    return pauses
+
+
+async def test_what_a_quota_forbids_is_told_and_made_once_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates, server, seen = made()
+    pauses = looks_after(templates, monkeypatch)
+    server.refusal = ForbiddenError("POST", 403, "Forbidden", "exceeded quota: few")
+    await templates.reconcile("a")
+    assert server.told == [("p", "template sharepod of its claim cannot be made: exceeded quota: few")]
+    seen.put_pod(line_pod("p", "l"))
+    await templates.reconcile("a")
+    assert server.told[1:] == [("p", "claim l of its line is gone and cannot be made again: exceeded quota: few")]
+    assert pauses == [1, 2]
+    server.refusal = None
+    await templates.reconcile("a")
+    assert list(server.claims) == ["l"]
+    assert pauses == [1, 2], "nothing is left to do"
+
+
+async def test_a_namespace_whose_claims_another_keeps_from_being_made_is_looked_at_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    templates, server, seen = made()
+    pauses = looks_after(templates, monkeypatch)
+    for _ in range(8):
+        await templates.reconcile("a")
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    templates.want("a")
+    assert pauses.pop() == 1, "another Pod waits: the template may be gone"
+    seen.put_claim(line_claim("l", "p"))
+    seen.put_pod(line_pod("p", "l"))
+    server.calls.clear()
+    await templates.reconcile("a")
+    templates.want("a")
+    assert (server.calls, len(templates.queue)) == ([], 0), "the next Pod's claim is given a moment"
+    seen.put_pod(line_pod("q", None))
+    await templates.reconcile("a")
+    assert pauses[8:] == [1, 1]
 
 
 async def test_an_api_server_that_is_away_is_asked_again() -> None:
