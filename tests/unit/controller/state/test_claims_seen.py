@@ -87,6 +87,20 @@ def test_a_claim_given_to_a_pod_that_goes_while_it_waits_counts_as_used(seen: Cl
     assert not seen.unused("c"), "it may have been bound as it left our sight"
 
 
+def test_a_pod_that_tolerates_more_while_it_waits_is_told_to_its_claims() -> None:
+    told: list[str] = []
+    seen = ClaimsSeen(told.append)
+    seen.put_claim(claim())
+    seen.put_pod(pod("p"))
+    told.clear()
+    seen.put_pod(pod("p"))
+    assert told == [], "nothing has changed"
+    more = pod("p")
+    more["spec"]["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
+    seen.put_pod(more)
+    assert told == ["c"]
+
+
 def test_users_are_in_order_after_each_change(seen: ClaimsSeen) -> None:
     seen.put_claim(claim())
     for uid, priority in (("a", 0), ("b", 5)):

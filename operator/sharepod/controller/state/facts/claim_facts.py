@@ -140,6 +140,7 @@ class ClaimPodFacts(ObjectFacts):
             self.gated,
             self.unschedulable,
             self.priority,
+            self.asks,
             self.gpus,
             str(self.line) if isinstance(self.line, SpecError) else self.line,
         )
