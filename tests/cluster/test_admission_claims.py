@@ -198,6 +198,24 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
         api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
 
 
+def test_a_template_whose_claims_would_be_refused_is_refused_itself(api: Api) -> None:
+    exclusive = {"annotations": {"sharepod.dev/gpu-mode": "Exclusive"}}
+
+    def template(name: str) -> Object:
+        request = {"name": name, "exactly": {"deviceClassName": "sharepod.dev"}}
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": "whole"},
+            "spec": {"metadata": exclusive, "spec": {"devices": {"requests": [request]}}},
+        }
+
+    templates = f"{CLAIMS}/namespaces/default/resourceclaimtemplates"
+    api.create(templates, template("gpu"), dryRun="All")
+    with pytest.raises(ApiError, match="sharepod without capacity is of a claim that the operator makes"):
+        api.create(templates, template("sharepod"), dryRun="All")
+
+
 @pytest.mark.promise("operator-claim-at-apply")
 def test_an_admins_access_past_every_share_is_refused_where_kubernetes_allows_it(api: Api, server: Cluster) -> None:
     namespace = server.namespace("admins", labels={"resource.kubernetes.io/admin-access": "true"})

@@ -21,11 +21,11 @@ from sharepod.api.dialects import (
     STARTS,
 )
 from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
-from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS
+from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS, SHARE_REQUEST
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
 from .cel import Validation, listed, refuse, text, texts
-from .share_claim_policy import MARKED
+from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 NAME = "sharepod-claims"
 
@@ -248,6 +248,11 @@ def _capacity() -> list[Validation]:
             f"variables.ofLine || {_REQUESTS}.all(r, r.name != {text(LINE_REQUEST)} || "
             "size(r.?exactly.?capacity.?requests.orValue({})) > 0)",
             f"'spec.devices.requests: name: {NAMED_AS_LINE}'",
+        ),
+        refuse(  # a claim of that name is refused when it is made: too late for its template
+            f"object.kind != 'ResourceClaimTemplate' || {_REQUESTS}.size() != 1 || "
+            f"{_REQUESTS}.all(r, r.name != {text(SHARE_REQUEST)}) || variables.amounts.all(a, size(a) > 0)",
+            f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",
         ),
         refuse(
             f"variables.amounts.all(a, a.all(k, k in {texts(CAPACITIES)}))",

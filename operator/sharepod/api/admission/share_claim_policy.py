@@ -19,6 +19,12 @@ MARKED = (
 )
 """CEL expression: the object is a claim with the mark of those that the operator makes for SharePods."""
 
+NAMED_AS_SHARE = (
+    f"{SHARE_REQUEST} without capacity is of a claim that the operator makes for a SharePod; use another name, and "
+    "write capacity unless the claim is Exclusive"
+)
+"""Message of such a claim, or template, of somebody else."""
+
 _PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 
 
@@ -50,8 +56,7 @@ def share_claim_policy() -> list[dict[str, Any]]:
                 "validations": [
                     refuse(
                         f"request.operation != 'CREATE' || {_PATCHES_LEDGER}",
-                        f"'spec.devices.requests: a request named {SHARE_REQUEST} without capacity is of a claim that "
-                        "the operator makes for a SharePod; use another name, and write capacity'",
+                        f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",
                     ),
                     refuse(
                         f"request.operation != 'UPDATE' || {now}.all(o, o in {before})",
