@@ -399,14 +399,16 @@ def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
         if head[1][0] == "==" and tokens and tokens[0][1]:
             names, tokens = (tokens[0][0],), tokens[1:]
         elif head[1][0] == "in":
-            names, tokens = _listed(tokens, refused)
+            names, tokens = _listed(tokens, path, refused)
         else:
             raise refused
         found.append((head[0][0], tuple(dict.fromkeys(names))))
         if not tokens:
             return found
-        if tokens[0] != ("&&", False) or len(found) == MAX_LISTED:
+        if tokens[0] != ("&&", False):
             raise refused
+        if len(found) == MAX_LISTED:
+            raise SpecError(path, f"has more than {MAX_LISTED} comparisons; write at most {MAX_LISTED}, or a list")
         tokens = tokens[1:]
 
 
@@ -424,13 +426,17 @@ def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
             yield match["mark"] or match["word"], False
 
 
-def _listed(tokens: Sequence[tuple[str, bool]], refused: SpecError) -> tuple[tuple[str, ...], list[tuple[str, bool]]]:
+def _listed(
+    tokens: Sequence[tuple[str, bool]], path: str, refused: SpecError
+) -> tuple[tuple[str, ...], list[tuple[str, bool]]]:
     """Return the texts of a list that the tokens begin with, and the tokens after it."""
     names: list[str] = []
     if not tokens or tokens[0] != ("[", False):
         raise refused
     place = 1
-    while place + 1 < len(tokens) and tokens[place][1] and len(names) < MAX_LISTED:
+    while place + 1 < len(tokens) and tokens[place][1]:
+        if len(names) == MAX_LISTED:
+            raise SpecError(path, f"has a list of more than {MAX_LISTED} texts; write at most {MAX_LISTED}")
         names.append(tokens[place][0])
         if tokens[place + 1] == ("]", False):
             return tuple(names), list(tokens[place + 2 :])

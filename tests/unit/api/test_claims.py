@@ -154,6 +154,19 @@ def test_any_other_expression_is_refused_with_an_example(expression: str) -> Non
     assert "only == and in on uuid and model" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        (f"{DEVICE}.model in [" + ", ".join(['"T4"'] * 65) + "]", "has a list of more than 64 texts; write at most 64"),
+        (" && ".join([f'{DEVICE}.model == "T4"'] * 65), "has more than 64 comparisons; write at most 64"),
+    ],
+    ids=["a list", "comparisons"],
+)
+def test_selectors_that_name_too_many_say_so(expression: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        selected(expression)
+
+
 def test_selectors_that_leave_nothing_or_too_few_are_refused() -> None:
     with pytest.raises(SpecError, match="leaves no uuid"):
         selected(f'{DEVICE}.uuid == "{UUID}"', f'{DEVICE}.uuid == "{OTHER}"')
