@@ -315,20 +315,12 @@ class NodeReconciler:
         """
         if not gpunode.forced:
             return
-        live = []
+        live: list[str] = []
         for tenant in sorted(gpunode.forced & gpunode.rows.keys()):
-            sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
-            if (
-                sharepod is not None
-                and not sharepod.ended
-                and not sharepod.deleting
-                and gpunode.rows[tenant].state is not TenantState.RELEASING
-                and (pod is None or not pod.deleting)
-            ):
-                live.append(f"{sharepod.namespace}/{sharepod.name}")
+            live += self._running(tenant, gpunode.rows[tenant])
             self._state.on_tenant_changed(tenant)
         if live:
-            text = f"force-release does not end running SharePods; delete them first: {', '.join(live)}"
+            text = f"force-release does not end what runs; delete it first: {', '.join(live)}"
             self._events.warning(KIND, gpunode, "ForceReleaseRefused", "Release", text)
             return
         if gpunode.forced & gpunode.rows.keys():
@@ -342,6 +334,22 @@ class NodeReconciler:
             self._state.put_gpunode(await self._client.patch_json(GPUNODES, gpunode.name, operations))
         except (InvalidError, ConflictError, NotFoundError):
             self.queue.add_after(gpunode.name, 1.0)
+
+    def _running(self, tenant: str, row: Tenant) -> Iterator[str]:
+        """Yield what runs, or is to run, with a row that an admin wants to give away."""
+        sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
+        if (
+            sharepod is not None
+            and not sharepod.ended
+            and not sharepod.deleting
+            and row.state is not TenantState.RELEASING
+            and (pod is None or not pod.deleting)
+        ):
+            yield f"{sharepod.kind} {sharepod.namespace}/{sharepod.name}"
+        claim = self._state.seen_claims.claims.get(tenant)
+        if claim is not None and claim.allocation is not None:
+            users = self._state.seen_claims.users(claim)
+            yield from (f"Pod {user.namespace}/{user.name}" for user in users if user.runs and not user.deleting)
 
     async def _show_agent(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
         """Set AgentAlive to False, with advice, on a Node that is ready without its agent; to True when it is back."""

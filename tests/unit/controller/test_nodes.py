@@ -13,6 +13,7 @@ from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.kube import Json
 from unit.controller.acting_world import World, acting_world
+from unit.controller.tenants.claim_steps import running
 
 
 @pytest.fixture
@@ -249,6 +250,16 @@ async def test_force_release_of_a_running_sharepod_is_refused_by_name(world: Wor
     annotations = (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
     assert FORCE_RELEASE_ANNOTATION in annotations, "it stays until it has done its work"
     assert world.tenant in world.rows()
+
+
+async def test_force_release_of_a_claim_whose_pod_runs_is_refused_by_the_pods_name(world: World) -> None:
+    world.node()
+    await running(world)
+    force(world, world.claim_uid())
+    await world.look_at_node()
+    await world.until(lambda: any("Pod n/user" in note for note in world.told("ForceReleaseRefused")))
+    await world.look_at_claim()
+    assert world.claim_uid() in world.rows()
 
 
 async def test_force_release_of_ended_tenants_waits_for_their_rows_then_the_annotation_goes(world: World) -> None:
