@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from sharepod.api.claims import ClaimRequest
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, Tenant, TenantState, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
-from sharepod.api.resource_line import RESOURCES, Carried, carried
+from sharepod.api.resource_line import RESOURCES
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -243,10 +242,10 @@ class NodeReconciler:
         for uid, row in gpunode.rows.items():
             if (of_row := self._line_of(uid, row, gpunode.name)) is not None:
                 yield of_row
-        for plain, line in seen.bound_lines(gpunode.name):
+        for plain in seen.bound_lines(gpunode.name):
             claim = seen.claims.named(plain.claim_of_line or "", plain.namespace)
             if claim is None or claim.uid not in gpunode.rows:
-                yield LineOnNode(_carried(line), None)
+                yield LineOnNode(plain.carried, None)
         account = self._state.cluster.node(gpunode.name)
         for uid, usage in account.pods.items() if account is not None else ():
             if usage.tenant is not None and usage.tenant not in gpunode.rows:  # such as one that an admin gave away
@@ -257,8 +256,9 @@ class NodeReconciler:
     def _line_of(self, uid: str, row: Tenant, node: str) -> LineOnNode | None:
         """Return the line that a row on a node is for; None if it is for none."""
         claim, pod = self._state.seen_claims.claims.get(uid), self._state.pod_of(uid)
-        if claim is not None and claim.by_line and claim.request is not None:
-            return LineOnNode(_carried(claim.request), row)
+        if claim is not None and claim.by_line:
+            user = self._state.seen_claims.pods.get(claim.made_for or "")
+            return LineOnNode(user.carried, row) if user is not None else None
         if pod is not None and pod.carried and not pod.ended and (pod.node or pod.pin) in (None, node):
             return LineOnNode(pod.carried, row)
         return None
@@ -443,10 +443,6 @@ class NodeReconciler:
 def _has(node: NodeFacts, amounts: Mapping[str, int]) -> bool:
     """Return whether a Node advertises these amounts at least."""
     return all(node.allocatable.extended.get(resource, 0) >= amount for resource, amount in amounts.items())
-
-
-def _carried(line: ClaimRequest) -> Carried:
-    return carried(line.gpu, most_milli=line.most_milli)
 
 
 async def _nothing_to_take_in(_gpunodes: Iterable[GpuNodeFacts]) -> bool:

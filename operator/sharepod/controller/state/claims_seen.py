@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sharepod.api.claims import ClaimRequest
 from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
@@ -253,12 +252,10 @@ class ClaimsSeen:
         known = (self.pods.get(uid) for uid in self._lacking.get(namespace, ()))
         yield from (pod for pod in known if pod is not None)
 
-    def bound_lines(self, node: str) -> Iterator[tuple[ClaimPodFacts, ClaimRequest]]:
-        """Yield the Pods with a resource line that are bound to a node, and what their lines ask for."""
-        for uid in self._bound_lines.get(node, ()):
-            pod = self.pods.get(uid)
-            if pod is not None and isinstance(pod.line, ClaimRequest):
-                yield pod, pod.line
+    def bound_lines(self, node: str) -> Iterator[ClaimPodFacts]:
+        """Yield the Pods with a resource line that are bound to a node."""
+        known = (self.pods.get(uid) for uid in self._bound_lines.get(node, ()))
+        yield from (pod for pod in known if pod is not None)
 
     def _resort(self, pod: ClaimPodFacts) -> None:
         """Drop the order of users of each claim that a Pod uses."""

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from sharepod.api.resource_line import Carried
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.state.facts.claim_facts import claim_facts
 
@@ -238,9 +239,12 @@ def test_namespaces_whose_pods_lack_their_claims_are_told_and_listed(seen: Claim
     assert seen.lacking() == ()
 
 
-def test_bound_pods_with_a_line_are_known_by_node(seen: ClaimsSeen) -> None:
-    seen.put_pod(line_pod("p", "l", node="node-a"))
+@pytest.mark.parametrize("request_now", ["0.1", "0.9"], ids=["a lowered share", "more than the line, which is refused"])
+def test_bound_pods_with_a_line_are_known_by_node_and_carry_it_whatever_is_asked_now(
+    seen: ClaimsSeen, request_now: str
+) -> None:
+    seen.put_pod(line_pod("p", "l", node="node-a", **{"sharepod.dev/gpu-request": request_now}))
     seen.put_pod(pod("other", node="node-a"))
-    assert [(found.uid, line.most_milli) for found, line in seen.bound_lines("node-a")] == [("p", 400)]
+    assert [(found.uid, found.carried) for found in seen.bound_lines("node-a")] == [("p", Carried(400, 0))]
     seen.drop_pod("p")
     assert list(seen.bound_lines("node-a")) == []

@@ -18,13 +18,24 @@ from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
 from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
+from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried, carried
 from sharepod.api.share_claims import is_share_claim
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.reading.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
-from .object_facts import Json, ObjectFacts, controller_of, grace_s, mapping, maps, whole_number, without_line
+from .object_facts import (
+    Json,
+    ObjectFacts,
+    controller_of,
+    grace_s,
+    mapping,
+    maps,
+    resources_of,
+    whole_number,
+    without_line,
+)
 from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
@@ -100,6 +111,8 @@ class ClaimPodFacts(ObjectFacts):
     """Its own names of claims that none of its containers lists."""
     line: ClaimRequest | SpecError | None = None
     """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
+    carried: Carried = NOTHING
+    """Resources of that line, whatever its annotations ask for: they stay as they are while it lives."""
     gpus: str | None = None
     """Annotation with the GPUs of its share."""
     annotated: bool = False
@@ -286,6 +299,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
     conditions = {item.get("type"): item for item in fitted_status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     entries, lists = tuple(_entries(spec, made)), tuple(_lists(spec))
+    line = _line(raw, spec)
     return ClaimPodFacts(
         uid=str(metadata["uid"]),
         name=str(metadata["name"]),
@@ -303,7 +317,8 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         asks=_needs(spec),
         containers=tuple((name, listed) for name, listed in lists if len(listed) > 1),
         unlisted=tuple(entry for entry, _ in entries if all(entry not in listed for _, listed in lists)),
-        line=_line(raw, spec),
+        line=line,
+        carried=_carried(line, spec),
         gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
         annotated=bool(metadata.get("annotations")),
         scheduler=clipped(str(fitted_spec.get("schedulerName") or DEFAULT_SCHEDULER)),
@@ -325,6 +340,15 @@ def _line(raw: Json, spec: Json) -> ClaimRequest | SpecError | None:
         return plain_pods.lower(raw)
     except SpecError as error:
         return error
+
+
+def _carried(line: ClaimRequest | SpecError | None, spec: Json) -> Carried:
+    if line is None:
+        return NOTHING
+    if isinstance(line, ClaimRequest):
+        return carried(line.gpu, most_milli=line.most_milli)
+    taken = resources_of(spec).extended
+    return Carried(taken.get(MILLI, 0), taken.get(MEMORY, 0))
 
 
 def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]]:
