@@ -5,7 +5,8 @@ As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview of t
 Guarantees:
 - An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; a token is remembered by its hash alone.
 - However many clients ask with whatever tokens, the API server is asked about unknown ones `_REVIEWS_PER_S` times a
-  second at most; who was allowed before does not wait for them. Several that send one token are one question.
+  second at most, a fifth of that for one address; who was allowed before does not wait for them, and is not forgotten
+  for them. Several that send one token are one question.
 - While the API server is away, who was allowed within the last `_STALE_S` still is.
 """
 
@@ -32,6 +33,10 @@ ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
+_REVIEWS_EACH_PER_S, _REVIEWS_EACH_AT_ONCE = 1.0, 4.0
+"""The same for one address: a program that makes tokens up does not take the turn of a reader whose token is new."""
+_ADDRESSES = 1024
+"""Addresses that are remembered, the latest ones."""
 _REMEMBERED = 256
 """Tokens that are remembered, the latest ones."""
 _TOKEN_MAX = 16_384
@@ -74,6 +79,7 @@ class MetricsGuard:
         self._path = path
         self._clock = clock
         self._limiter = RateLimiter(clock(), per_s=_REVIEWS_PER_S, burst=_REVIEWS_AT_ONCE)
+        self._addresses: OrderedDict[str, RateLimiter] = OrderedDict()
         self._known: OrderedDict[bytes, _Verdict] = OrderedDict()
         self._asking: dict[bytes, asyncio.Future[_Verdict]] = {}
 
@@ -83,13 +89,14 @@ class MetricsGuard:
             return None
         scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or len(token) > _TOKEN_MAX:
+        if scheme.lower() != "bearer" or not token or len(token) > _TOKEN_MAX or not token.isascii():
             text = f"send a token that may get {self._path}: bind the ClusterRole sharepod-metrics-reader to its owner"
             return web.Response(status=401, text=f"{text}\n", headers={"WWW-Authenticate": "Bearer"})
-        verdict = await self._verdict(hashlib.sha256(token.encode()).digest(), token, self._reviews)
+        key = hashlib.sha256(token.encode()).digest()
+        verdict = await self._verdict(key, token, request.remote or "", self._reviews)
         return None if verdict.status == 200 else web.Response(status=verdict.status, text=f"{verdict.text}\n")
 
-    async def _verdict(self, key: bytes, token: str, reviews: Reviews) -> _Verdict:
+    async def _verdict(self, key: bytes, token: str, address: str, reviews: Reviews) -> _Verdict:
         now = self._clock()
         known = self._known.get(key)
         if known is not None and now - known.at < (_ALLOWED_S if known.status == 200 else _DENIED_S):
@@ -98,7 +105,7 @@ class MetricsGuard:
         if (asked := self._asking.get(key)) is not None:
             return await asyncio.shield(asked)
         allowed = known is not None and known.status == 200 and now - known.at < _STALE_S
-        if not allowed and not self._limiter.take(now):
+        if not allowed and not (self._limiter_of(address, now).take(now) and self._limiter.take(now)):
             return _Verdict(429, "too many unknown tokens; try again", now)
         answer = self._asking[key] = asyncio.get_running_loop().create_future()
         verdict = _Verdict(503, "asking the API server was cancelled", now)
@@ -138,8 +145,18 @@ class MetricsGuard:
         text = f"{spec['user']} may not get {self._path}: bind the ClusterRole sharepod-metrics-reader to it"
         return _Verdict(403, text, self._clock())
 
+    def _limiter_of(self, address: str, now: float) -> RateLimiter:
+        limiter = self._addresses.pop(address, None) or RateLimiter(
+            now, per_s=_REVIEWS_EACH_PER_S, burst=_REVIEWS_EACH_AT_ONCE
+        )
+        self._addresses[address] = limiter
+        if len(self._addresses) > _ADDRESSES:
+            self._addresses.popitem(last=False)
+        return limiter
+
     def _remember(self, key: bytes, verdict: _Verdict) -> None:
         self._known.pop(key, None)
         self._known[key] = verdict
         if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+            refused = next((known for known, each in self._known.items() if each.status != 200), None)
+            del self._known[next(iter(self._known)) if refused is None else refused]

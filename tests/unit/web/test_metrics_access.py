@@ -42,9 +42,9 @@ class ReviewingServer:
             return {"status": {"authenticated": True, "user": {"username": user, "uid": "u", "groups": ["g"]}}}
         return {"status": {"allowed": body["spec"]["user"] in self.readers}}
 
-    async def ask(self, header: str | None = "Bearer reader-token") -> tuple[int, str]:
+    async def ask(self, header: str | None = "Bearer reader-token", of: str = "10.0.0.1") -> tuple[int, str]:
         headers = {} if header is None else {"Authorization": header}
-        refused = await self.guard.refusal(make_mocked_request("GET", "/metrics", headers=headers))
+        refused = await self.guard.refusal(make_mocked_request("GET", "/metrics", headers=headers).clone(remote=of))
         return (200, "") if refused is None else (refused.status, refused.text or "")
 
 
@@ -146,6 +146,27 @@ async def test_unknown_tokens_without_end_ask_the_api_server_little_and_keep_no_
     assert set(answers) == {401, 429}, "answered, or told to come again"
     assert len(server.asked) <= 30
     assert len(server.guard._known) <= 8
+
+
+@pytest.mark.promise("security-metrics-access")
+async def test_a_reader_that_asks_seldom_is_not_forgotten_for_unknown_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_access, "_REMEMBERED", 8)
+    server = ReviewingServer()
+    assert (await server.ask())[0] == 200
+    for number in range(200):
+        server.now += 0.02
+        await server.ask(f"Bearer token-{number}", of=f"10.0.1.{number % 10}")
+    assert len(server.asked) > 8
+    assert (await server.ask())[0] == 200
+
+
+@pytest.mark.promise("security-metrics-access")
+async def test_who_makes_tokens_up_does_not_take_the_turn_of_a_reader_whose_token_is_new() -> None:
+    server = ReviewingServer()
+    for number in range(200):
+        server.now += 0.02
+        await server.ask(f"Bearer token-{number}", of="10.0.1.1")
+    assert (await server.ask())[0] == 200
 
 
 async def test_without_reviews_everybody_reads() -> None:
