@@ -4,11 +4,13 @@ Anything that reaches the port may ask, also programs of tenants. Guarantees:
 - An address that asks too often, too slowly or in too many connections is closed unanswered, before anything is read.
 - An address that asks now and then (the kubelet, Prometheus) is answered meanwhile.
 - A server for probes is never full: a new connection takes the place of the oldest one of all.
+- What a client sends amiss is answered, and nothing of it is logged: it would push everything else out of the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections import OrderedDict
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from sharepod.listener import Listener
 from sharepod.rate_limit import RateLimiter
@@ -38,6 +41,15 @@ _IDLE_S = 120.0
 client closes first and no request meets a connection that is being closed."""
 _HANDSHAKE_S = 5.0
 """Seconds that a TLS handshake may take."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record of the HTTP library tells of a fault of this server, not of what a client has sent."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_faults = logging.getLogger(__name__)
+_faults.addFilter(_is_ours)
 
 
 @dataclass
@@ -187,7 +199,12 @@ async def serve(
 
     application.on_response_prepare.append(_close_after_answer if kept is None else note_answer)
     runner = web.AppRunner(
-        application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_IDLE_S
+        application,
+        access_log=None,
+        logger=_faults,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        keepalive_timeout=_IDLE_S,
     )
     await runner.setup()
     try:

@@ -6,13 +6,14 @@ Guarantees:
 - It listens once there is a certificate.
 - A review takes bounded bytes and time, whoever sends it, and all together half of the operator's time at most
   (`review_turns.py`).
-- A connection that sends something else is closed.
+- A connection that sends something else is closed. Of such the log has a few lines a minute, however many come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import structlog
 from aiohttp import web
 
 from sharepod.api.admission.line_webhook import BY_VOLUME, HANDLERS
+from sharepod.rate_limit import RateLimiter
 from sharepod.web.http_server import KeptConnections, serve
 
 from .certificate_keeper import CertificateKeeper
@@ -32,6 +34,8 @@ _READ_S = 5.0
 """Seconds within which a review must have arrived; the API server gives up after 5 s."""
 _OPEN_EACH, _OPEN_MAX = 256, 512
 """Connections open at a time for one address, and in all: an API server opens one for each question under way."""
+_TOLD_PER_S, _TOLD_AT_ONCE = 0.1, 5.0
+"""Lines of the log, a second and at once, about what is no review: anything that reaches the port may send it."""
 
 Answer = Callable[..., Awaitable[Mapping[str, Any]]]
 
@@ -51,9 +55,10 @@ class WebhookServer:
         await self._keeper.ready.wait()
 
         async def respond(request: web.Request) -> web.Response:
-            return await _respond(request, answer, turns)
+            return await _respond(request, answer, turns, told)
 
         turns = ReviewTurns()
+        told = RateLimiter(time.monotonic(), per_s=_TOLD_PER_S, burst=_TOLD_AT_ONCE)
 
         application = web.Application(client_max_size=LARGEST_REVIEW)
         application.add_routes([web.post(path, respond) for path in HANDLERS])
@@ -66,7 +71,7 @@ class WebhookServer:
             await server.close()
 
 
-async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns) -> web.Response:
+async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, told: RateLimiter) -> web.Response:
     address = request.remote or ""
     size = LARGEST_REVIEW if request.content_length is None else request.content_length
     try:
@@ -85,7 +90,8 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns) -> 
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
     except Exception as error:  # whatever was sent: it costs who sent it alone
-        log.warning("a review cannot be answered", error=repr(error)[:200])
+        if told.take(time.monotonic()):
+            log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import kopf
 import pytest
+import structlog
 import uvloop
 from sharepod.controller.handlers import give_claim
 from sharepod.controller.webhook.reviews import MOST_PARTS
@@ -87,6 +88,13 @@ async def test_what_is_no_review_is_refused_and_the_next_one_answered(asking: As
     assert status == 413
     status, _ = await asking.ask(REVIEW)
     assert status == 200
+
+
+async def test_what_is_no_review_fills_no_log(asking: Asking) -> None:
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(20):
+            assert (await asking.ask(b"{"))[0] == 400
+    assert 1 <= len(logged) < 10
 
 
 @pytest.mark.promise("operator-line-webhook-bounded")
