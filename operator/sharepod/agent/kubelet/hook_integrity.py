@@ -5,15 +5,16 @@ itself. Paths do not show that, so none is compared: the kernel tells which file
 
 Guarantees:
 - No filesystem of a tenant is asked: a path is resolved in the kernel's cache of names alone, and one that is not there
-  has no verdict.
+  has no verdict. Linux before 5.12 cannot do that, and asks.
 - A process that keeps the kernel from answering delays the verdicts on its own tenant, and nothing else.
-- A process of which nothing can be read has no verdict.
+- A process of which nothing can be read has no verdict, nor one whose mappings are too many to be read.
 - A hook of an earlier agent, with which a process was started, counts as the hook.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
@@ -41,7 +42,8 @@ takes milliseconds, in which it maps nothing."""
 _AGAIN_S = 0.2
 """Seconds between two looks at a process that is not sound: the first may have met it while it executed a program."""
 _MAPS_MAX = 16 << 20
-"""Bytes of a process's mappings that are read: twice what the kernel's default of 65,530 mappings takes."""
+"""Bytes of a process's mappings that are read: twice what 65,530 of them take, the kernel's default. Some distributions
+allow sixteen times as many."""
 
 # <linux/openat2.h>
 _OPENAT2 = 437
@@ -173,7 +175,8 @@ class HookIntegrity:
                 maps = file.read(_MAPS_MAX)
         except OSError:  # the process has ended
             return False
-        return bool(maps) and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
+        read = 0 < len(maps) < _MAPS_MAX  # libraries come last
+        return read and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
 
 
 def _open_cached(root: int, path: str) -> int:
@@ -181,7 +184,16 @@ def _open_cached(root: int, path: str) -> int:
 
     Raise `OSError`: BlockingIOError if a filesystem would have to be asked.
     """
-    resolve = _RESOLVE_IN_ROOT | _RESOLVE_CACHED | _RESOLVE_NO_MAGICLINKS
+    try:
+        return _open_in_root(root, path, _RESOLVE_CACHED)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return _open_in_root(root, path, 0)  # Linux before 5.12 does not know the flag
+
+
+def _open_in_root(root: int, path: str, more: int) -> int:
+    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | more
     how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
     descriptor = int(_libc.syscall(_OPENAT2, root, os.fsencode(path), how, ctypes.c_size_t(len(how))))
     if descriptor < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import threading
 import time
 from collections.abc import Iterator
@@ -9,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from sharepod.agent.kubelet import hook_integrity
-from sharepod.agent.kubelet.hook_integrity import OTHER_PRELOAD, HookIntegrity
+from sharepod.agent.kubelet.hook_integrity import NO_HOOK_MAPPED, OTHER_PRELOAD, HookIntegrity
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
+from sharepod.api.objects import HOOK_FILE
 
 
 class ScriptedIntegrity(HookIntegrity):
@@ -89,3 +92,41 @@ def test_a_tenant_that_is_gone_is_forgotten(integrity: ScriptedIntegrity) -> Non
     integrity.settle("a", 7)
     integrity.forget_all_but({"b"})
     assert integrity.replaced("a", {7}, set()) == {}
+
+
+class OldKernel:
+    """Kernel whose `openat2` does not know RESOLVE_CACHED, as Linux 5.6 to 5.11."""
+
+    def __init__(self) -> None:
+        self._real = ctypes.CDLL(None, use_errno=True)
+
+    def syscall(self, number: int, root: int, path: bytes, how: bytes, size: ctypes.c_size_t) -> int:
+        if int.from_bytes(how[16:24], "little") & hook_integrity._RESOLVE_CACHED:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+        return int(self._real.syscall(number, root, path, how, size))
+
+
+def test_a_kernel_that_cannot_look_in_its_cache_alone_is_asked_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_integrity, "_libc", OldKernel())
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "ld.so.preload").touch()
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "root").symlink_to(tmp_path)
+    (tmp_path / "proc" / "7" / "mountinfo").write_text("1 0 0:1 / / rw - tmpfs none rw\n")
+    integrity = HookIntegrity(tmp_path, TenantMounts(None, ""), tmp_path / "proc")
+    assert integrity.look("a", 7, hooked=False) == OTHER_PRELOAD
+
+
+def test_mappings_that_are_too_many_to_be_read_are_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / HOOK_FILE).write_bytes(b"hook")
+    (tmp_path / "proc" / "7" / "root").mkdir(parents=True)
+    maps = b"7f00-7f01 r-xp 00000000 00:01 5                          /usr/lib/other.so\n"
+    (tmp_path / "proc" / "7" / "maps").write_bytes(maps * 10)
+    integrity = HookIntegrity(tmp_path, TenantMounts(None, ""), tmp_path / "proc")
+    assert integrity.look("a", 7, hooked=True) == NO_HOOK_MAPPED
+    monkeypatch.setattr(hook_integrity, "_MAPS_MAX", len(maps) * 9)
+    assert integrity.look("a", 7, hooked=True) is None
