@@ -216,6 +216,25 @@ def test_the_system_and_the_operator_pass(server: Cluster) -> None:
     assert code == 0, said
 
 
+@pytest.mark.promise("security-system-label")
+def test_who_may_make_and_label_namespaces_leaves_none_of_them_out_of_the_policies(server: Cluster) -> None:
+    """Teams may do so on some platforms, whose policies guard the labels of Pod Security alone."""
+    server.kubectl("create", "clusterrole", "namespaces", "--verb=create,get,patch,update", "--resource=namespaces")
+    server.kubectl("create", "clusterrolebinding", "namespaces", "--clusterrole=namespaces", "--user=carol")
+    carol = server.user_kubeconfig("carol")
+    assert as_user(server, carol, "create", "namespace", "of-carol")[0] == 0
+    for key in ("sharepod.dev/system", "sharepod.dev/own-nodes"):
+        made: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "made", "labels": {key: "true"}}}
+        for attempt in (("create", "-f", "-"), ("label", "namespace", "of-carol", f"{key}=true")):
+            body = made if attempt[0] == "create" else None
+            code, said = as_user(server, carol, *attempt, "--dry-run=server", body=body)
+            assert (code != 0, f"metadata.labels[{key}]" in said) == (True, True), said
+        server.kubectl("label", "namespace", "of-carol", f"{key}=true")
+        code, said = as_user(server, carol, "label", "--overwrite", "namespace", "of-carol", f"team={key[-6:]}")
+        assert code == 0, f"another label of one that an administrator has left out: {said}"
+        assert as_user(server, carol, "label", "namespace", "of-carol", f"{key}-")[0] == 0
+
+
 INJECTIONS = [
     "cdi.k8s.io/x",
     "nvidia.cdi.k8s.io/x",
