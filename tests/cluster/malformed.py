@@ -189,6 +189,13 @@ PODS: tuple[Case, ...] = (
         container={"volumeMounts": [{"name": "x", "mountPath": "/var/run/sharepod/limits"}]},
     ),
     Case(
+        "a device by a mount",
+        "spec.containers[main].volumeMounts",
+        "mount this volume elsewhere",
+        SHARE,
+        container={"volumeMounts": [{"name": "x", "mountPath": "/var/run/nvidia-container-devices/all"}]},
+    ),
+    Case(
         "a device by annotation",
         "metadata.annotations[cdi.k8s.io/x]",
         "remove it",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.admission.pod_fields import SUSPECT
-from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.pod import DEVICE_MOUNTS, GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
 from sharepod.api.resource_line import PREFIX
 
 
@@ -19,6 +19,7 @@ from sharepod.api.resource_line import PREFIX
         ("resources", GPU_RESOURCE_PATTERN),
         ("resources", "^" + re.escape(PREFIX)),
         ("mounts", RESERVED_MOUNT_PATTERN),
+        ("mounts", re.escape(DEVICE_MOUNTS)),
     ],
 )
 @given(data=st.data())

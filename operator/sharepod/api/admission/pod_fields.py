@@ -11,7 +11,13 @@ from typing import Any
 from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, SHARE_CLAIM, VOLUME_NAME
-from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, LINE_IN_SHAREPOD, RESERVED_MOUNT_PATTERN
+from sharepod.api.pod import (
+    DEVICE_MOUNTS,
+    GPU_RESOURCE_PATTERN,
+    INJECTION_PATTERN,
+    LINE_IN_SHAREPOD,
+    RESERVED_MOUNT_PATTERN,
+)
 from sharepod.api.resource_line import PREFIX
 from sharepod.api.sharepod import MUTABLE, TTL
 
@@ -36,7 +42,8 @@ def pod_fields_policy() -> list[dict[str, Any]]:
             f"{amounts}.filter(r, {which})[0] + ']: {wrong}')[0]",
         )
 
-    mounted = f"c.?volumeMounts.orValue([]).exists(m, m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))"
+    taken_path = f"m.mountPath.contains('{DEVICE_MOUNTS}') || m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
+    mounted = f"c.?volumeMounts.orValue([]).exists(m, {taken_path})"
     return policy(
         "sharepod-pod-fields",
         ["CREATE", "UPDATE"],
@@ -76,8 +83,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
             refuse(
                 f"!variables.containers.exists(c, {mounted})",
                 f"variables.containers.filter(c, {mounted}).map(c, {path}.volumeMounts: ' + c.volumeMounts.filter(m, "
-                f"m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))[0].mountPath + ' is where SharePod mounts its hook; "
-                "mount this volume elsewhere')[0]",
+                f"{taken_path})[0].mountPath + ' attaches GPUs or the hook; mount this volume elsewhere')[0]",
             ),
         ],
         suspect=_suspect(),
@@ -94,7 +100,7 @@ SUSPECT = {
         "cri-o.Devices",
     ),
     "resources": ("nvidia.com", PREFIX),
-    "mounts": ("sharepod", "ld.so.preload"),
+    "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS),
 }
 """Texts of which one is in each annotation, resource and mount path that a rule refuses; cheaper than its pattern."""
 
