@@ -178,7 +178,7 @@ class WorkQueue(Generic[Key]):
             self._failures.pop(key, None)
         except Exception as error:
             self._failures[key] = failures = self._failures.get(key, 0) + 1
-            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
+            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))
             metrics.FAILURES.labels(self._name).inc()
             if isinstance(error, ApiError):
                 log.warning(

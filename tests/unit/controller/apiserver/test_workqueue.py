@@ -80,6 +80,23 @@ async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.Mon
     assert gaps[2] >= 0.039
 
 
+async def test_what_has_failed_for_half_a_day_is_still_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workqueue, "_LONGEST_DELAY_S", 0.001)
+    calls = 0
+
+    async def work(_: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise UnavailableError("PATCH", 500, "", "away")
+
+    async with running(work) as queue:
+        queue._failures["k"] = 1500
+        queue.add("k")
+        await until(lambda: not len(queue) and not queue._timers)
+    assert (calls, queue._failures) == (2, {})
+
+
 async def test_who_leads_no_more_is_not_asked_again() -> None:
     calls = 0
 
