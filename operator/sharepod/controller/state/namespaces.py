@@ -26,11 +26,12 @@ class EndingNamespaces:
         return name in self._names.values()
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Take in a Namespace as it was read."""
-        if (raw.get("status") or {}).get("phase") != "Terminating":
-            return
+        """Take in a Namespace as it was read. A deletion is undone where etcd is restored from a backup before it."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
+            return
+        if (raw.get("status") or {}).get("phase") != "Terminating":
+            self.drop(uid)
             return
         self._versions[uid] = version
         if uid not in self._names:

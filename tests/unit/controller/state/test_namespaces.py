@@ -36,6 +36,18 @@ def test_a_namespace_of_the_same_name_that_came_later_is_another_one() -> None:
     assert "a" in ending
 
 
+def test_a_namespace_whose_deletion_is_undone_by_a_restored_etcd_ends_no_longer() -> None:
+    ending = EndingNamespaces()
+    told: list[str] = []
+    ending.on_changed = told.append
+    ending.put(namespace("a", "u-1", 5))
+    ending.put(namespace("a", "u-1", 3, "Active"))
+    assert "a" in ending  # an older version says nothing
+    ending.distrust()
+    ending.put(namespace("a", "u-1", 3, "Active"))
+    assert ("a" in ending, told) == (False, ["a", "a"])
+
+
 def test_labels_are_those_of_the_newest_version_and_each_change_is_told_once() -> None:
     known = NamespaceLabels()
     told: list[int] = []
