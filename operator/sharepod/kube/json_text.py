@@ -73,6 +73,7 @@ class ListText:
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = {}
         """Metadata of the list: complete after `close`."""
+        self._has_items = False
         self._text = ""
         self._at = 0
         self._try_at = 0
@@ -91,6 +92,8 @@ class ListText:
         yield from self._read(last=True)
         if self._next != self._done:
             raise NotAListError("the list ends in the middle")
+        if not self._has_items:
+            raise NotAListError("the answer is not a list: it has no items")
 
     def _read(self, *, last: bool) -> Iterator[dict[str, Any] | Unreadable]:
         while True:
@@ -128,8 +131,10 @@ class ListText:
         if key == "items" and self._text.startswith("[", at):
             self._at = at + 1
             self._next = self._item
+            self._has_items = True
             return
         value, self._at = _decode(self._text, at)
+        self._has_items = self._has_items or (key == "items" and value is None)
         if key == "metadata" and isinstance(value, dict):
             self.metadata = value
 

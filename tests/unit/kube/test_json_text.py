@@ -95,10 +95,26 @@ def test_a_number_that_is_too_long_costs_its_object_alone() -> None:
     assert found[1] == {"b": 2}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"items":[{"a":1}', '{"items":[{"a":1},oops],"metadata":{}}', "<html>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"items":[{"a":1}',
+        '{"items":[{"a":1},oops],"metadata":{}}',
+        '{"kind":"Status","metadata":{},"status":"Success"}',
+        '{"items":{},"metadata":{"resourceVersion":"9"}}',
+        "<html>",
+    ],
+)
 def test_anything_else_is_no_list(text: str) -> None:
     with pytest.raises(NotAListError):
         read(text, [])
+
+
+def test_a_list_may_have_null_for_no_items() -> None:
+    assert read('{"metadata":{"resourceVersion":"9"},"items":null}', []) == ([], {"resourceVersion": "9"})
 
 
 @pytest.mark.parametrize("spec", [deep(50_000), "9" * 5000])

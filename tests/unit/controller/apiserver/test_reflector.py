@@ -357,6 +357,14 @@ async def test_versions_that_go_back_within_a_watch_are_noticed_too(world: World
     assert world.replaced == 1
 
 
+async def test_json_that_is_no_list_says_nothing_of_what_is_there(world: World) -> None:
+    world.server.fail("list", "sharepods", times=3, refusal=Refused(200, "", "the load balancer is well"))
+    world.server.cut_watches()
+    world.create("c")
+    await world.shows("a", "b", "c")
+    assert world.replaced == 0
+
+
 @pytest.mark.promise("operator-late-kinds")
 async def test_a_resource_that_is_not_served_yet_is_picked_up_once_it_is(idle: World) -> None:
     idle.server.unserved.add("sharepods")
