@@ -51,9 +51,10 @@ class ApiError(Exception):
     @property
     def of_resource(self) -> bool:
         """True if the server does not serve the resource, or not yet: it says nothing of any object. A CRD is served
-        some seconds after the API server has started, and not while it is deleted and applied again.
+        some seconds after the API server has started, and not while it is deleted and applied again. Nor does a 404
+        without a reason, which is a load balancer's: an API server names one with each object that it does not find.
         """
-        return self.status == 404 and self.message.startswith(_NOT_SERVED)
+        return self.status == 404 and (not self.reason or self.message.startswith(_NOT_SERVED))
 
     @property
     def of_admission(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 from sharepod.controller.apiserver import client as client_module
-from sharepod.controller.apiserver.client import PODS, Client, NotLeadingError
+from sharepod.controller.apiserver.client import PODS, SHAREPODS, Client, NotLeadingError
 from sharepod.kube import (
     AlreadyExistsError,
     ApiError,
@@ -75,6 +75,26 @@ async def test_each_refusal_has_its_kind_and_keeps_the_servers_words(
             await client.get(PODS, "p", "n")
     assert type(caught.value) is kind
     assert caught.value.message == "the words"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html><h1>404 Not Found</h1></html>",
+        "default backend - 404",
+        "",
+        "404 page not found",
+        '{"reason": "NotFound", "message": "the server could not find the requested resource"}',
+    ],
+)
+async def test_a_404_that_names_no_object_says_nothing_of_any(answer: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=404, text=answer)
+
+    async with serving(refuse) as client:
+        for resource in (PODS, SHAREPODS):
+            with pytest.raises(UnavailableError):
+                await client.get(resource, "p", "n")
 
 
 async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
