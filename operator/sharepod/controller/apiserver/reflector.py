@@ -144,6 +144,8 @@ class Reflector:
         """When a piece of a list last arrived; None: never."""
         self._opened_at: float | None = None
         """When the watch that is open, or was last, was answered."""
+        self._followed_at = float("-inf")
+        """When a watch was last answered, however long it lasted."""
         self._failures = 0
         self._failure: ApiError | None = None
         self._failed_at = self._told_at = clock()
@@ -169,6 +171,10 @@ class Reflector:
             self._needed,
             self._arrived_at is not None and now <= self._arrived_at + BELIEF_S,
         )
+
+    def followed_since(self, moment: float) -> bool:
+        """Return whether everything was listed, and a watch answered at this time or later: a page of a list is not."""
+        return self.listed and self._followed_at >= moment
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -368,7 +374,7 @@ class Reflector:
 
     def _hear_watch(self) -> None:
         if self._opened_at is None:
-            self._opened_at = self._clock()
+            self._opened_at = self._followed_at = self._clock()
         self._heard()
 
     def _moves(self, metadata: object) -> bool:

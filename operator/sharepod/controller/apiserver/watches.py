@@ -261,13 +261,10 @@ class Watches:
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        while not self._heard_since(asked):  # noqa: ASYNC110 - nine watches, and of each only a time
+        needed = [reflector for reflector in self.all if reflector.sight().needed]
+        while not all(reflector.followed_since(asked) for reflector in needed):  # noqa: ASYNC110 - of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)
-
-    def _heard_since(self, asked: float) -> bool:
-        now = self._clock()
-        return all(sight.listed and sight.silent_s <= now - asked for sight in self.sights() if sight.needed)
 
     def _put_namespace(self, raw: Json) -> None:
         self._state.ending_namespaces.put(raw)

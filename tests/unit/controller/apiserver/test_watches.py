@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles.apiserver.server import ApiServer, api_server
+from doubles.apiserver.errors import Refused
+from doubles.apiserver.server import ApiServer, Fault, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
@@ -205,6 +206,33 @@ async def test_to_catch_up_is_to_have_opened_each_watch_and_taken_in_what_it_say
         await world.watches.catch_up()
         assert len(world.state.sharepods) == 1
         assert len([call for call in world.server.calls if call.verb == "watch"]) >= opened + len(world.watches.all)
+
+
+async def test_who_lists_anew_has_caught_up_only_once_the_list_is_read_to_its_end(world: World) -> None:
+    world.client.page_size = 1
+    for number in range(3):
+        world.sharepod(f"old-{number}")
+    second, third = asyncio.Event(), asyncio.Event()
+    pages = [
+        Fault(lambda call: call.kind.plural == "sharepods" and "continue" in call.query, hold=held)
+        for held in (second, third)
+    ]
+    async with world.running(), asyncio.timeout(PATIENCE_S):
+        await world.watches.catch_up()
+        world.server.faults += pages
+        world.server.cut_watches("sharepods", error=Refused(410, "Expired", "too old resource version"))
+        while pages[0].times:  # noqa: ASYNC110 - until it was asked for
+            await asyncio.sleep(0.01)
+        world.now += 1.0
+        catching_up = asyncio.create_task(world.watches.catch_up())
+        await asyncio.sleep(0)
+        second.set()
+        while pages[1].times:  # noqa: ASYNC110 - as above; the second has arrived
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert not catching_up.done()
+        third.set()
+        await catching_up
 
 
 async def test_a_sharepod_and_its_pod_are_timed_if_the_watch_brings_them(world: World) -> None:
