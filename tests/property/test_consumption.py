@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 
 import pytest
@@ -159,6 +160,15 @@ def test_what_is_spread_over_months_adds_up(amount: Amounts, begin_h: int, end_h
         together += part
     assert together == amount
     assert len({month for month, _ in parts}) == len(parts)
+
+
+@pytest.mark.parametrize("begin", ["0000-00-00T00:00:00.000Z", "2026-01-01T00:00:00.000Z", "2026-99-99T99:99:99.999Z"])
+@pytest.mark.parametrize("end", ["2027-99-99T99:99:99.999Z", "9999-12-31T23:59:59.999Z", "9999-99-99T99:99:99.999Z"])
+def test_moments_that_no_calendar_has_are_spread_over_few_months_too(begin: str, end: str) -> None:
+    parts = list(islice(spread(Amounts(held_ms=4_000), begin, end), 100))
+    assert len(parts) <= 25
+    assert sum(part.held_ms for _, part in parts) == 4_000
+    assert all("01" <= month[5:] <= "12" for month, _ in parts)
 
 
 def test_time_over_midnight_of_the_last_of_a_month_belongs_to_both() -> None:

@@ -81,20 +81,26 @@ def month_after(month: str) -> str:
 def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amounts]]:
     """Yield the part of each month in amounts that have grown evenly from `begin` to `end`, both timestamps."""
     first, last = moment_ms(begin), moment_ms(end)
-    month = end[:7]
-    if first >= last or begin[:7] >= month:
-        yield month, amounts
+    month, until = _month_of(begin), _month_of(end)
+    if first >= last or month >= until:
+        yield until, amounts
         return
-    month, left = begin[:7], _MONTHS_AT_MOST
-    distance = (int(end[:4]) - int(month[:4])) * 12 + int(end[5:7]) - int(month[5:7])
+    left = _MONTHS_AT_MOST
+    distance = (int(until[:4]) - int(month[:4])) * 12 + int(until[5:7]) - int(month[5:7])
     if distance > left:
-        month = f"{int(end[:4]) - left // 12:04}-{end[5:7]}"
+        month = f"{int(until[:4]) - left // 12:04}-{until[5:7]}"
     done = NOTHING
-    while month < end[:7]:
-        upto = amounts.part(month_begin_ms(month_after(month)) - first, last - first)
+    while month < until:
+        passed = month_begin_ms(month_after(month)) - first
+        upto = amounts.part(min(max(0, passed), last - first), last - first)
         yield month, upto.beyond(done)
         month, done = month_after(month), upto
     yield month, amounts.beyond(done)
+
+
+def _month_of(timestamp: str) -> str:
+    """Return the month of a moment. One that no year has, as the pattern of timestamps allows, is the nearest one."""
+    return f"{timestamp[:4]}-{min(max(int(timestamp[5:7]), 1), 12):02}"
 
 
 def _month_s(year: int, month: int) -> int:
