@@ -201,7 +201,9 @@ class Operator:
         )
         self.idle_reservations = IdleReservations(self.state, self.events, acts=lambda: self._active, clock=clock)
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
-        self.statements = Statements(self.client, lambda: list(self.state.gpunodes), lambda: self._active)
+        self.statements = Statements(
+            self.client, lambda: list(self.state.gpunodes), lambda: self._active, now_ms.seconds
+        )
         self.node_reconciler.take_in = self.statements.take_in
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, self.events, settings.writers)
         self.self_test_claims = SelfTestClaims(self.state.seen_claims, self.client, settings, clock, now_ms.seconds)

@@ -31,6 +31,7 @@ from sharepod.budgets.statement_status import account_of, status_of
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import GPUNODES, GPUSTATEMENTS, Client, NotLeadingError
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+from sharepod.controller.state.reading.timestamps import text_of
 from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
 
 ROUND_S = 30.0
@@ -59,14 +60,20 @@ class Statements:
         client: The API server.
         gpunodes: Returns all GPUNodes.
         acting: Returns whether this process leads and knows the cluster.
+        wall: Time of day, seconds since the epoch: no node has counted anything later than that.
     """
 
     def __init__(
-        self, client: Client, gpunodes: Callable[[], Iterable[GpuNodeFacts]], acting: Callable[[], bool]
+        self,
+        client: Client,
+        gpunodes: Callable[[], Iterable[GpuNodeFacts]],
+        acting: Callable[[], bool],
+        wall: Callable[[], float],
     ) -> None:
         self._client = client
         self._gpunodes = gpunodes
         self._acting = acting
+        self._wall = wall
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
         """Namespaces whose statement cannot be read, with the reason."""
@@ -128,7 +135,7 @@ class Statements:
                     await self._read_all()
                 nodes = list(gpunodes)
                 whole = True
-                for namespace, readings in _by_namespace(nodes).items():
+                for namespace, readings in _by_namespace(nodes, self._wall()).items():
                     whole &= await self._take_in(namespace, readings)
                     await asyncio.sleep(0)
                 for node in nodes:
@@ -263,8 +270,10 @@ class Statements:
             metrics.NAMESPACE_GPU_SECONDS.labels(namespace, model, kind).inc(more / 1000)
 
 
-def _by_namespace(nodes: Iterable[GpuNodeFacts]) -> dict[str, list[NodeReading]]:
-    """Return what nodes report, by namespace."""
+def _by_namespace(nodes: Iterable[GpuNodeFacts], now_s: float) -> dict[str, list[NodeReading]]:
+    """Return what nodes report, by namespace. What a node whose clock is ahead has counted is as of now: of months that
+    are to come there would be as many as an account keeps, in the place of those that are past."""
+    latest = f"{text_of(now_s)[:-1]}.000Z"
     found: dict[str, list[NodeReading]] = {}
     for node in nodes:
         if node.status.consumption_at is None:
@@ -273,6 +282,6 @@ def _by_namespace(nodes: Iterable[GpuNodeFacts]) -> dict[str, list[NodeReading]]
         for entry in node.status.consumption:
             entries.setdefault(entry.namespace, []).append(entry)
         for namespace, own in entries.items():
-            reading = NodeReading(node.name, node.status.consumption_at, tuple(own))
+            reading = NodeReading(node.name, min(node.status.consumption_at, latest), tuple(own))
             found.setdefault(namespace, []).append(reading)
     return found

@@ -19,6 +19,8 @@ from sharepod.controller.consumption.statements import Statements
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
 from sharepod.kube import AlreadyExistsError, Json
 
+NOW_S = 1_772_366_400.0
+"""Time of day, 1 March 2026 at noon."""
 STATEMENTS = replace(next(kind for kind in KINDS if kind.plural == "gpustatements"), schema=None)
 
 
@@ -79,7 +81,7 @@ async def report(client: Client, node: str, *entries: Json, at: str = "2026-02-0
 
 
 def statements(client: Any) -> Statements:
-    return Statements(client, list, lambda: True)
+    return Statements(client, list, lambda: True, lambda: NOW_S)
 
 
 def held(kept: Statements, namespace: str) -> int:
@@ -110,6 +112,19 @@ async def test_statements_have_what_nodes_report_by_month_and_outlive_the_operat
     assert await second.take_in(nodes)
     assert (held(second, "team"), held(second, "other")) == (1_900, 70)
     assert second.totals("team")["T"].reserved_ms == 3_800
+
+
+async def test_a_node_whose_clock_is_years_ahead_keeps_its_namespaces_months_from_nobody(client: Client) -> None:
+    kept = statements(client)
+    assert await kept.take_in([await report(client, "n1", series("a", "team", 1_000))])
+    ahead = series("b", "team", 400, since="2097-01-01T00:00:00.000Z")
+    assert await kept.take_in([await report(client, "n2", ahead, at="2099-06-01T00:00:00.000Z")])
+    written = (await client.get(GPUSTATEMENTS, "team"))["status"]
+    assert [(month["month"], month["models"][0]["heldMilliseconds"]) for month in written["months"]] == [
+        ("2026-01", 500),
+        ("2026-02", 500),
+        ("2026-03", 400),
+    ]
 
 
 @pytest.mark.promise("operator-statement")
