@@ -217,13 +217,19 @@ class Placeholders:
 
     async def _there(self) -> Iterable[_There]:
         found: list[Json] = []
-        await self._client.page(
-            PODS,
-            self._settings.namespace,
-            labels=PLACEHOLDER_LABEL,
-            take=found.append,
-            unreadable=lambda *_: None,
-        )
+        token = ""
+        while True:
+            page = await self._client.page(
+                PODS,
+                self._settings.namespace,
+                labels=PLACEHOLDER_LABEL,
+                token=token,
+                take=found.append,
+                unreadable=lambda *_: None,
+            )
+            token = str(page.get("continue") or "")
+            if not token:
+                break
         return [_read(raw) for raw in found if "deletionTimestamp" not in raw["metadata"]]
 
     async def _create(self, request: PlacementRequest, body: Json) -> _There | None:

@@ -80,6 +80,17 @@ async def test_a_share_that_asks_for_something_else_has_another(world: World) ->
     assert after["spec"]["containers"][0]["image"] == "another"
 
 
+async def test_those_on_later_pages_of_the_list_are_seen_too(world: World) -> None:
+    await without_room(world)
+    for name in ("a", "b", "z"):
+        labels = {"sharepod.dev/placeholder": f"gone-{name}"}
+        pod = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": []}}
+        world.server.storage.create(world.kind("pods"), "system", pod)
+    world.client.page_size = 1
+    await placeholders(world).look()
+    assert [pod["metadata"]["name"] for pod in there(world)] == [f"sharepod-placeholder-{world.tenant}"]
+
+
 async def test_a_next_leader_keeps_what_it_finds_until_it_has_decided(world: World) -> None:
     await without_room(world)
     await placeholders(world).look()
