@@ -174,10 +174,10 @@ class Connection:
                                 turn = time.monotonic() + _TURN_S
             for item in reader.close():
                 _hand_over(item, take, unreadable)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unavailable(call, error) from error
         except NotAListError as error:
             raise UnavailableError(call, response.status, "NotJson", str(error)) from None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise self._unavailable(call, error) from error
         return reader.metadata
 
     async def watch(
@@ -232,10 +232,10 @@ class Connection:
                     yield event
         except _SilenceError:
             raise SilentError(call, 0, "Silent", "the server has not ended the watch when it was to") from None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unavailable(call, error) from error
         except NotAnEventError as error:
             raise UnavailableError(call, 200, "NotJson", str(error)) from None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise self._unavailable(call, error) from error
 
     def _check(self, call: str, status: int, headers: Mapping[str, str], answer: bytes) -> None:
         """Note that the server has answered. Raise the error of a refusal."""

@@ -84,6 +84,21 @@ async def test_a_rotated_token_is_read_again(
     assert sent == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
 
 
+async def test_a_token_that_no_header_can_carry_costs_the_call_alone(scripted: Scripted, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("half of one\nand of another")
+    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, tokenFile="token"), "test")
+    try:
+        with pytest.raises(UnavailableError, match="end of a line"):
+            await connected.get("/x")
+        with pytest.raises(UnavailableError, match="ValueError"):
+            await connected.page("/x", {}, take=lambda _: None, unreadable=lambda *_: None)
+        with pytest.raises(UnavailableError, match="ValueError"):
+            await anext(connected.watch("/x", {}, "1"))
+    finally:
+        await connected.close()
+    assert scripted.asked == []
+
+
 async def test_without_a_way_to_the_api_server_the_agent_says_which_file_it_tried(tmp_path: Path) -> None:
     with pytest.raises(NoApiServerError, match="nowhere"):
         await Connection.open(tmp_path / "nowhere", "test")
