@@ -215,9 +215,10 @@ class Reflector:
 
     def replace_all(self) -> None:
         """List again, and let it replace what is known: another kind has shown that the versions have gone back."""
-        if self.listed:
-            self._since, self._seen, self.listed = None, 0, False
-            self._mirror.distrust()
+        listed = self.listed
+        self._since, self._seen, self.listed = None, 0, False
+        self._mirror.distrust()  # also while it is not served, as a CRD for the first seconds of an API server
+        if listed:
             self.reopen()
 
     def reopen(self) -> None:

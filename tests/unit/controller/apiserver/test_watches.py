@@ -110,7 +110,10 @@ async def test_all_kinds_are_made_known(world: World) -> None:
 
 
 @pytest.mark.promise("operator-unreadable-object")
-async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_the_others(world: World) -> None:
+@pytest.mark.parametrize("served", [True, False])  # a CRD is not, for the first seconds of an API server
+async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_the_others(
+    world: World, served: bool
+) -> None:
     storage, where = world.server.storage, (world.server.kind("gpunodes"), "", "node-a")
     world.create("gpunodes", "node-a", spec={"pool": "dedicated"})
     async with world.running(), asyncio.timeout(PATIENCE_S):
@@ -123,10 +126,20 @@ async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_t
             world.create("leases", f"before-{number}", "system", spec={})
         while not next(iter(world.state.gpunodes)).rows or len(world.leases) < 20:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)
+        if not served:
+            world.server.unserved.add("gpunodes")
+            world.server.cut_watches("gpunodes")
+        while world.watches.gpunodes.listed is not served:  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)
         storage.restore(backup)
         for number in range(10):  # as many as hide it from the GPUNodes, not from the Leases
             world.create("nodes", f"after-{number}", labels={POOL_LABEL: "dedicated"}, spec={})
         world.server.cut_watches()
+        while not world.replaced:  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)
+        for number in range(20):
+            world.create("leases", f"later-{number}", "system", spec={})
+        world.server.unserved.clear()
         while next(iter(world.state.gpunodes)).rows or len(world.state.nodes) < 10:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)
     assert world.replaced == 1
