@@ -1,5 +1,5 @@
-/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by dl_iterate_phdr, in the order in
- * which the dynamic linker searches them.
+/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by the C library's dl_iterate_phdr,
+ * in the order in which the dynamic linker searches them.
  */
 #include "base/elf.h"
 
@@ -21,25 +21,55 @@ static const char *base_name(const char *path) {
 }
 
 /* glibc has relocated these addresses in place, musl and the vdso's have not been. */
-static const void *at(const struct dl_phdr_info *info, ElfW(Addr) value) {
-    return (const void *)(value < info->dlpi_addr ? value + info->dlpi_addr : value);
+static const void *at(ElfW(Addr) base, ElfW(Addr) value) {
+    return (const void *)(value < base ? value + base : value);
+}
+
+static bool read_dynamic(ElfW(Addr) base, const ElfW(Dyn) * entry, struct object *object) {
+    *object = (struct object){.base = base};
+    for (; entry != NULL && entry->d_tag != DT_NULL; entry++)
+        switch (entry->d_tag) {
+        case DT_SYMTAB: object->symbols = at(base, entry->d_un.d_ptr); break;
+        case DT_STRTAB: object->strings = at(base, entry->d_un.d_ptr); break;
+        case DT_GNU_HASH: object->gnu_hash = at(base, entry->d_un.d_ptr); break;
+        case DT_HASH: object->hash = at(base, entry->d_un.d_ptr); break;
+        }
+    return object->symbols && object->strings && (object->gnu_hash || object->hash);
 }
 
 static bool read_tables(const struct dl_phdr_info *info, struct object *object) {
-    *object = (struct object){.base = info->dlpi_addr};
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        if (info->dlpi_phdr[i].p_type != PT_DYNAMIC)
-            continue;
-        for (const ElfW(Dyn) *entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-             entry->d_tag != DT_NULL; entry++)
-            switch (entry->d_tag) {
-            case DT_SYMTAB: object->symbols = at(info, entry->d_un.d_ptr); break;
-            case DT_STRTAB: object->strings = at(info, entry->d_un.d_ptr); break;
-            case DT_GNU_HASH: object->gnu_hash = at(info, entry->d_un.d_ptr); break;
-            case DT_HASH: object->hash = at(info, entry->d_un.d_ptr); break;
-            }
-    }
-    return object->symbols && object->strings && (object->gnu_hash || object->hash);
+    const ElfW(Dyn) *dynamic = NULL;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    return read_dynamic(info->dlpi_addr, dynamic, object);
+}
+
+/* The list of loaded objects that glibc keeps for debuggers. Those from the first to the C library, of which all are
+ * there from the start, stay as they are. */
+extern struct r_debug _r_debug __attribute__((weak));
+
+typedef int visitor(struct dl_phdr_info *info, size_t size, void *of);
+
+/* Return glibc's dl_iterate_phdr; of another C library the one that the dynamic linker finds. It finds a program's own
+ * first, if there is one. */
+static int (*choose_iterator(void))(visitor *, void *) {
+    struct object libc;
+    const struct link_map *map = &_r_debug != NULL ? _r_debug.r_map : NULL;
+    while (map != NULL && strcmp(base_name(map->l_name), "libc.so.6") != 0)
+        map = map->l_next;
+    void *own = NULL;
+    if (map != NULL && read_dynamic(map->l_addr, map->l_ld, &libc))
+        own = object_symbol(&libc, "dl_iterate_phdr");
+    return own != NULL ? (int (*)(visitor *, void *))own : dl_iterate_phdr;
+}
+
+/* Call `visit` for each loaded object until it returns something else than 0, and return that. */
+static int visit_objects(visitor *visit, void *of) {
+    static int (*_Atomic iterate)(visitor *, void *);
+    if (iterate == NULL)
+        iterate = choose_iterator();
+    return iterate(visit, of);
 }
 
 static int visit_by_name(struct dl_phdr_info *info, size_t size, void *argument) {
@@ -52,7 +82,7 @@ static int visit_by_name(struct dl_phdr_info *info, size_t size, void *argument)
 
 bool object_find(const char *prefix, struct object *object) {
     struct search search = {.prefix = prefix, .object = object};
-    return dl_iterate_phdr(visit_by_name, &search) != 0;
+    return visit_objects(visit_by_name, &search) != 0;
 }
 
 static bool covers(const struct dl_phdr_info *info, const void *address) {
@@ -92,7 +122,7 @@ void object_pin(const char *prefix) {
     char path[512];
     struct search search = {.prefix = prefix, .path = path, .size = sizeof path};
     void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
-    if (open != NULL && dl_iterate_phdr(visit_path, &search) == 1)
+    if (open != NULL && visit_objects(visit_path, &search) == 1)
         open(path, LAZY | NOLOAD | NODELETE);
 }
 
@@ -106,12 +136,12 @@ static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) 
 
 bool object_holds(const void *address, const char *prefix) {
     struct search search = {.inside = address, .prefix = prefix};
-    return address != NULL && dl_iterate_phdr(visit_holder, &search) == 1;
+    return address != NULL && visit_objects(visit_holder, &search) == 1;
 }
 
 bool object_own_directory(char *directory, size_t size) {
     struct search search = {.inside = (const void *)object_own_directory, .path = directory, .size = size};
-    return dl_iterate_phdr(visit_by_address, &search) == 1;
+    return visit_objects(visit_by_address, &search) == 1;
 }
 
 static void *defined(const struct object *object, uint32_t index, const char *name) {
@@ -187,7 +217,7 @@ static int visit_behind(struct dl_phdr_info *info, size_t size, void *argument) 
 
 void *object_next_symbol(const char *name) {
     struct next next = {.name = name};
-    dl_iterate_phdr(visit_behind, &next);
+    visit_objects(visit_behind, &next);
     return next.found != NULL ? next.found : object_libc_symbol(name);
 }
 
@@ -203,7 +233,7 @@ static int visit_either(struct dl_phdr_info *info, size_t size, void *argument) 
 
 bool object_precedes(const void *address, const void *other) {
     struct order order = {address, other};
-    return dl_iterate_phdr(visit_either, &order) == 1;
+    return visit_objects(visit_either, &order) == 1;
 }
 
 void *object_libc_symbol(const char *name) {

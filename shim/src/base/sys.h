@@ -2,8 +2,8 @@
  *
  * Guarantees:
  * - the program's errno stays as it is;
- * - nothing is taken from libc but what the compiler asks for (memcpy and its like) and dl_iterate_phdr: the hook lives
- *   in programs of every glibc since 2.17 and of musl, and starts before libpthread may be there.
+ * - nothing is taken from libc but dl_iterate_phdr: the hook lives in programs of every glibc since 2.17 and of musl,
+ *   and starts before libpthread may be there. What the compiler asks for (memcpy and its like) is in strings.c.
  */
 #ifndef SHAREPOD_SYS_H
 #define SHAREPOD_SYS_H

@@ -1,0 +1,87 @@
+/* The functions of <string.h> that the hook's code calls, and those that the compiler calls for it: the hook's own, for
+ * itself alone.
+ *
+ * A program may have its own in front of the C library's, and finds the next ones by dlsym, which is the hook's: a
+ * sanitizer does so as it starts, when its memcpy and strcmp fail still, and a library that wraps one of them may do so
+ * inside of it.
+ */
+#include <stddef.h>
+#include <string.h>
+
+/* At the end of each turn of a loop, which the compiler would make a call of the very function otherwise. */
+#define TURN __asm__ volatile("" ::: "memory")
+
+void *memcpy(void *to, const void *from, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        ((char *)to)[i] = ((const char *)from)[i];
+        TURN;
+    }
+    return to;
+}
+
+void *memmove(void *to, const void *from, size_t size) {
+    if ((const char *)to <= (const char *)from)
+        return memcpy(to, from, size);
+    for (size_t i = size; i > 0; i--) {
+        ((char *)to)[i - 1] = ((const char *)from)[i - 1];
+        TURN;
+    }
+    return to;
+}
+
+void *memset(void *to, int value, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        ((char *)to)[i] = (char)value;
+        TURN;
+    }
+    return to;
+}
+
+int memcmp(const void *one, const void *other, size_t size) {
+    const unsigned char *a = one, *b = other;
+    for (size_t i = 0; i < size; i++) {
+        if (a[i] != b[i])
+            return a[i] - b[i];
+        TURN;
+    }
+    return 0;
+}
+
+size_t strlen(const char *text) {
+    size_t length = 0;
+    for (; text[length] != '\0'; length++)
+        TURN;
+    return length;
+}
+
+int strncmp(const char *one, const char *other, size_t most) {
+    const unsigned char *a = (const unsigned char *)one, *b = (const unsigned char *)other;
+    for (size_t i = 0; i < most; i++) {
+        if (a[i] != b[i] || a[i] == '\0')
+            return a[i] - b[i];
+        TURN;
+    }
+    return 0;
+}
+
+int strcmp(const char *one, const char *other) {
+    const unsigned char *a = (const unsigned char *)one, *b = (const unsigned char *)other;
+    for (; *a == *b && *a != '\0'; a++, b++)
+        TURN;
+    return *a - *b;
+}
+
+char *strchr(const char *text, int wanted) {
+    for (; *text != (char)wanted; text++)
+        if (*text == '\0')
+            return NULL;
+    return (char *)text;
+}
+
+char *strrchr(const char *text, int wanted) {
+    const char *found = NULL;
+    for (; *text != '\0'; text++)
+        if (*text == (char)wanted)
+            found = text;
+    return (char *)found;
+}
