@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hook.conftest import MIB, TENANT_MEMORY
+from hook.conftest import GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, terms
 from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
@@ -73,6 +73,21 @@ def test_a_captured_allocation_belongs_to_its_graph(make_check: MakeCheck) -> No
     assert check.same() == 0
     assert launch(check, "g") == OUT_OF_MEMORY
     assert check.same() == 0
+
+
+def test_an_allocation_captured_from_another_gpus_pool_counts_on_that_gpu(make_tenant: MakeTenant) -> None:
+    """The node of the graph is on the pool's GPU, whichever the stream is on."""
+    tenant = make_tenant(terms(GPU_0), terms(GPU_1, memory=64 * MIB))
+    tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    pool = probe.ok("pool_create", 0, 1)
+    probe.ok("capture_begin", "s")
+    probe.ok("alloc_async", 100 * MIB, "s", pool)
+    probe.ok("capture_end", "s", "g")
+    assert probe.call("graph_upload", "g", "s").code == OUT_OF_MEMORY
+    assert tenant.read().client("tenant").usage[GPU_1].memory == 0
 
 
 def launch(check: LedgerCheck, name: str) -> int:

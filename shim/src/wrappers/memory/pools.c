@@ -39,6 +39,12 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     return result;
 }
 
+/* Return the device of the memory node that a capture makes of an allocation: the pool's, if that is known. */
+static CUdevice device_of_node(CUmemoryPool pool, CUdevice device) {
+    const struct pool_memory *memory = pool != NULL ? pool_find(pool, device) : NULL;
+    return memory != NULL && memory->origin != POOL_ELSEWHERE ? memory->device : device;
+}
+
 /* Charge an allocation from a pool; `pool` NULL: the device's current one. call->memory stays NULL if nothing is
  * counted: then the driver alone decides. */
 static CUresult begin(struct pool_call *call, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
@@ -53,7 +59,7 @@ static CUresult begin(struct pool_call *call, const void *address, size_t bytes,
     struct pool_memory *memory = NULL;
     if (device_of(stream, &device) == CUDA_SUCCESS) {
         if (capturing)
-            graphmem_expect(device);
+            graphmem_expect(device_of_node(pool, device));
         else if (pool != NULL || (HAS(cuDeviceGetMemPool) && DRIVER(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS))
             memory = pool_find(pool, device);
     }
