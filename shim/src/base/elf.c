@@ -221,6 +221,18 @@ void *object_next_symbol(const char *name) {
     return next.found != NULL ? next.found : object_libc_symbol(name);
 }
 
+static int visit_before(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct object object;
+    (void)size;
+    if (covers(info, (const void *)object_defined_before))
+        return -1;
+    return read_tables(info, &object) && object_symbol(&object, argument) != NULL ? 1 : 0;
+}
+
+bool object_defined_before(const char *name) {
+    return visit_objects(visit_before, (void *)name) == 1;
+}
+
 struct order {
     const void *address, *other;
 };

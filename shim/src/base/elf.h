@@ -32,6 +32,8 @@ void object_pin(const char *prefix);
 /* Return the symbol of the next object behind the hook that defines it, as RTLD_NEXT would; of the C library if none
  * does. Other copies of the hook do not count. */
 void *object_next_symbol(const char *name);
+/* Return whether an object in front of the hook defines the symbol. */
+bool object_defined_before(const char *name);
 /* Return whether the object that holds `address` was loaded before the one that holds `other`. */
 bool object_precedes(const void *address, const void *other);
 /* Return whether the address lies in a loaded object whose file name begins with `prefix`. */

@@ -117,6 +117,31 @@ def test_a_library_may_look_up_the_next_of_what_it_wraps_when_that_is_called(hoo
         assert output_of(program, LD_PRELOAD=f"{front}{hook}") == "7 0\n"
 
 
+@pytest.mark.parametrize("own", ["", "int cuInit(unsigned flags) { return 7; }"])
+def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_the_hook(
+    own: str, hook_file: Path, tmp_path: Path
+) -> None:
+    """A program asks whether it is linked with CUDA, or has a driver of its own for its tests."""
+    (tmp_path / "main.c").write_text(
+        textwrap.dedent("""
+            #define _GNU_SOURCE
+            #include <dlfcn.h>
+            #include <stdio.h>
+            OWN
+            static int ask(void *handle) {
+                int (*found)(unsigned) = (int (*)(unsigned))dlsym(handle, "cuInit");
+                return found ? found(0) : -1;
+            }
+            int main(void) {
+                printf("%d %d %d\\n", ask(dlopen(NULL, RTLD_LAZY)), ask(RTLD_DEFAULT), ask(RTLD_NEXT));
+            }""").replace("OWN", own)
+    )
+    output_of("cc", "-rdynamic", "-o", tmp_path / "main", tmp_path / "main.c", "-ldl")
+    alone = output_of(tmp_path / "main")
+    assert alone == ("7 7 -1\n" if own else "-1 -1 -1\n")
+    assert output_of(tmp_path / "main", LD_PRELOAD=str(hook_file)) == alone
+
+
 @pytest.mark.promise("program-preload-file")
 def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
     """Two copies under two paths are two objects; only the first one acts."""

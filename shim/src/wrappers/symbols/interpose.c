@@ -45,13 +45,26 @@ static struct verdict refuse(const struct lookup *lookup) {
     return (struct verdict){NULL, true};
 }
 
+/* Answer where no libcuda is loaded: what others have under that name comes out as without the hook, whose own
+ * functions have nothing to lead to. */
+static struct verdict without_driver(const struct lookup *lookup, enum entry entry) {
+    bool own;
+    if (lookup->handle == NULL)
+        own = !object_defined_before(lookup->symbol);
+    else if (lookup->handle == (void *)-1l)
+        own = object_precedes(lookup->caller, (const void *)ask);
+    else
+        own = ask(lookup, lookup->symbol) == wrapper_of(entry);
+    return own ? refuse(lookup) : undecided;
+}
+
 /* Answer for RTLD_DEFAULT and RTLD_NEXT, which follow the order of the loaded objects. The hook stands in that order
  * like any other library: what was preloaded before it comes first. It answers itself only where the search would begin
  * behind it, since the driver's own function would come out. */
 static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
-    if (!entries_load() || entries_driver[entry] == NULL)
+    if (entries_driver[entry] == NULL)
         return refuse(lookup);
     if (object_precedes(entries_driver[entry], hook) || (next && !object_precedes(lookup->caller, hook)))
         return (struct verdict){wrapper_of(entry), true};
@@ -102,10 +115,10 @@ static struct verdict decide(const struct lookup *lookup) {
     enum entry entry = entries_exported(lookup->symbol);
     if (entry == ENTRY_COUNT)
         return undecided;
+    if (!entries_load())
+        return without_driver(lookup, entry);
     if (lookup->handle == NULL || lookup->handle == (void *)-1l) /* RTLD_DEFAULT, RTLD_NEXT */
         return by_order(lookup, entry);
-    if (!entries_load())
-        return undecided;
     /* The C library itself: a dlsym behind the hook might put its own function in front of the driver's. */
     struct lookup driver = *lookup;
     void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
