@@ -121,7 +121,8 @@ static inline void unlock(struct lock *lock) {
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
-/* Write one line on standard error, after "sharepod: ". The parts end with NULL; beyond 510 bytes the line is cut. */
+/* Write one line on standard error, after "sharepod: ", if there is room for it at once. The parts end with NULL;
+ * beyond 510 bytes the line is cut. */
 void sys_say(const char *first, ...);
 
 #endif

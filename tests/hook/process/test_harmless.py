@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from hook.conftest import BUILD, MIB, Tenant, last_report
-from hook.world.probe import NOT_FOUND, NOT_INITIALIZED
+from hook.world.child import end
+from hook.world.probe import NOT_FOUND, NOT_INITIALIZED, SYSTEM_NOT_READY
 from sharepod.protocol import Want
 from table.render import read_table
 
@@ -271,6 +273,40 @@ def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> 
     probe.start_cuda()
     probe.ok("launch", "noop")
     assert len(agent.frames(agent.client(1), Want)) == 1
+
+
+def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
+    """Without an agent it has something to say, at first: its thread would wait for a reader, and launches for it."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(4096))
+    os.set_blocking(write, True)
+    command = [str(BUILD / "programs" / "launchloop"), "--seconds", "60"]
+    process = subprocess.Popen(command, env=tenant.environment(), stdout=subprocess.DEVNULL, stderr=write)
+    try:
+        tenant.until(lambda: tenant.submitted() > 0, "a launch")
+    finally:
+        end(process)
+        os.close(read)
+        os.close(write)
+
+
+def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(tenant: Tenant) -> None:
+    """It has something to say in a thread of the program: a write would be SIGPIPE."""
+    tenant.agent()
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(BUILD / "programs" / "lifecycle"), "no_threads"]
+    try:
+        done = subprocess.run(
+            command, env=tenant.environment(), stdout=subprocess.PIPE, stderr=write, text=True, timeout=20
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == 0
+    assert done.stdout.split() == ["results", *[str(SYSTEM_NOT_READY)] * 3]
 
 
 def test_errno_and_output_are_left_alone(tenant: Tenant) -> None:
