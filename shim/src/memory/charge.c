@@ -69,12 +69,21 @@ void uncharge_end(struct allocation *allocation, bool freed) {
     physical_unlock(described);
 }
 
-void memory_rename_context(CUcontext from, CUcontext to) {
+/* Enter a context's allocations under another one: all of them, or `memory` alone. */
+static void rename_context(CUcontext from, CUcontext to, bool memory) {
     struct allocation_table *table = &memory_state()->allocations;
     memory_lock();
     for (size_t i = 0; i < table->bucket_count; i++)
-        for (struct allocation *allocation = table->buckets[i]; allocation != NULL; allocation = allocation->next)
-            if (allocation->context == from)
-                allocation->context = to;
+        for (struct allocation *at = table->buckets[i]; at != NULL; at = at->next)
+            if (at->context == from && (!memory || at->kind == ALLOCATION_LINEAR || at->kind == ALLOCATION_ARRAY))
+                at->context = to;
     memory_unlock();
+}
+
+void memory_rename_context(CUcontext from, CUcontext to) {
+    rename_context(from, to, false);
+}
+
+void memory_hand_over(CUcontext from, CUcontext to) {
+    rename_context(from, to, true);
 }

@@ -30,5 +30,7 @@ void uncharge_end(struct allocation *allocation, bool freed);
 
 /* Enter a context's allocations under another handle, until it is known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
+/* Enter what was allocated in a context under another one, whose end alone frees it. */
+void memory_hand_over(CUcontext from, CUcontext to);
 
 #endif

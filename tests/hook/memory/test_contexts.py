@@ -6,7 +6,7 @@ import time
 
 import pytest
 from doubles.gpus import create_state
-from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, MakeTenant, terms
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, terms
 from hook.world.ledger_check import MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
@@ -40,6 +40,19 @@ def test_a_context_waits_for_what_an_agent_tells_late(make_tenant: MakeTenant) -
     agent.mute = False
     assert created.result(10).code == OUT_OF_MEMORY
     assert agent.used(0) == 0
+
+
+def test_what_was_allocated_in_a_green_context_counts_until_the_primary_one_ends(make_check: MakeCheck) -> None:
+    check = make_check()
+    probe = check.probe
+    probe.ok("green_context", "green")
+    probe.ok("alloc", 100 * MIB)
+    probe.ok("array", 1024, 1024)
+    taken = check.same()
+    probe.ok("context_use")
+    probe.ok("green_context_destroy", "green")
+    assert check.same() == taken > 100 * MIB
+    check.refused("alloc", TENANT_MEMORY - taken + 1)
 
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])

@@ -183,20 +183,6 @@ EXPORT CUresult cuCtxDetach(CUcontext context) {
     return result;
 }
 
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    CUcontext context = NULL;
-    if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
-        context = NULL;
-    uint32_t end = depart(streams, context);
-    result = DRIVER(cuGreenCtxDestroy)(green);
-    settle(streams, context, end, result == CUDA_SUCCESS, 0);
-    return result;
-}
-
 static bool primary_active(CUdevice device) {
     unsigned flags;
     int active = 0;
@@ -222,6 +208,38 @@ static struct primary ask_primary(CUdevice device) {
     HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
                                       : DRIVER(cuDevicePrimaryCtxRelease)(device);
     return primary;
+}
+
+/* Get the device of a context. False: it cannot be made current. */
+static bool device_of_context(CUcontext context, CUdevice *device) {
+    CUcontext popped;
+    if (context == NULL || !HAS(cuCtxGetDevice) || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return false;
+    bool known = DRIVER(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return known;
+}
+
+/* What was allocated while the green context was current is of the device's primary context, and stays as long as that.
+ */
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    CUcontext context = NULL;
+    if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
+        context = NULL;
+    CUdevice device = 0;
+    struct primary primary = {.context = NULL};
+    if (device_of_context(context, &device))
+        primary = ask_primary(device);
+    uint32_t end = depart(streams, context);
+    result = DRIVER(cuGreenCtxDestroy)(green);
+    if (result == CUDA_SUCCESS && primary.context != NULL && primary_active(device))
+        memory_hand_over(departing(context), primary.context);
+    settle(streams, context, end, result == CUDA_SUCCESS, 0);
+    return result;
 }
 
 /* Let go of one reference that is not the last, with a call that ends nothing. Its lock is held meanwhile, so that who

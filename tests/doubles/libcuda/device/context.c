@@ -216,6 +216,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, C
         result = fake_unsafe_call();
     if (result == CUDA_SUCCESS)
         result = new_context((struct context **)out, device, 0);
+    if (result == CUDA_SUCCESS)
+        ((struct context *)*out)->green = true;
     pthread_mutex_unlock(&fake_lock);
     return result;
 }

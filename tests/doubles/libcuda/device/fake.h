@@ -94,6 +94,7 @@ struct context {
     uint64_t id; /* never another context's, of whatever handle */
     bool alive;
     bool ending; /* its end waits for its work: nothing new is put into it */
+    bool green;  /* its memory is the primary context's, if there is one */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged; /* device memory that the context itself takes */
     struct stream legacy, per_thread;

@@ -126,7 +126,8 @@ bool fake_array_maps(const void *array) {
 }
 
 static struct array array_of(struct context *context, unsigned magic, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
-    return (struct array){.magic = magic, .context = context, .device = context->device, .shape = *shape};
+    return (struct array){
+        .magic = magic, .context = fake_memory_owner(context), .device = context->device, .shape = *shape};
 }
 
 /* `elsewhere`: it takes nothing, its memory is another interface's. */

@@ -12,15 +12,22 @@
 
 enum { PITCH = 512 };
 
+struct context *fake_memory_owner(struct context *context) {
+    struct context *primary = (struct context *)fake_primary(context->device);
+    return context->green && primary->alive ? primary : context;
+}
+
 CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum range_kind range_kind, uint64_t bytes,
                           struct range **out) {
     uint64_t rounded = fake_round(bytes, GRANULARITY);
     if (rounded < bytes || !fake_state_take(context->device, kind, rounded))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *out = fake_range_add(
-        (struct range){
-            .bytes = rounded, .asked = bytes, .kind = range_kind, .device = context->device, .context = context},
-        GRANULARITY, 0);
+    *out = fake_range_add((struct range){.bytes = rounded,
+                                         .asked = bytes,
+                                         .kind = range_kind,
+                                         .device = context->device,
+                                         .context = fake_memory_owner(context)},
+                          GRANULARITY, 0);
     return CUDA_SUCCESS;
 }
 

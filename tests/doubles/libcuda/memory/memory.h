@@ -14,6 +14,9 @@ static inline uint64_t fake_round(uint64_t bytes, uint64_t granularity) {
     return (bytes + granularity - 1) / granularity * granularity;
 }
 
+/* Return the context whose end frees what is allocated in this one: a green one's memory is the primary context's. With
+ * fake_lock. */
+struct context *fake_memory_owner(struct context *context);
 /* Take memory of the context's device at an address of its own. With fake_lock. */
 CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum range_kind range_kind, uint64_t bytes,
                           struct range **out);
