@@ -376,13 +376,13 @@ class Scheduler:
         return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
     def _enqueue(self, now: int, tenant: TokenTenant, *, woke: bool) -> None:
+        if woke or tenant.account.grants == 0:
+            self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
         tenant.waiting_since = now
         tenant.asleep_since = None
         tenant.woke_with_credit = woke and tenant.account.assured > 0
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
             self._preempted_waiting[tenant.id] = tenant
-        if woke or tenant.account.grants == 0:
-            self._policy.raise_to_min(tenant)
         self._classify(now, tenant)
 
     def _stop_waiting(self, tenant: TokenTenant) -> None:

@@ -57,8 +57,10 @@ class TurnPolicy:
         tenant.account.cap_debt(held_ns)
         allowed = max(self._parameters.debt_ns, held_ns * 1000 // tenant.weight)
         for gpu in tenant.gpus:
-            # The known minimum may be out of date, but it never falls: most calls need no update.
-            if tenant.virtual_ns[gpu] > self._least.get((gpu, tenant.best_effort), 0) + allowed:
+            # The known minimum may be out of date, but it never falls: most calls need no update. It is that of the
+            # last grant, so a hold that was long (alone) has left it behind.
+            known = self._least.get((gpu, tenant.best_effort), 0)
+            if held_ns > self._parameters.quantum_max_ns or tenant.virtual_ns[gpu] > known + allowed:
                 tenant.virtual_ns[gpu] = min(
                     tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) + allowed
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from sharepod.timeshare import Preemption, Scheduler, TokenGrant
 
@@ -20,6 +22,17 @@ def scheduler_with(**requests: int) -> Scheduler:
 def granted(scheduler: Scheduler, now: int) -> TokenGrant:
     [grant] = [action for action in scheduler.tick(now) if isinstance(action, TokenGrant)]
     return grant
+
+
+def shares(scheduler: Scheduler, now: int, holder: str) -> dict[str, float]:
+    """Return the shares of the next ten seconds, in which all who hold or wait are busy and drain each 50 ms."""
+    turns = Counter[str]()
+    for _ in range(200):
+        turns[holder] += 1
+        now += 50 * MS
+        scheduler.drained(now, holder, wanting=True)
+        holder = granted(scheduler, now).tenant
+    return {name: count / 200 for name, count in turns.items()}
 
 
 @pytest.mark.promise("time-turn-soon-beside")
@@ -97,3 +110,22 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
         scheduler.drained(now, "hangs", wanting=True)
         scheduler.tick(now)
     assert waits[1] <= waits[0] + 100 * MS <= 10_300 * MS
+
+
+@pytest.mark.promise("time-borrowed-free")
+@pytest.mark.parametrize("request_milli", [0, 300])
+@pytest.mark.parametrize("asleep", [False, True])
+def test_one_that_ran_alone_is_lent_as_much_as_one_that_comes(request_milli: int, asleep: bool) -> None:
+    scheduler = scheduler_with(early=request_milli, late=request_milli)
+    scheduler.want(0, "early")
+    assert granted(scheduler, 0).quantum_ns == 0
+    if asleep:  # when the other comes, and awake again soon after that
+        scheduler.drained(60 * S, "early", wanting=False)
+        scheduler.want(61 * S, "late")
+        holder = granted(scheduler, 61 * S).tenant
+        scheduler.want(62 * S, "early")
+    else:
+        scheduler.want(62 * S, "late")
+        scheduler.tick(62 * S)
+        holder = "early"
+    assert shares(scheduler, 62 * S, holder) == pytest.approx({"early": 0.5, "late": 0.5}, abs=0.04)
