@@ -102,7 +102,10 @@ class Scheduler:
                     f"tenant {tenant_id} is on {list(tenant.gpus)}; a tenant never moves, remove it and add it again"
                 )
             self._occupancy.settle_around(now, tenant)
+            was_best_effort = tenant.best_effort
             tenant.account.set_rates(request_milli=request_milli, limit_milli=limit_milli)
+            if tenant.best_effort != was_best_effort:
+                self._policy.set_to_min(tenant)
             tenant.interactive = interactive
             if tenant.waiting_since is not None:
                 self._classify(now, tenant)

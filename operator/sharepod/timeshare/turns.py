@@ -52,6 +52,14 @@ class TurnPolicy:
         for gpu in tenant.gpus:
             tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort))
 
+    def set_to_min(self, tenant: TokenTenant) -> None:
+        """Set the virtual times of a tenant that has just become one of another kind to the minimum of those: what it
+        had among its former kind says nothing here."""
+        for gpu in tenant.gpus:
+            others = [other for other in self._occupancy.tenants_on[gpu] if other is not tenant]
+            update_min_virtual_ns(others, gpu, self._least)
+            tenant.virtual_ns[gpu] = self._least[gpu, tenant.best_effort]
+
     def cap_debt(self, tenant: TokenTenant, held_ns: int) -> None:
         """Cancel debt and virtual time beyond the debt cap, at the end of a hold that was charged `held_ns`."""
         tenant.account.cap_debt(held_ns)

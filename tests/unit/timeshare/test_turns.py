@@ -129,3 +129,19 @@ def test_one_that_ran_alone_is_lent_as_much_as_one_that_comes(request_milli: int
         scheduler.tick(62 * S)
         holder = "early"
     assert shares(scheduler, 62 * S, holder) == pytest.approx({"early": 0.5, "late": 0.5}, abs=0.04)
+
+
+@pytest.mark.promise("time-lent")
+@pytest.mark.parametrize(("changed_from", "changed_to"), [(0, 300), (300, 0)])
+def test_one_that_becomes_best_effort_or_ceases_to_be_is_lent_as_much_as_others_of_its_kind(
+    changed_from: int, changed_to: int
+) -> None:
+    scheduler = scheduler_with(changed=changed_from, other=changed_to)
+    alone, comes = ("changed", "other") if changed_from else ("other", "changed")
+    scheduler.want(0, alone)
+    granted(scheduler, 0)
+    now = 60 * S
+    scheduler.want(now, comes)
+    scheduler.tick(now)
+    scheduler.set_tenant(now, "changed", ("g0",), request_milli=changed_to, limit_milli=1000)
+    assert shares(scheduler, now, alone) == pytest.approx({"changed": 0.5, "other": 0.5}, abs=0.04)
