@@ -139,6 +139,7 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._cease_waiting(now, tenant)
+        self._return_suspended(tenant)
         woke = tenant.wakes(now, self._parameters)
         if tenant.asleep_since is not None:
             tenant.habits.paused(now - tenant.asleep_since, tenant.account.held_ns)
@@ -181,6 +182,7 @@ class Scheduler:
         hold.silent = False
         if hold.phase is HoldPhase.SUSPENDED:
             self._occupancy.settle_around(now, tenant)
+            self._return_suspended(tenant)
             hold.phase = HoldPhase.PREEMPTED
             self._occupancy.preempt(tenant)
             if tenant.waiting_since is not None:
@@ -219,6 +221,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
+        self._return_suspended(tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
         if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
             tenant.habits.overran(max(0, now - hold.deadline))
@@ -387,6 +390,12 @@ class Scheduler:
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
             self._preempted_waiting[tenant.id] = tenant
         self._classify(now, tenant)
+
+    def _return_suspended(self, tenant: TokenTenant) -> None:
+        """Let a tenant that runs again, if its hold is suspended, claim nothing of what was lent meanwhile. One that
+        waited has competed all the time."""
+        if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
+            self._policy.raise_to_min(tenant)
 
     def _stop_waiting(self, tenant: TokenTenant) -> None:
         """Take the tenant out of all queues: it was granted, or wants no more."""

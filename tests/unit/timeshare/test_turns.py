@@ -145,3 +145,29 @@ def test_one_that_becomes_best_effort_or_ceases_to_be_is_lent_as_much_as_others_
     scheduler.tick(now)
     scheduler.set_tenant(now, "changed", ("g0",), request_milli=changed_to, limit_milli=1000)
     assert shares(scheduler, now, alone) == pytest.approx({"changed": 0.5, "other": 0.5}, abs=0.04)
+
+
+@pytest.mark.promise("time-lent")
+@pytest.mark.parametrize("request_milli", [0, 300])
+@pytest.mark.parametrize("says", ["drained", "draining", "wants"])
+def test_one_that_was_suspended_for_long_claims_nothing_of_what_was_lent_meanwhile(
+    request_milli: int, says: str
+) -> None:
+    scheduler = scheduler_with(stopped=request_milli, other=request_milli)
+    scheduler.want(0, "stopped")
+    granted(scheduler, 0)
+    scheduler.want(1 * MS, "other")
+    scheduler.tick(1 * MS)
+    scheduler.silent(2 * MS, "stopped", expected_ns=0)
+    assert granted(scheduler, 2 * MS).tenant == "other"
+    scheduler.drained(50 * MS, "other", wanting=False)
+    scheduler.want(2 * S, "other")
+    assert granted(scheduler, 2 * S).quantum_ns == 0
+    if says == "draining":
+        scheduler.draining(60 * S, "stopped", expected_ns=0)
+    if says == "wants":
+        scheduler.want(60 * S, "stopped")
+    else:
+        scheduler.drained(60 * S, "stopped", wanting=True)
+    scheduler.tick(60 * S)
+    assert shares(scheduler, 60 * S, "other") == pytest.approx({"stopped": 0.5, "other": 0.5}, abs=0.04)
