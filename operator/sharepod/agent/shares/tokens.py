@@ -8,6 +8,8 @@ Guarantees:
   passes on when its last work ends, if that is known. What one says of its work puts off no look at another.
 - E3 open-gpus: a tenant of a GPU that is not open is granted nothing. One that holds when a GPU of it is closed has its
   gates barred at once.
+- E4 siblings: a process that wants the token while siblings hold it waits for no longer than their quantum: it joins a
+  grant without end at once, another one when that is renewed.
 - Every call takes effect at once; what has to happen later is one timer.
 """
 
@@ -87,6 +89,10 @@ class _Token:
     """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
     grant_id: int | None = None
     """Id of the grant that the tenant has not drained; None if there is none."""
+    ends_at: int | None = None
+    """End of that grant as it was told last, in nanoseconds of the clock; None: it has none."""
+    revoked_id: int | None = None
+    """Id of the last grant that was taken because a GPU was closed: nothing is launched under it."""
     closed: bool = False
     """One of its GPUs is not open (E3): those of its processes that want the token wait."""
     silence: Silence = field(default_factory=Silence)
@@ -190,6 +196,7 @@ class Tokens:
         self._scheduler.unwant(now, tenant_id)
         if token.grant_id is None:
             return
+        token.revoked_id = token.grant_id
         token.bar(token.grant_id)
         for client in list(token.undrained):
             client.send(protocol.Revoke(token.grant_id))
@@ -261,6 +268,7 @@ class Tokens:
         token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
+            self._join_endless(tenant_id, token)
         self._end_grant_if_drained(tenant_id, token)
 
     def connection_lost(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
@@ -333,6 +341,21 @@ class Tokens:
             log.warning("the agent was held up; nobody is charged for that time", milliseconds=(now - due) // 1_000_000)
         return now
 
+    def _join_endless(self, tenant_id: str, token: _Token) -> None:
+        """Let processes that want the token join a grant without end that siblings hold (E4)."""
+        running = self._scheduler.remaining_grant(self._now(), tenant_id)
+        held = token.grant_id != token.revoked_id and (token.undrained or token.disconnected)
+        if held and running is not None and running.quantum_ns == 0:
+            self._join(tenant_id, token, running)
+
+    def _join(self, tenant_id: str, token: _Token, grant: TokenGrant) -> None:
+        if token.closed or not token.wanting:
+            return
+        wanting, token.wanting = token.wanting, set()
+        for client in wanting:
+            self._send_grant(token, client, grant)
+        self._watch_still(tenant_id)
+
     def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
         """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         now = self._now()
@@ -362,9 +385,12 @@ class Tokens:
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
             if isinstance(action, TokenGrant):
+                before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
                 if action.grant_id == token.grant_id:  # renewed, or on new terms
                     for client in () if token.closed else list(token.undrained):
                         self._send_grant(token, client, action, renews=True)
+                    if before is not None and token.ends_at is not None and token.ends_at > before:
+                        self._join(action.tenant, token, action)
                     continue
                 granted = True
                 token.grant_id = action.grant_id

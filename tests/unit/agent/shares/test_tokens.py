@@ -125,6 +125,43 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
     assert len(other.grants()) == 1
 
 
+@pytest.mark.promise("time-one-token")
+async def test_a_process_that_drains_and_wants_more_joins_the_grant_without_end_of_its_sibling(
+    tokens: Tokens, clock: Clock
+) -> None:
+    """A process that had been idle does so if a thread comes while its gate closes."""
+    add(tokens, "a")
+    one, sibling = Process(1), Process(2)
+    tokens.want("a", one)
+    tokens.want("a", sibling)
+    [grant] = one.grants()
+    clock.now += MS
+    tokens.drained("a", one, protocol.Drained(grant, wanting=True))
+    assert one.grants() == [grant, grant], "the sibling may wait for it, and never drain"
+    tokens.drained("a", sibling, protocol.Drained(grant))
+    assert tokens.usage("a").grants == 1, "it holds"
+
+
+@pytest.mark.promise("time-one-token")
+async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_when_that_is_renewed(
+    tokens: Tokens, clock: Clock
+) -> None:
+    add(tokens, "a", "b")
+    one, sibling, other = Process(1), Process(2), Process(3)
+    tokens.want("b", other)
+    tokens.drained("b", other, protocol.Drained(other.grants()[0]))
+    tokens.want("a", one)
+    tokens.want("a", sibling)
+    [grant] = one.grants()
+    clock.now += 50 * MS
+    tokens.drained("a", one, protocol.Drained(grant, wanting=True))
+    assert one.grants() == [grant], "what is left of the quantum may be too short for it"
+    clock.now += 48 * MS
+    tokens.set_connected("b", connected=True)
+    assert sibling.grants() == [grant, grant]
+    assert one.grants() == [grant, grant]
+
+
 async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leaves_it(
     tokens: Tokens, clock: Clock
 ) -> None:
@@ -492,6 +529,21 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
     tokens.set_open(frozenset({GPU}))
     assert len(one.grants()) == 2
     assert len(other.grants()) == 1
+
+
+async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
+    """Its gate is barred: the process would give it back at once, again and again."""
+    add(tokens, "a")
+    one, sibling = Process(1), Process(2)
+    tokens.want("a", one)
+    tokens.want("a", sibling)
+    [first] = one.grants()
+    tokens.set_open(frozenset())
+    tokens.set_open(frozenset({GPU}))
+    tokens.drained("a", one, protocol.Drained(first, wanting=True))
+    assert one.grants() == [first]
+    tokens.drained("a", sibling, protocol.Drained(first))
+    assert len(one.grants()) == 2
 
 
 async def test_a_tenant_that_comes_to_a_closed_gpu_gets_no_token(tokens: Tokens) -> None:
