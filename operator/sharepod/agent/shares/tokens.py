@@ -387,8 +387,9 @@ class Tokens:
             if isinstance(action, TokenGrant):
                 before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
                 if action.grant_id == token.grant_id:  # renewed, or on new terms
-                    for client in () if token.closed else list(token.undrained):
-                        self._send_grant(token, client, action, renews=True)
+                    for client, told in () if token.closed else list(token.undrained.items()):
+                        if told == action.grant_id:  # those of an earlier one end that first
+                            self._send_grant(token, client, action, renews=True)
                     if before is not None and token.ends_at is not None and token.ends_at > before:
                         self._join(action.tenant, token, action)
                     continue

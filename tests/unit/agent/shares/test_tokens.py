@@ -162,6 +162,29 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
     assert one.grants() == [grant, grant]
 
 
+async def test_a_renewal_is_not_told_to_a_process_that_has_not_drained_an_earlier_grant(
+    tokens: Tokens, clock: Clock
+) -> None:
+    """It would ignore it, and what it says of the earlier grant would be ignored."""
+    stopped, waiter, _ = await holder_and_waiter(tokens, clock)
+    sibling = Process(3)
+    sibling.beats(clock)
+    clock.now += 6 * MS
+    await looks(tokens)
+    [first] = waiter.grants()
+    tokens.want("a", sibling)
+    tokens.drained("b", waiter, protocol.Drained(first))
+    [second] = sibling.grants()
+    clock.now += 98 * MS
+    sibling.beats(clock)
+    tokens.set_connected("b", connected=True)
+    assert sibling.grants() == [second, second], "it is renewed"
+    tokens.drained("a", stopped, protocol.Drained(stopped.grants()[0], wanting=True))
+    tokens.want("b", waiter)
+    tokens.drained("a", sibling, protocol.Drained(second, wanting=True))
+    assert waiter.grants()[-1] > second, "nothing of a is left on the GPU"
+
+
 async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leaves_it(
     tokens: Tokens, clock: Clock
 ) -> None:
