@@ -211,7 +211,7 @@ class Tokens:
         """Let a process that waits at its gate join its tenant's grant, or wait for the next one."""
         token = self._tokens[tenant_id]
         displaced = self._scheduler.displaced(tenant_id)
-        if client in token.undrained and not displaced:
+        if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
             return  # it was told of a grant meanwhile
         if token.closed:
             token.wanting.add(client)

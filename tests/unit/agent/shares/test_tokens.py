@@ -162,6 +162,28 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
     assert one.grants() == [grant, grant]
 
 
+@pytest.mark.promise("time-one-token")
+async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblings_present_one(
+    tokens: Tokens, clock: Clock
+) -> None:
+    """Its work waits for what it would launch next, and a sibling was granted before it asked."""
+    add(tokens, "a", "b")
+    one, sibling, other = Process(1), Process(2), Process(3)
+    tokens.want("a", one)
+    [first] = one.grants()
+    tokens.want("b", other)
+    for late in (0, 20 * MS, Parameters().grace_ns):
+        clock.now = 1 + Parameters().quantum_max_ns + late
+        tokens.set_connected("b", connected=True)  # whatever happens, all that is due is done
+    [second] = other.grants()
+    tokens.want("a", sibling)
+    clock.now += 10 * MS
+    tokens.drained("b", other, protocol.Drained(second))
+    [third] = sibling.grants()
+    tokens.want("a", one)
+    assert one.grants()[-1] == third > first
+
+
 async def test_a_renewal_is_not_told_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
