@@ -166,7 +166,7 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
 async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblings_present_one(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """Its work waits for what it would launch next, and a sibling was granted before it asked."""
+    """The work of the process waits for what it would launch next, and a sibling was granted before it asked."""
     add(tokens, "a", "b")
     one, sibling, other = Process(1), Process(2), Process(3)
     tokens.want("a", one)
@@ -187,7 +187,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
 async def test_a_renewal_is_not_told_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """It would ignore it, and what it says of the earlier grant would be ignored."""
+    """The process would ignore the renewal, and what it says of the earlier grant would be ignored."""
     stopped, waiter, _ = await holder_and_waiter(tokens, clock)
     sibling = Process(3)
     sibling.beats(clock)
@@ -577,7 +577,7 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
 
 
 async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
-    """Its gate is barred: the process would give it back at once, again and again."""
+    """The gate is barred: the process would give the grant back at once, again and again."""
     add(tokens, "a")
     one, sibling = Process(1), Process(2)
     tokens.want("a", one)
