@@ -230,7 +230,7 @@ def test_who_may_make_and_label_namespaces_leaves_none_of_them_out_of_the_polici
             code, said = as_user(server, carol, *attempt, "--dry-run=server", body=body)
             assert (code != 0, f"metadata.labels[{key}]" in said) == (True, True), said
         server.kubectl("label", "namespace", "of-carol", f"{key}=true")
-        code, said = as_user(server, carol, "label", "--overwrite", "namespace", "of-carol", f"team={key[-6:]}")
+        code, said = as_user(server, carol, "label", "--overwrite", "namespace", "of-carol", f"team={key[-5:]}")
         assert code == 0, f"another label of one that an administrator has left out: {said}"
         assert as_user(server, carol, "label", "namespace", "of-carol", f"{key}-")[0] == 0
 

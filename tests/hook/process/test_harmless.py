@@ -294,7 +294,7 @@ def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
 
 
 def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(tenant: Tenant) -> None:
-    """It has something to say in a thread of the program: a write would be SIGPIPE."""
+    """Something to say in a thread of the program, where a write would be SIGPIPE."""
     tenant.agent()
     read, write = os.pipe()
     os.close(read)
