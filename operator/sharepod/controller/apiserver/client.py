@@ -40,6 +40,8 @@ T = TypeVar("T")
 _TRIES = 4
 """Tries of a call that the API server asks to make again; then whoever made the call decides."""
 _OTHER_HISTORY = "the API server's versions have gone back since it was asked"
+_TOO_MANY = 429
+"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0
 """Longest pause that is made because the server asks for one. A call that is to wait longer is left to whoever made
 it."""
@@ -257,7 +259,8 @@ class Client:
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
         """Evict the pod with this uid by the Eviction API. `dry_run`: only ask whether that is allowed now.
 
-        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it.
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it, or that the pod has two: that is
+        answered with 201, and a Status of failure.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:
@@ -268,7 +271,11 @@ class Client:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": options,
         }
-        await self._call("POST", PODS.path(name, namespace, "eviction"), body, verb="evict")
+        path = PODS.path(name, namespace, "eviction")
+        answer = await self._call("POST", path, body, verb="evict")
+        if answer.get("status") == "Failure":
+            reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
+            raise UnavailableError(f"POST {path}", _TOO_MANY, reason, message)
 
     async def watch(
         self,

@@ -210,6 +210,19 @@ async def test_a_call_that_was_not_begun_is_made_again_when_the_server_says(monk
         assert len(refusals) == 1
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_an_eviction_of_a_pod_with_two_budgets_is_refused_though_it_is_answered_with_201(dry_run: bool) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        # As Kubernetes answers it: registry/core/pod/storage/eviction.go returns a Status of failure, and no error.
+        message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+        return web.json_response({"kind": "Status", "status": "Failure", "message": message, "code": 500}, status=201)
+
+    async with serving(answer) as client:
+        with pytest.raises(UnavailableError, match="more than one PodDisruptionBudget") as refused:
+            await client.evict("p", "n", uid="u", dry_run=dry_run)
+    assert refused.value.status == 429
+
+
 async def test_a_write_is_not_made_again_by_who_leads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     leads = True
     calls = 0
