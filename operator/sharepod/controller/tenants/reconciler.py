@@ -353,7 +353,8 @@ class TenantReconciler:
         pod = step.pod
         if not await self._pod_control.take_back(pod):
             return
-        if pod.claim is not None and claim_steps.names_claims(step.message):
+        refused = step.cause is TakeBackCause.PLACE and claim_steps.names_claims(step.message)
+        if pod.claim is not None and refused and not pod.other_claims:  # else it may be about one of those
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
         match step.cause:

@@ -114,6 +114,8 @@ async def test_a_claim_that_somebody_deletes_is_made_again_and_the_row_is_for_th
 @pytest.mark.promise("operator-share-claim-again")
 @pytest.mark.parametrize("what", ["deletes it", "takes its allocation"])
 async def test_a_pod_that_loses_its_claim_before_it_is_bound_is_taken_back(world: World, what: str) -> None:
+    denied: list[str] = []
+    world.tenants.share_claims.on_denied = denied.append
     world.node()
     await world.placed()
     await world.look()
@@ -127,6 +129,7 @@ async def test_a_pod_that_loses_its_claim_before_it_is_bound_is_taken_back(world
         await asyncio.sleep(0.01)
     assert (world.read("pods") or {}).get("metadata", {}).get("uid") != uid
     assert any(former["name"] in note for note in world.told("PodTakenBack"))
+    assert denied == [], "whoever may delete claims of a namespace says nothing about the cluster's"
     world.now += world.settings.bind_timeout
     world.renew()
     await world.look()
@@ -282,16 +285,21 @@ async def test_an_operator_that_dies_after_any_write_is_followed_by_one_that_goe
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
-    [("0/1 nodes are available: 1 Insufficient cpu.", False), ("0/1 nodes: 1 cannot allocate all claims.", True)],
+    ("message", "own", "told"),
+    [
+        ("0/1 nodes are available: 1 Insufficient cpu.", [], False),
+        ("0/1 nodes: 1 cannot allocate all claims.", [], True),
+        ("0/1 nodes: 1 cannot allocate all claims.", [{"name": "nic", "resourceClaimName": "nic"}], False),
+    ],
 )
 async def test_kube_scheduler_that_does_not_take_an_allocated_claim_is_told_of(
-    world: World, message: str, told: bool
+    world: World, message: str, own: list[Json], told: bool
 ) -> None:
+    """Not where the Pod has claims of its own: the same words may be about them."""
     denied: list[str] = []
     world.tenants.share_claims.on_denied = denied.append
     world.node()
-    await world.placed()
+    await world.placed(**({"resourceClaims": own} if own else {}))
     await world.look()
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     world.change("pods", "one", lambda item: item.update(status={"conditions": [refused]}), status=True)

@@ -117,6 +117,8 @@ class PodFacts(ObjectFacts):
     """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
     claim: str | None = None
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
+    other_claims: bool = False
+    """It uses ResourceClaims beside that one."""
     of_job: bool = False
     """True for a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
@@ -228,6 +230,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         ends_by=str(metadata.get("deletionTimestamp") or "")[:_MAX_TIME],
         asks=_asks(spec) if waits else None,
         claim=_share_claim(spec),
+        other_claims=not all(map(_is_share, maps(spec.get("resourceClaims")))),
         of_job=controller not in (None, tenant) and _of_job(metadata),
         affinity=affinity if waits else None,
     )
