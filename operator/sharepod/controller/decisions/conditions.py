@@ -109,6 +109,9 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
     if inputs.snapshot.namespace_ends and not sharepod.ended:
         text = f"the namespace {sharepod.namespace} is being deleted: nothing in it gets a share"
         return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
+    if inputs.blocked is not None and inputs.snapshot.pod is None and not sharepod.ended:
+        text = "waits until its pod can be created: see condition PodReady"
+        return _condition(CONDITION_PLACED, "False", "Waiting", text)
     if inputs.refusal is not None:
         return _condition(CONDITION_PLACED, "False", inputs.refusal.outlook.value, inputs.refusal.message)
     former = _former(sharepod.status, CONDITION_PLACED)
@@ -117,9 +120,7 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
     if inputs.snapshot.pod is not None and inputs.snapshot.pod.foreign_gates:
         return _condition(CONDITION_PLACED, "False", "Waiting", "another scheduling gate holds its pod: see PodReady")
     text = "waits for placement"
-    if inputs.blocked is not None and inputs.snapshot.pod is None:
-        text = "waits until its pod can be created: see condition PodReady"
-    elif _refused_share(inputs):
+    if _refused_share(inputs):
         text = "waits until its pod may have a share: see condition PodReady"
     return _condition(CONDITION_PLACED, "False", "Waiting", text)
 

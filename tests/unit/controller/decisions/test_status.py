@@ -105,6 +105,18 @@ def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
     assert since(turned) == later
 
 
+def test_one_whose_pod_is_gone_and_cannot_be_made_again_does_not_wait_for_room() -> None:
+    """Its Pod waited for room, and was deleted when a quota had become smaller."""
+    blocked = Blocked(BlockedReason.FORBIDDEN, "exceeded quota", until=1.0)
+    own = again(compose(sharepod(), inputs(sharepod(), pod(gated=True), refusal=REFUSAL)))
+    assert says(compose(own, inputs(own, pod(gated=True), refusal=REFUSAL)), "Ready") == ("False", "NoRoom")
+    for refusal in (REFUSAL, None):
+        status = compose(own, inputs(own, refusal=refusal, blocked=blocked))
+        assert says(status, "Placed") == ("False", "Waiting")
+        assert says(status, "Ready") == ("False", "PodForbidden")
+        assert status.summary == "PodForbidden"
+
+
 def test_what_is_gone_is_taken_out() -> None:
     own = again(compose(sharepod(), placed(sharepod(), None)))
     changes = patch(own, compose(own, inputs(own)))
