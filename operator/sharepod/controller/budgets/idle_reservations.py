@@ -2,7 +2,7 @@
 
 Guarantees:
 - An owner is told once for as long as the share stays unused.
-- What cannot be seen (an agent that reports nothing) counts as used.
+- What cannot be seen (an agent that reports nothing, the time in which another process leads) counts as used.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class IdleReservations:
         while True:
             if self._acts():
                 await self.look()
+            else:
+                self._since = {}
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:

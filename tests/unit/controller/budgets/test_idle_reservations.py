@@ -104,3 +104,31 @@ async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pyt
     assert turns >= 30
     idle = metrics.LEADERS.get_sample_value("sharepod_namespace_idle_reserved_gpus", {"namespace": "n"})
     assert idle == pytest.approx(0.02), "those of all nodes"
+
+
+async def test_what_was_not_seen_while_another_led_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_reservations, "PERIOD_S", 0.0)
+    state, told, now, leads = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0, True
+    watcher = IdleReservations(state, cast("Events", told), acts=lambda: leads, clock=lambda: now)
+    state.put_sharepod(sharepod_object(uid="a", name="a"))
+    row = {"id": "a", "namespace": "n", "gpus": ["GPU-1"], "requestMilli": 250, "limitMilli": 1000, "memory": 1}
+    metadata = {"name": "n0", "uid": "n0", "resourceVersion": "1", "generation": 1}
+    status = {"tenants": [{"id": "a", "heldMilli": 0}]}
+    state.put_gpunode({"metadata": metadata, "spec": {"tenants": [row]}, "status": status})
+
+    async def at(time: float, *, leading: bool) -> list[str]:
+        nonlocal now, leads
+        now, leads = time, leading
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return [name for name, _ in told.notes]
+
+    running = asyncio.create_task(watcher.run())
+    try:
+        await at(0, leading=True)
+        await at(10, leading=False)
+        assert await at(7200, leading=True) == [], "it may have been used while another led"
+        assert await at(7230, leading=True) == []
+        assert await at(10_800, leading=True) == ["a"]
+    finally:
+        running.cancel()
