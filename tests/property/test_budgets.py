@@ -105,6 +105,21 @@ def test_a_period_is_charged_what_was_consumed_in_it_however_it_is_cut(
             assert abs(one - other) <= cuts
 
 
+@pytest.mark.parametrize("charge_by", ChargeBy)
+def test_a_budget_that_comes_to_be_refilled_continuously_has_left_what_it_had(charge_by: ChargeBy) -> None:
+    """In its fourth month, of which a quarter is spent, after three that were spent whole."""
+    before = Terms(amount=1000 * MICRO, cap=1000 * MICRO, charge_by=charge_by)
+    account = opened(before, 0)
+    for month in range(3):
+        account = advanced(account, before, Consumed(1000 * MICRO, 1000 * MICRO), (month * 31 + 20) * 86_400_000)
+    account = advanced(account, before, Consumed(), 100 * 86_400_000)
+    account = advanced(account, before, Consumed(250 * MICRO, 250 * MICRO), 101 * 86_400_000)
+    after = replace(before, refill=Refill.CONTINUOUS)
+    changed = advanced(account, after, Consumed(), account.at_ms)
+    assert (account.left(before), changed.left(after), changed.spent) == (750 * MICRO, 750 * MICRO, False)
+    assert advanced(account, after, Consumed(), account.at_ms + 1000).left(after) >= 750 * MICRO
+
+
 @given(
     st.integers(1, 10**15), st.sampled_from(BudgetPeriod), TIMES, st.lists(st.integers(1, 9 * 86_400_000), max_size=20)
 )

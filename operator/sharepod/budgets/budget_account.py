@@ -69,7 +69,8 @@ class BudgetAccount:
     """Account of a budget at `at_ms`.
 
     `consumed`: in the period that began at `period_start_ms`. `credit`: what a continuous budget has left; of the other
-    kind the amount of the terms less what was charged is left. `spent`: nothing was left, and not enough came since.
+    kind what it had left at `at_ms`, from which it goes on once it is refilled continuously: by its terms as they are
+    now the amount less what was charged is left. `spent`: nothing was left, and not enough came since.
     """
 
     period_start_ms: int
@@ -113,9 +114,13 @@ def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: in
     if span.start_ms > account.at_ms:
         here = consumed.part(at_ms - span.start_ms, at_ms - account.at_ms)
     # 2. The credit of a continuous budget: refilled and charged at the same time, between 0 and the cap.
-    net = _refilled(terms, account.at_ms, at_ms) - consumed.by(terms.charge_by)
-    credit = min(max(0, account.credit + net), terms.cap)
-    changed = replace(account, period_start_ms=span.start_ms, at_ms=at_ms, consumed=before + here, credit=credit)
+    charged = before + here
+    if terms.refill is Refill.CONTINUOUS:
+        net = _refilled(terms, account.at_ms, at_ms) - consumed.by(terms.charge_by)
+        credit = min(max(0, account.credit + net), terms.cap)
+    else:
+        credit = max(0, terms.amount - charged.by(terms.charge_by))
+    changed = replace(account, period_start_ms=span.start_ms, at_ms=at_ms, consumed=charged, credit=credit)
     return _judged(changed, terms)
 
 
