@@ -22,6 +22,8 @@ from sharepod.api.statement import MAX_MONTHS, MAX_SERIES
 
 from .amounts import NOTHING, Amounts, spread
 
+_NO_MONTH = "9999-13"
+"""Later than any month."""
 SERIES_OF_A_NODE = 4
 """Series of one node and model that an account knows, the latest. Only the latest can grow; the others are known so
 that a reading that is late does not count again."""
@@ -81,8 +83,12 @@ def amounts_of(entry: Consumption) -> Amounts:
     )
 
 
-def take_in(account: NamespaceAccount, readings: Iterable[NodeReading]) -> NamespaceAccount:
-    """Return the account with counters of nodes taken in; the same object if they say nothing new."""
+def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present: str = _NO_MONTH) -> NamespaceAccount:
+    """Return the account with counters of nodes taken in; the same object if they say nothing new.
+
+    `present`: the month that it is, such as `2026-01`: where there is no room, later ones, which a clock that was ahead
+    has made, are forgotten first.
+    """
     series = dict(account.series)
     totals = dict(account.totals)
     months = {month: dict(models) for month, models in account.months.items()}
@@ -118,7 +124,7 @@ def take_in(account: NamespaceAccount, readings: Iterable[NodeReading]) -> Names
                 models[entry.model] = models.get(entry.model, NOTHING) + amounts
     if not changed:
         return account
-    return _bounded(replace(account, series=series, totals=totals, months=months))
+    return _bounded(replace(account, series=series, totals=totals, months=months), present)
 
 
 class _Places:
@@ -151,11 +157,14 @@ class _Places:
         return self._known
 
 
-def _bounded(account: NamespaceAccount) -> NamespaceAccount:
-    """Forget what has no room: months that are long past, and series that have not grown for the longest time."""
+def _bounded(account: NamespaceAccount, present: str) -> NamespaceAccount:
+    """Forget what has no room: months that are to come, then those that are long past, and series that have not grown
+    for the longest time."""
     series, months, until = account.series, account.months, account.forgotten_until
     if len(months) > MAX_MONTHS:
-        months = {month: months[month] for month in sorted(months)[-MAX_MONTHS:]}
+        past = sorted(month for month in months if month <= present)[-MAX_MONTHS:]
+        to_come = sorted(month for month in months if month > present)[: MAX_MONTHS - len(past)]
+        months = {month: months[month] for month in (*past, *to_come)}
     if len(series) > MAX_SERIES:
         oldest = sorted(series.values(), key=lambda one: (one.at, one.series))[: len(series) - MAX_SERIES]
         until = max(until, *(one.since for one in oldest))

@@ -127,6 +127,22 @@ async def test_a_node_whose_clock_is_years_ahead_keeps_its_namespaces_months_fro
     ]
 
 
+async def test_a_statement_that_is_full_of_months_to_come_has_the_present_one_in_their_place(client: Client) -> None:
+    """As an operator before it wrote it, for a node whose clock was ahead."""
+    nothing = dict.fromkeys(("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds"), 0)
+    model = nothing | {"model": "T", "memoryMebibyteSeconds": 0}
+    months = [{"month": month, "models": [model]} for month in ["2026-01", *(f"2099-{n:02}" for n in range(1, 13))]]
+    body = {"metadata": {"name": "team"}, "spec": {}}
+    await client.create(GPUSTATEMENTS, body)
+    await client.patch_status(GPUSTATEMENTS, "team", {"status": {"months": months}})
+    kept = statements(client)
+    assert await kept.take_in([await report(client, "n1", series("a", "team", 1_000))])
+    written = (await client.get(GPUSTATEMENTS, "team"))["status"]["months"]
+    assert [month["month"] for month in written][:3] == ["2026-01", "2026-02", "2099-01"]
+    assert [month["models"][0]["heldMilliseconds"] for month in written][:2] == [500, 500]
+    assert len(written) == len(months)
+
+
 @pytest.mark.promise("operator-statement")
 @pytest.mark.parametrize("made", [False, True], ids=["before the write", "before its answer"])
 async def test_an_operator_that_dies_at_any_write_loses_nothing_and_counts_nothing_twice(
