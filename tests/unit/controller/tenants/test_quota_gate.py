@@ -1,0 +1,40 @@
+"""Raises of a share beyond what its Pod carries: the quotas of the namespace that stand against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.decisions.snapshot import TenantSnapshot
+from sharepod.controller.tenants.quota_gate import QuotaGate
+from sharepod.kube import Json
+from unit.controller.objects import pod, reserved, sharepod
+
+
+class Pages:
+    """API server that lists one quota a page."""
+
+    def __init__(self, *quotas: Json) -> None:
+        self._quotas = quotas
+
+    async def page(self, *_: Any, token: str = "", take: Callable[[Json], None], **__: Any) -> Json:
+        at = int(token or 0)
+        take(self._quotas[at])
+        return {"continue": str(at + 1)} if at + 1 < len(self._quotas) else {}
+
+
+def quota(name: str, *counted: str) -> Json:
+    return {"metadata": {"name": name}, "spec": {"hard": dict.fromkeys(counted, "9")}}
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+async def test_the_quota_that_counts_the_line_is_found_on_whatever_page_it_is(last: int) -> None:
+    quotas = [quota(f"q{number}", "count/pods") for number in range(3)]
+    quotas[last] = quota("line", "requests.sharepod.dev/gpu-milli")
+    gate = QuotaGate(cast("Client", Pages(*quotas)), lambda: 0.0)
+    raised = sharepod(spec={"gpu": {"request": 0.9}})
+    refusal = await gate.refusal(TenantSnapshot(sharepod=raised, pod=pod(node="node-a"), reserved=(reserved(),)))
+    assert refusal is not None
+    assert "ResourceQuota line counts" in refusal.message
