@@ -259,8 +259,8 @@ class Client:
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
         """Evict the pod with this uid by the Eviction API. `dry_run`: only ask whether that is allowed now.
 
-        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it, or that the pod has two: that is
-        answered with 201, and a Status of failure.
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it, or that the pod has two (that is
+        answered with 201, and a Status of failure), or a webhook, by which others have budgets of their own.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:
@@ -272,7 +272,12 @@ class Client:
             "deleteOptions": options,
         }
         path = PODS.path(name, namespace, "eviction")
-        answer = await self._call("POST", path, body, verb="evict")
+        try:
+            answer = await self._call("POST", path, body, verb="evict")
+        except ApiError as error:
+            if error.of_admission:
+                raise UnavailableError(f"POST {path}", _TOO_MANY, error.reason, error.message) from None
+            raise
         if answer.get("status") == "Failure":
             reason, message = str(answer.get("reason") or ""), str(answer.get("message") or "")
             raise UnavailableError(f"POST {path}", _TOO_MANY, reason, message)

@@ -223,6 +223,20 @@ async def test_an_eviction_of_a_pod_with_two_budgets_is_refused_though_it_is_ans
     assert refused.value.status == 429
 
 
+@pytest.mark.parametrize("status", [400, 403, 500])
+async def test_an_eviction_that_a_webhook_denies_is_refused_as_by_a_budget(status: int) -> None:
+    """As OpenKruise's PodUnavailableBudgets, which belong to tenants, too."""
+    message = 'admission webhook "pub.example" denied the request: no more pods may be unavailable'
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status", "status": "Failure", "message": message}, status=status)
+
+    async with serving(answer) as client:
+        with pytest.raises(UnavailableError, match="no more pods") as refused:
+            await client.evict("p", "n", uid="u")
+    assert refused.value.status == 429
+
+
 async def test_a_write_is_not_made_again_by_who_leads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     leads = True
     calls = 0
