@@ -197,16 +197,17 @@ async def test_one_that_waits_no_longer_gives_up_what_was_kept() -> None:
 
 
 @pytest.mark.promise("placement-preempt-rate")
-async def test_no_more_are_preempted_in_a_minute_than_the_setting_says() -> None:
-    async with playing(per_minute=1) as world:
+@pytest.mark.parametrize("per_minute", [1, 0.5])
+async def test_no_more_are_preempted_in_a_minute_than_the_setting_says(per_minute: float) -> None:
+    async with playing(per_minute=per_minute) as world:
         world.node("b")
         for number in range(2):
             await world.runs(f"low{number}", 0.3, memory="12Gi")
         for number in range(2):
             await world.want(f"high{number}", 0.3, priority=9, memory="12Gi")
-        await world.later(30)
+        await world.later(50 / per_minute)
         assert len(world.begun) == 1
-        await world.later(60)
+        await world.later(40 / per_minute)
         assert len(world.begun) == 2
 
 

@@ -122,7 +122,7 @@ class Preemptions:
         self._later = later
         self._wake = wake
         self._enabled = per_minute > 0
-        self._limiter = RateLimiter(clock(), per_s=max(per_minute, 1.0) / 60, burst=max(1.0, per_minute / 4))
+        self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.001) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
         self._slow: dict[str, frozenset[str]] = {}
         """Pods that may take longer to end than others wait for them, by the tenant that they were to make room for."""
