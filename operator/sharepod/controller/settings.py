@@ -27,6 +27,8 @@ FILE_VARIABLE = "SHAREPOD_SETTINGS"
 """Environment variable with the path of the settings file."""
 
 Seconds = Annotated[float, Field(gt=0)]
+FiniteSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Seconds that are counted with, so that infinity has no meaning."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -123,7 +125,7 @@ class OperatorSettings(BaseSettings):
     its own namespace too.
     """
 
-    usage_half_life: Seconds = 604800
+    usage_half_life: FiniteSeconds = 604800
     """Time after which GPU time that was charged to a budget counts half in the order of the queue: a week, so that a
     team that used much last month is not behind for it, and one that uses much today is. The amount of a budget is
     not affected.
@@ -215,7 +217,7 @@ class OperatorSettings(BaseSettings):
     long as a run has to last for its end to count as a first one.
     """
 
-    lease_duration: Seconds = 15
+    lease_duration: FiniteSeconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
 
     renew_deadline: Seconds = 10

@@ -56,6 +56,8 @@ def test_the_settings_of_the_manifests_are_taken(monkeypatch: pytest.MonkeyPatch
         ("tolerations: [{key: a, operator: Maybe}]\n", "tolerations.0.operator"),
         ("lease_duration: 12\n", "renew_deadline"),
         ("retry_period: 6\n", "retry_period"),
+        ("usage_half_life: .inf\n", "usage_half_life"),
+        ("lease_duration: .inf\n", "lease_duration"),
         ("log_level: loud\n", "log_level"),
         ("[1]\n", "settings.yaml"),
         ("a: [\n", "settings.yaml"),
