@@ -12,6 +12,8 @@ Guarantees:
 - The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
   run, but publishes no new volume.
 - Pool and holders of a ledger are told before its rows are put in force.
+- A list that is older than what was known before it was asked for is that of a restored backup: it replaces what is
+  known.
 - A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.
 """
 
@@ -80,6 +82,8 @@ class LedgerWatch:
         self._apply = apply
         self._checkpoint = checkpoint
         self._object: Json | None = None
+        self._spec: Mapping[str, Any] = {}
+        """Spec of the ledger in force: after a restored backup another one may have the same generation."""
         self._arrived = asyncio.Event()
         self._moved = asyncio.Event()
         self._on_change = on_change
@@ -167,8 +171,9 @@ class LedgerWatch:
         attempt = 0
         while True:
             try:
+                known = self._object
                 listed = await self._api.get(GPUNODES, query)
-                self._take_list(listed)
+                self._take_list(listed, known)
                 version = str(listed["metadata"]["resourceVersion"])
                 while True:
                     async for event in self._api.watch(GPUNODES, query, version):
@@ -206,12 +211,13 @@ class LedgerWatch:
 
     async def _put_in_force(self, gpunode: Json) -> None:
         uid, generation = str(gpunode["metadata"]["uid"]), int(gpunode["metadata"]["generation"])
-        if (uid, generation) == (self.uid, self.generation) and self._applying_failed is None:
+        spec = _mapping(gpunode.get("spec"))
+        same = (uid, generation, spec) == (self.uid, self.generation, self._spec)
+        if same and self._applying_failed is None:
             if self._absent is not None:
                 self._absent = None
                 self._move()
             return
-        spec = _mapping(gpunode.get("spec"))
         tenants, holders = spec.get("tenants") or (), read_holders(spec.get("holders") or ())
         pool = Pool.DEVICE_PLUGIN if spec.get("pool") == Pool.DEVICE_PLUGIN else Pool.DEDICATED
         self._on_ledger(pool, holders)
@@ -226,7 +232,7 @@ class LedgerWatch:
         except UntakenRowsError as error:
             failed = error
         self._in_force = self._entitling = rows
-        self.uid, self.generation = uid, generation
+        self.uid, self.generation, self._spec = uid, generation, spec
         self._applying_failed = _not_in_force(failed) if failed is not None else None
         if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted meanwhile
             self._absent = None
@@ -248,9 +254,13 @@ class LedgerWatch:
         except OSError as error:
             log.warning("cannot keep the ledger for the next agent", file=str(self._checkpoint), error=str(error))
 
-    def _take_list(self, listed: Json) -> None:
+    def _take_list(self, listed: Json, known: Json | None) -> None:
+        """Take in a list of the GPUNode. `known`: the GPUNode as it was known before the list was asked for."""
         items = listed.get("items") or []
         if items:
+            if known is not None and _is_older(items[0], known):
+                log.warning("the API server's versions have gone back: replacing the ledger", gpunode=self._node)
+                self._object = None
             self.note(items[0])
         else:
             self._lose("not in the list")

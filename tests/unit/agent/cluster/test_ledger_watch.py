@@ -317,6 +317,55 @@ async def test_an_older_state_of_the_ledger_changes_nothing(api: Connection, tmp
     assert ledger_watch.object == of_another, "another object of that name counts its versions itself"
 
 
+async def test_a_ledger_of_a_restored_backup_replaces_a_newer_one(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    lost = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+    plays(
+        scripted,
+        [listing(90, gpunode(90, "a", generation=7)), listing(42, gpunode(40, "b", generation=6))],
+        [[lost], [{"type": "MODIFIED", "object": gpunode(43, "b", "c", generation=7)}], []],
+    )
+    follower = Follower(api, tmp_path)
+    await follower.until(lambda: [row.id for row in follower.ledger.in_force] == ["b", "c"])
+    assert follower.ledger.object == gpunode(43, "b", "c", generation=7)
+
+
+async def test_a_list_that_a_write_of_the_agent_has_overtaken_changes_nothing(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    ledger_watch = Follower(api, tmp_path).ledger
+    listed = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            listed.set()
+            await asyncio.sleep(30)
+        ledger_watch.note(gpunode(6, "a"))
+        return web.json_response(listing(5, gpunode(5, "b")))
+
+    scripted.respond = respond
+    following = asyncio.create_task(ledger_watch.follow())
+    async with asyncio.timeout(15):
+        await listed.wait()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert ledger_watch.object == gpunode(6, "a")
+
+
+async def test_another_ledger_of_the_same_generation_is_put_in_force(api: Connection, tmp_path: Path) -> None:
+    follower = Follower(api, tmp_path)
+    enforcing = asyncio.create_task(follower.ledger.enforce())
+    for version, tenant in ((5, "a"), (6, "b")):
+        follower.ledger.note(gpunode(version, tenant, generation=1))
+        async with asyncio.timeout(15):
+            while [row.id for row in follower.ledger.rows] != [tenant]:
+                await follower.ledger.changed()
+    enforcing.cancel()
+    await asyncio.gather(enforcing, return_exceptions=True)
+    assert follower.applied == [["a"], ["b"]]
+
+
 def test_an_unreadable_row_stays_as_it_is_in_force_and_unknown_fields_are_skipped() -> None:
     rows = gpunode(1, "a", "b", "c")["spec"]["tenants"]
     in_force, unreadable = ledger.read_rows(rows, ())
