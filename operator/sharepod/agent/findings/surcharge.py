@@ -3,6 +3,8 @@
 Guarantees:
 - A tenant that is busy for no more than it was charged, within NVML's error, never has a surcharge.
 - What is busy beyond that is surcharged once, and at once after the first second.
+- An account that begins anew, since its row was released and made again between two readings, has no surcharge for what
+  the earlier one was charged.
 
 A sample of NVML covers the last sixth of a second to a second before it is read, so a turn of 100 ms that falls into
 most samples, or out of them, looks half as long again, or half as long. Readings once a second, of turns that come
@@ -42,8 +44,8 @@ class SurchargeMeter:
             charged_s: Seconds that the tenant was charged, since a fixed moment.
         """
         last, self._last = self._last, (now, busy_s, charged_s)
-        if last is None:
-            return 0.0
+        if last is None or charged_s < last[2]:
+            return 0.0  # the first reading, or that of a new account
         elapsed, busy, charged = (new - old for new, old in zip(self._last, last, strict=True))
         self._level = max(0.0, self._level + busy - charged - TOLERANCE * elapsed)
         spilled = max(0.0, self._level - SLACK_S)

@@ -27,6 +27,15 @@ def test_a_tenant_that_is_busy_no_more_than_it_is_charged_has_no_surcharge(parts
         assert meter.observe(now, busy, charged) == 0
 
 
+def test_time_that_an_earlier_account_of_the_tenant_was_charged_is_no_surcharge() -> None:
+    meter = SurchargeMeter()
+    for now in range(10):
+        assert meter.observe(now, busy_s=0.5 * now, charged_s=1000 + 0.5 * now) == 0
+    # Its row was released and made again between two readings: the new account begins at 0.
+    for now in range(10, 20):
+        assert meter.observe(now, busy_s=0.5 * now, charged_s=0.5 * (now - 9.5)) == 0
+
+
 def _held(until: float, turn: float, others: float) -> float:
     """Seconds up to `until` that the first of two tenants had, who take turns without end."""
     rounds, rest = divmod(until, turn + others)
