@@ -68,9 +68,11 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
 def _utilization(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
     """Return the utilization of a GPU by one owner's processes, None if unknown.
 
-    An owner that is `alone` on the GPU has the utilization of the `whole` GPU.
+    An owner that is `alone` on the GPU has the utilization of the `whole` GPU, and no more than what is told of its
+    processes: those of others may have ended just now.
     """
-    if alone and whole is not None:
-        return whole
-    told = [process.utilization for process in processes if process.utilization is not None]
-    return min(1.0, sum(told)) if len(told) == len(processes) else None
+    each = [process.utilization for process in processes if process.utilization is not None]
+    told = min(1.0, sum(each)) if len(each) == len(processes) else None
+    if not alone or whole is None:
+        return told
+    return whole if told is None else min(whole, told)

@@ -170,6 +170,14 @@ def test_who_is_alone_on_a_gpu_is_as_busy_as_the_gpu() -> None:
     ).utilization == {GPU0: 0.7}
 
 
+def test_what_others_did_before_they_ended_is_not_put_down_to_who_is_alone_now() -> None:
+    alone = attribute(seen(process(1, 0.0), process(2, 0.1), whole=0.9), lambda each: OWNERS.get(each.pid))
+    assert alone.of("a").utilization == {GPU0: pytest.approx(0.1)}
+    assert attribute(seen(process(3, 1.0), whole=0.6), lambda each: OWNERS.get(each.pid)).of("b").utilization == {
+        GPU0: 0.6
+    }, "a GPU is as busy as its processes are at least"
+
+
 def test_who_shares_a_gpu_is_as_busy_as_the_driver_says_of_its_processes_or_nobody_knows() -> None:
     attribution = attribute(
         seen(process(1, 0.3), process(2, 0.2), process(3), whole=0.7), lambda each: OWNERS.get(each.pid)
