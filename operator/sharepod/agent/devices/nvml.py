@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -127,16 +127,14 @@ class NvmlInventory:
         processes: list[Process] = []
         unread: set[str] = set()
         utilization: dict[str, float] = {}
+        lost: list[tuple[int, str]] = []
         xids = self._listener(nvml).counts()
         for index in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid = str(nvml.nvmlDeviceGetUUID(handle))
             except nvml.NVMLError as error:
-                lost = self._lost(index, str(error))
-                if lost is not None:
-                    gpus.append(lost)
-                    unread.add(lost.uuid)
+                lost.append((index, str(error)))
                 continue
             if not is_gpu_uuid(uuid):
                 continue
@@ -151,6 +149,10 @@ class NvmlInventory:
             whole = _utilization(nvml, handle)
             if whole is not None:
                 utilization[uuid] = whole
+        for gpu in self._lost(lost, handles):
+            gpus.append(gpu)
+            unread.add(gpu.uuid)
+        gpus.sort(key=lambda gpu: gpu.index)
         links = {uuid: self._links_of(nvml, uuid, handles) for uuid in handles}
         return Reading(
             gpus=tuple(gpu.model_copy(update={"links": links.get(gpu.uuid, ())}) for gpu in gpus),
@@ -185,10 +187,19 @@ class NvmlInventory:
             self._xids.listen()
         return self._xids
 
-    def _lost(self, index: int, reason: str) -> Gpu | None:
-        """Return a GPU that does not even tell its UUID, as it was last known but unhealthy; None if it never was."""
-        known = {gpu.index: gpu for gpu in self._last.gpus} if self._last is not None else {}
-        return _sick(known[index], reason) if index in known else None
+    def _lost(self, lost: Collection[tuple[int, str]], read: Collection[str]) -> Iterator[Gpu]:
+        """Yield GPUs that do not even tell their UUIDs, as they were last known but unhealthy; none that never was.
+
+        Args:
+            lost: index of each, and why it cannot be read.
+            read: UUIDs of the other GPUs: the driver may have numbered them anew.
+        """
+        gpus = self._last.gpus if self._last is not None else ()
+        known = {gpu.index: gpu for gpu in gpus if gpu.uuid not in read}
+        for index, reason in sorted(lost, key=lambda each: each[0] not in known):
+            gpu = known.pop(index if index in known else min(known), None) if known else None
+            if gpu is not None:
+                yield _sick(gpu.model_copy(update={"index": index}), reason)
 
     def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process] | None]:
         """Return the GPU and its processes; None for processes that cannot be read."""

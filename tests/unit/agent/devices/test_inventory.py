@@ -272,6 +272,15 @@ async def test_a_gpu_that_is_lost_stays_in_the_inventory_as_unhealthy(nvml: Fake
     assert (second.uuid, second.health) == (GPU1, Health.UNHEALTHY)
 
 
+async def test_a_gpu_that_has_another_index_than_one_that_is_lost_is_listed_once(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.uuids, nvml.broken = [GPU1, GPU0], {("handle", 1): 15}
+    gpus = {gpu.uuid: gpu.health for gpu in (await inventory.read()).gpus}
+    assert gpus == {GPU1: Health.HEALTHY, GPU0: Health.UNHEALTHY}
+    assert len((await inventory.read()).gpus) == 2
+
+
 async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: FakeNvml) -> None:
     nvml.processes = {
         ("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=5)],
