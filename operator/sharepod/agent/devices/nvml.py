@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,6 +24,8 @@ from sharepod.api.objects import MAX_GPUS
 from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, failure, is_gpu_uuid
 from .xids import XidListener
 
+_SAMPLE_US = 1_000_000
+"""Microseconds of the longest sample of utilization."""
 _SYS_PCI = Path("/sys/bus/pci/devices")
 """sysfs folder of the PCI devices, which knows each one's NUMA node."""
 
@@ -257,17 +260,22 @@ class NvmlInventory:
     def _utilization_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
         """Return the utilization since the last call, by pid; a pid that is missing was idle. None if the driver does
         not tell."""
-        since = self._sampled.get(uuid, 0)
+        now = time.time_ns() // 1000
+        since, until = self._sampled.get(uuid, 0), now + _SAMPLE_US
+        if since > until:  # the clock, by which samples go, was set back: those of before lie ahead
+            since = now - _SAMPLE_US
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:
             value = getattr(error, "value", None)
             return {} if value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
         told: dict[int, list[int]] = {}
+        newest = since
         for sample in samples:
-            if int(sample.timeStamp) > since and int(sample.smUtil) <= 100:  # others are old, or garbage
+            if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old, or garbage
                 told.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-                self._sampled[uuid] = max(self._sampled.get(uuid, 0), int(sample.timeStamp))
+                newest = max(newest, int(sample.timeStamp))
+        self._sampled[uuid] = newest
         return {pid: sum(each) / len(each) / 100 for pid, each in told.items()}
 
     @staticmethod

@@ -6,6 +6,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -417,6 +418,26 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
     reading = await inventory.read()
     assert reading.utilization == {GPU1: 1.0}
     assert [each.utilization for each in reading.processes] == [None, None]
+
+
+async def test_processes_are_told_apart_after_the_clock_was_set_back(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, hour = 1_000_000, 3_600_000_000
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=5)]}
+    clock = [10 * hour]
+    monkeypatch.setattr(time, "time_ns", lambda: 1000 * clock[0])
+    inventory = NvmlInventory(5, nvml)
+
+    async def told(*samples: tuple[int, int]) -> float | None:
+        nvml.samples = [SimpleNamespace(pid=7, timeStamp=at, smUtil=part) for at, part in samples]
+        return (await inventory.read()).processes[0].utilization
+
+    assert await told((clock[0] - second, 40)) == 0.4
+    before, clock[0] = clock[0] - second, 9 * hour
+    assert await told((before, 40), (clock[0] - second // 2, 100)) == 1.0, "a sample of before is not told again"
+    clock[0] += second
+    assert await told((before, 40), (clock[0] - second // 2, 60)) == 0.6
 
 
 async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
