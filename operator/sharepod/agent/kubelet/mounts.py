@@ -111,6 +111,12 @@ def _real(point: Path) -> Path:
     return point.parent.resolve() / point.name
 
 
+def is_bound_readonly(source: Path, target: Path) -> bool:
+    """Return whether the directory `source` is mounted read-only at `target`. Raise `OSError`."""
+    present = mounted_at(target)
+    return present is not None and present.readonly and os.path.samestat(source.stat(), target.stat())
+
+
 def bind_readonly(source: Path, target: Path, staging: Path) -> None:
     """Mount the directory `source` read-only at `target`, which is created; unmount anything else that is there.
 
@@ -120,8 +126,7 @@ def bind_readonly(source: Path, target: Path, staging: Path) -> None:
 
     Raise `OSError`.
     """
-    present = mounted_at(target)
-    if present is not None and present.readonly and os.path.samestat(source.stat(), target.stat()):
+    if is_bound_readonly(source, target):
         return
     unmount(target)
     target.mkdir(mode=0o750, parents=True, exist_ok=True)

@@ -115,6 +115,22 @@ async def what_an_interrupted_publish_left_is_put_right(root: Path) -> None:
 
 
 @case
+async def a_published_volume_that_is_asked_for_again_on_a_full_disk_stays(root: Path) -> None:
+    node = Node(root)
+    source, target, volumes = node.tenant(), node.target(), node.volumes()
+    await volumes.publish(target=target, tenant_id="tenant-a", source=source)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("sharepod.agent.state.files.replace", side_effect=full):
+        await volumes.publish(target=target, tenant_id="tenant-a", source=source)
+        assert (target / "limits").read_text() == "tenant-a"
+        assert volumes.published("tenant-a") == (target,)
+        with pytest.raises(VolumeError, match="No space left"):
+            await volumes.publish(target=node.target("pod-2"), tenant_id="tenant-a", source=source)
+    assert volumes.published("tenant-a") == (target,)
+    assert not node.target("pod-2").exists()
+
+
+@case
 async def a_volume_reaches_other_mount_namespaces_read_only(root: Path) -> None:
     node = Node(root)
     source, target = node.tenant(), node.target()

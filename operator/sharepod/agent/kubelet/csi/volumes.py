@@ -170,6 +170,9 @@ class Volumes:
     async def _publish(self, target: Path, source: Path, tenant: _Tenant) -> None:
         staging = self._staging / str(next(self._staging_number))
         try:
+            if await asyncio.to_thread(mounts.is_bound_readonly, source, target):
+                await self._save_if_possible()  # a kubelet that was started anew asks again for what a pod has
+                return
             await self._save()
             await asyncio.to_thread(mounts.bind_readonly, source, target, staging)
         except OSError as error:
