@@ -92,6 +92,7 @@ class FindingRules:
         self._gap_since: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
         self._windows: dict[str, tuple[SlidingRate, SlidingRate]] = {}
+        self._overdue = SlidingRate(config.busy_window_s)
         self._preempted_at: deque[float] = deque()
         self._preemptions: int | None = None
         self.unhooked: frozenset[int] = frozenset()
@@ -163,14 +164,16 @@ class FindingRules:
             self._resumed_until.pop(FindingReason.PROCESSES_NOT_TOLD, None)
             self._end(FindingReason.PROCESSES_NOT_TOLD)
 
-    def observe_time(self, now: float, busy_s: Mapping[str, float], held_s: float) -> None:
+    def observe_time(self, now: float, busy_s: Mapping[str, float], held_s: float, overdue_s: float = 0.0) -> None:
         """Take in GPU time and token time.
 
         Args:
             now: time of the reading.
             busy_s: by GPU UUID, seconds in which the tenant's kernels ran, since a fixed moment.
             held_s: seconds for which the tenant held the token, since a fixed moment.
+            overdue_s: seconds for which it had not drained while others held the GPU, since a fixed moment.
         """
+        self._overdue.add(now, overdue_s)
         for gone in self._windows.keys() - busy_s.keys():
             del self._windows[gone]
         worst, where, span = 0.0, "", 0.0
@@ -186,10 +189,14 @@ class FindingRules:
         self.busy_on = where if worst > self._config.busy_tolerance else None
         if worst > self._config.busy_tolerance:
             used, held = self._windows[where]
+            if worst - self._overdue.rate > self._config.busy_tolerance:
+                why = "something in the pod bypasses the hook"
+            else:
+                why = "its work does not end with its turn; split kernels that run for seconds, or use mode: Exclusive"
             self._begin(
                 FindingReason.BUSY_BEYOND_HELD,
                 f"over {span:.0f} s its processes kept {where} busy {used.rate:.0%} of the time, while it held "
-                f"{min(1.0, held.rate):.0%}: something in the pod bypasses the hook",
+                f"{min(1.0, held.rate):.0%}: {why}",
             )
         elif worst < self._config.busy_tolerance / 2:
             self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)

@@ -250,7 +250,7 @@ class Observer:
             if self.utilization.ratio((row.id, uuid)) is not None
             and (seconds := self.utilization.seconds((row.id, uuid))) is not None
         }
-        entry.rules.observe_time(now, told, usage.held_ns / 1e9)
+        entry.rules.observe_time(now, told, usage.held_ns / 1e9, usage.overdue_ns / 1e9)
         self._surcharge_time(now, row.id, told, usage)
         entry.rules.observe_memory(now, served.memory.gaps())
         beyond = {uuid: used - row.memory for uuid, used in served.memory.used().items() if used > row.memory}

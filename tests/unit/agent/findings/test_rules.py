@@ -66,6 +66,17 @@ def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -
     assert not watch.findings
 
 
+@pytest.mark.parametrize(("overdue", "words"), [(0.5, "does not end with its turn"), (0.0, "bypasses the hook")])
+def test_a_kernel_that_runs_on_after_others_were_granted_is_not_said_to_bypass_the_hook(
+    overdue: float, words: str
+) -> None:
+    watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
+    for now in range(11):
+        watch.observe_time(now, {GPU0: 0.5 * now}, held_s=0.1 * now, overdue_s=overdue * now)
+    assert reasons(watch) == ["BusyBeyondHeld"]
+    assert words in watch.findings[0].message
+
+
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=60))
 def test_who_is_busy_no_more_than_it_holds_is_never_reported(parts: list[tuple[float, float]]) -> None:
     watch = FindingRules(FindingThresholds())
