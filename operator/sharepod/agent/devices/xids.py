@@ -4,6 +4,7 @@ Guarantees:
 - Reported Xids outlive the agent, in a file: an upgrade of the agent does not repair a GPU.
 - They are forgotten with a restart of the node, which resets its GPUs, and when an administrator removes the file.
 - A GPU without Xid events is judged by its readings alone; the log says so once.
+- An Xid of a GPU that does not even tell its UUID any more, as one that has fallen off the bus, counts.
 - A driver that answers with errors is asked again at intervals.
 
 Xids are events of NVML. Waiting for events blocks, so a thread of its own waits.
@@ -11,6 +12,7 @@ Xids are events of NVML. Waiting for events blocks, so a thread of its own waits
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -58,6 +60,8 @@ class XidListener:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._deaf: set[str] = set()
+        self._uuids: dict[object, str] = {}
+        """UUID of each GPU that is listened to, by its handle."""
         self._failing = False
 
     def listen(self) -> None:
@@ -105,9 +109,17 @@ class XidListener:
                         continue
                     raise
                 if event.eventType == nvml.nvmlEventTypeXidCriticalError:
-                    self._count(str(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData))
+                    self._count(self._uuid_of(event.device), int(event.eventData))
         finally:
             nvml.nvmlEventSetFree(events)
+
+    def _uuid_of(self, device: Any) -> str:
+        try:
+            return str(self._nvml.nvmlDeviceGetUUID(device))
+        except self._nvml.NVMLError:
+            if handle_key(device) not in self._uuids:
+                raise
+            return self._uuids[handle_key(device)]
 
     def _register(self, events: Any) -> int:
         """Register all GPUs for Xid events; return how many have them."""
@@ -120,6 +132,7 @@ class XidListener:
                 continue
             try:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+                self._uuids[handle_key(handle)] = uuid
                 heard += 1
             except nvml.NVMLError as error:
                 if uuid not in self._deaf:
@@ -162,3 +175,8 @@ class XidListener:
             files.replace(self._path, kept.model_dump_json().encode(), durable=False)
         except OSError as error:
             log.warning("cannot write the file of reported Xids", file=str(self._path), error=str(error))
+
+
+def handle_key(handle: Any) -> object:
+    """Return what is equal for handles of one GPU: those of the real module are pointers, each an object of its own."""
+    return handle if isinstance(handle, int) else ctypes.cast(handle, ctypes.c_void_p).value

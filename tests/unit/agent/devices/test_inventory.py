@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import queue
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from sharepod.agent.devices.inventory import InventoryError, Process, Reading, SimulatedInventory
 from sharepod.agent.devices.nvml import NvmlInventory
-from sharepod.agent.devices.xids import XidListener
+from sharepod.agent.devices.xids import XidListener, handle_key
 from sharepod.api.gpunode import Health
 from unit.agent.client import GI, GPU0, GPU1, until
 
@@ -141,6 +142,7 @@ class FakeNvml:
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        self._call("uuid", handle)
         return self.uuids[handle]
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
@@ -461,6 +463,23 @@ async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nv
     assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
     assert "Xid 79" in reading.gpus[1].reason
     assert reading.xids == {GPU1: {31: 1, 79: 1}}
+
+
+async def test_an_xid_of_a_gpu_that_is_lost_and_tells_its_uuid_no_more_is_counted(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    await asyncio.to_thread(nvml.listening.wait, 10)
+    nvml.broken = {("uuid", 1): 15}
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
+    assert (await until_xids(inventory, 1)).xids == {GPU1: {79: 1}}
+    nvml.broken = {}  # it was reset, which a restart of the node is to follow
+    assert (await inventory.read()).gpus[1].health is Health.UNHEALTHY
+
+
+def test_handles_of_the_real_module_are_the_same_if_they_point_to_the_same() -> None:
+    opaque = type("opaque", (ctypes.Structure,), {})
+    one, same, another = (ctypes.cast(address, ctypes.POINTER(opaque)) for address in (4096, 4096, 8192))
+    assert handle_key(one) == handle_key(same) != handle_key(another)
 
 
 @pytest.mark.promise("node-xid-stays", "install-continues")
