@@ -43,6 +43,8 @@ _USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
 """Fields of the status that have usage. Of `tenants` the rest is among the facts."""
 LOOK_EVERY_S = 5.0
 """Seconds between two looks without a wake-up, for facts that change by time alone."""
+_MESSAGE_MAX = 32768
+"""Characters of a condition's message: the API server refuses a status with a longer one."""
 LAST_WRITE_S = 3.0
 """Seconds that the last write may take, out of the grace period of a pod that ends (30 s)."""
 
@@ -256,7 +258,7 @@ def condition(kind: str, readiness: Readiness, server: Mapping[str, Any]) -> Jso
         "type": kind,
         "status": readiness.reason.status,
         "reason": readiness.reason.value,
-        "message": readiness.message,
+        "message": readiness.message[:_MESSAGE_MAX],
         "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 

@@ -13,6 +13,7 @@ from sharepod.agent.agent import AgentFacts
 from sharepod.agent.cluster import status_report
 from sharepod.agent.cluster.status_report import Readiness, ReadyReason, StatusReport, patch
 from sharepod.api.gpunode import CONDITION_AGENT_READY, TenantStatus
+from sharepod.api.objects import Condition
 
 CONDITION = {"type": "AgentReady", "status": "True", "reason": "Serving", "message": ""}
 OTHER = {"type": "AgentAlive", "status": "False", "reason": "LeaseExpired", "message": "help"}
@@ -56,6 +57,12 @@ def test_another_writers_condition_stays() -> None:
     operations = patch(gpunode(server), wanted(), wanted(conditions=[{**CONDITION, "status": "Unknown"}]))
     assert ("test", "/metadata/resourceVersion") in paths(operations), "conditions are written by two"
     assert jsonpatch.apply_patch(gpunode(server), operations)["status"]["conditions"] == [OTHER, CONDITION]
+
+
+def test_a_message_that_the_api_server_would_refuse_is_cut() -> None:
+    rows = "; ".join(f"tenant {number:036}: mode: Input should be 'Shared' or 'Exclusive'" for number in range(400))
+    told = status_report.condition(CONDITION_AGENT_READY, Readiness(ReadyReason.LEDGER_UNREADABLE, rows), {})
+    assert Condition.model_validate(told).message == rows[:32768]
 
 
 def test_another_object_of_that_name_is_not_written() -> None:
