@@ -3,7 +3,7 @@
 Guarantees:
 - A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
 - A GPU whose processes cannot be read counts as possibly in use: no tenant on that GPU is drained.
-- Findings survive a restart of the agent.
+- Findings survive a restart of the agent, and not the run of the tenant of which they are.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Observer:
         self._thresholds = thresholds
         self._files = files
         self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._resumed: dict[str, tuple[Finding, ...]] = {}
+        """Findings of an earlier agent of tenants that this one has not met yet."""
         self._models: dict[str, tuple[str, str]] = {}
         """Model and driver version by GPU UUID, as last read."""
         self._saving: asyncio.Task[None] | None = None
@@ -107,8 +109,8 @@ class Observer:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def rules_of(self, tenant_id: str) -> FindingRules:
-        """Return new rules for a tenant, resumed from what an earlier agent found out."""
-        return FindingRules(self._thresholds, self._findings.get(tenant_id, ()))
+        """Return new rules for a tenant, the first time resumed from what an earlier agent found out."""
+        return FindingRules(self._thresholds, self._resumed.pop(tenant_id, ()))
 
     def set_models(self, reading: Reading) -> None:
         """Take the GPUs' models from a reading."""
@@ -215,6 +217,7 @@ class Observer:
             self._findings = _KeptFindings.model_validate_json(self._files.read(FINDINGS_FILE)).findings
         except (OSError, ValidationError):
             self._findings = {}
+        self._resumed = dict(self._findings)
 
     def _observe_utilization(self, now: float, entries: Mapping[str, Entry], reading: Reading) -> None:
         busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.utilization.items()}

@@ -408,6 +408,16 @@ async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_pat
         assert status_of(tenants, "a").findings == ()
 
 
+async def test_the_next_run_of_a_tenant_begins_without_the_findings_of_the_one_before(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        await observe(tenants, Process(4242, GPU0, GI), owner="a")
+        assert status_of(tenants, "a").enforced is False
+        await tenants.apply([row("a", state=TenantState.RELEASING)])
+        await tenants.apply([row("a")])
+        status = status_of(tenants, "a")
+        assert (status.enforced, status.findings) == (None, ())
+
+
 async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: TenantRegistry) -> None:
     await observe(tenants, Process(4242, GPU0, GI), owner="a")
     assert status_of(tenants, "a").enforced is None
