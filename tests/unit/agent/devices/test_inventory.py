@@ -478,7 +478,8 @@ async def test_an_xid_of_a_gpu_that_is_lost_and_tells_its_uuid_no_more_is_counte
 
 def test_handles_of_the_real_module_are_the_same_if_they_point_to_the_same() -> None:
     opaque = type("opaque", (ctypes.Structure,), {})
-    one, same, another = (ctypes.cast(address, ctypes.POINTER(opaque)) for address in (4096, 4096, 8192))
+    handles: list[Any] = [ctypes.cast(address, ctypes.POINTER(opaque)) for address in (4096, 4096, 8192)]
+    one, same, another = handles
     assert handle_key(one) == handle_key(same) != handle_key(another)
 
 
