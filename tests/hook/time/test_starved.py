@@ -119,7 +119,8 @@ def _held(node: Node) -> float:
 def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
         stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
-        wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("a", "b")), "device time")
+        # The end of what one launches while it is alone is not known, so that it would not be found silent.
+        wait_for(lambda: all(node.devices().busy_ns(label) > 200_000_000 for label in ("a", "b")), "turns of both")
         stop(stopped.process)
         time.sleep(0.5)
         try:
