@@ -225,7 +225,7 @@ async def test_an_eviction_of_a_pod_with_two_budgets_is_refused_though_it_is_ans
 
 @pytest.mark.parametrize("status", [400, 403, 500])
 async def test_an_eviction_that_a_webhook_denies_is_refused_as_by_a_budget(status: int) -> None:
-    """As OpenKruise's PodUnavailableBudgets, which belong to tenants, too."""
+    """OpenKruise's PodUnavailableBudgets do so, which belong to tenants, too."""
     message = 'admission webhook "pub.example" denied the request: no more pods may be unavailable'
 
     async def answer(_: web.Request) -> web.Response:

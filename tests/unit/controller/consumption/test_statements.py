@@ -128,7 +128,7 @@ async def test_a_node_whose_clock_is_years_ahead_keeps_its_namespaces_months_fro
 
 
 async def test_a_statement_that_is_full_of_months_to_come_has_the_present_one_in_their_place(client: Client) -> None:
-    """As an operator before it wrote it, for a node whose clock was ahead."""
+    """A statement of an operator before this one, written for a node whose clock was ahead."""
     nothing = dict.fromkeys(("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds"), 0)
     model = nothing | {"model": "T", "memoryMebibyteSeconds": 0}
     months = [{"month": month, "models": [model]} for month in ["2026-01", *(f"2099-{n:02}" for n in range(1, 13))]]
