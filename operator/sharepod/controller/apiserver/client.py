@@ -155,6 +155,25 @@ class Client:
         """Seconds by which this machine's clock is behind the API server's, to about a second."""
         return self._api.clock_behind_s
 
+    async def read_all(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        limit: int | None = None,
+        take: Callable[[Json], None],
+    ) -> None:
+        """Read a list to its end, page by page, without what cannot be read of it. For the arguments see `page`."""
+        token = ""
+        while True:
+            listed = await self.page(
+                resource, namespace, labels=labels, limit=limit, token=token, take=take, unreadable=lambda *_: None
+            )
+            token = str(listed.get("continue") or "")
+            if not token:
+                return
+
     async def page(
         self,
         resource: Resource,

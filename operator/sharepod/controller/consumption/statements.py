@@ -151,18 +151,7 @@ class Statements:
             return whole
 
     async def _read_all(self) -> None:
-        token = ""
-        while True:
-            listed = await self._client.page(
-                GPUSTATEMENTS,
-                limit=_PAGE,
-                token=token,
-                take=self._take,
-                unreadable=lambda *_: None,
-            )
-            token = str(listed.get("continue") or "")
-            if not token:
-                break
+        await self._client.read_all(GPUSTATEMENTS, limit=_PAGE, take=self._take)
         self.complete = True
 
     def _take(self, item: Json) -> None:

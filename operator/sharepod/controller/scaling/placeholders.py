@@ -217,19 +217,7 @@ class Placeholders:
 
     async def _there(self) -> Iterable[_There]:
         found: list[Json] = []
-        token = ""
-        while True:
-            page = await self._client.page(
-                PODS,
-                self._settings.namespace,
-                labels=PLACEHOLDER_LABEL,
-                token=token,
-                take=found.append,
-                unreadable=lambda *_: None,
-            )
-            token = str(page.get("continue") or "")
-            if not token:
-                break
+        await self._client.read_all(PODS, self._settings.namespace, labels=PLACEHOLDER_LABEL, take=found.append)
         return [_read(raw) for raw in found if "deletionTimestamp" not in raw["metadata"]]
 
     async def _create(self, request: PlacementRequest, body: Json) -> _There | None:

@@ -72,11 +72,7 @@ class QuotaGate:
                 if _COUNTED.intersection((quota.get("spec") or {}).get("hard") or {}):
                     found.append(str(quota["metadata"]["name"]))
 
-            token, more = "", True
-            while more:
-                listed = await self._client.page(QUOTAS, namespace, token=token, take=take, unreadable=lambda *_: None)
-                token = str(listed.get("continue") or "")
-                more = bool(token)
+            await self._client.read_all(QUOTAS, namespace, take=take)
             name = min(found, default="")
             self._known.pop(namespace, None)
             self._known[namespace] = (now, name)

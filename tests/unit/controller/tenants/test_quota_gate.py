@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from sharepod.controller.apiserver.client import Client
@@ -13,7 +13,7 @@ from sharepod.kube import Json
 from unit.controller.objects import pod, reserved, sharepod
 
 
-class Pages:
+class Pages(Client):
     """API server that lists one quota a page."""
 
     def __init__(self, *quotas: Json) -> None:
@@ -33,7 +33,7 @@ def quota(name: str, *counted: str) -> Json:
 async def test_the_quota_that_counts_the_line_is_found_on_whatever_page_it_is(last: int) -> None:
     quotas = [quota(f"q{number}", "count/pods") for number in range(3)]
     quotas[last] = quota("line", "requests.sharepod.dev/gpu-milli")
-    gate = QuotaGate(cast("Client", Pages(*quotas)), lambda: 0.0)
+    gate = QuotaGate(Pages(*quotas), lambda: 0.0)
     raised = sharepod(spec={"gpu": {"request": 0.9}})
     refusal = await gate.refusal(TenantSnapshot(sharepod=raised, pod=pod(node="node-a"), reserved=(reserved(),)))
     assert refusal is not None

@@ -118,7 +118,7 @@ class PodFacts(ObjectFacts):
     claim: str | None = None
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
     other_claims: bool = False
-    """It uses ResourceClaims beside that one."""
+    """True for a Pod that uses ResourceClaims beside that one."""
     of_job: bool = False
     """True for a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
