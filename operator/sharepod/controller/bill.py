@@ -29,7 +29,7 @@ from sharepod.budgets.charges import Prices, as_allocations, as_csv, bill_lines
 from sharepod.budgets.namespace_account import NamespaceAccount
 from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
 from sharepod.budgets.statement_status import account_of
-from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFoundError
+from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFoundError, PageTokens
 
 _PAGE = 100
 """Statements in one page of a list: of large ones, some 90 MB."""
@@ -75,12 +75,12 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
         if namespace is not None:
             take(await api.get(f"{_PATH}/{namespace}"))
             return found, wrong
-        token = ""
+        tokens, token = PageTokens(_PATH), ""
         while True:
             listed = await api.get(_PATH, {"limit": str(_PAGE), **({"continue": token} if token else {})})
             for item in listed.get("items") or ():
                 take(item)
-            token = str(listed["metadata"].get("continue") or "")
+            token = tokens.after(listed["metadata"])
             if not token:
                 return found, wrong
     except NotFoundError:
@@ -94,7 +94,7 @@ async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[
     found: list[tuple[Json, SharePodStatus]] = []
     wrong: list[str] = []
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}" if namespace else f"/apis/{API_VERSION}/{PLURAL}"
-    token = ""
+    tokens, token = PageTokens(path), ""
     while True:
         listed = await api.get(path, {"limit": str(_PAGE), **({"continue": token} if token else {})})
         for item in listed.get("items") or ():
@@ -106,7 +106,7 @@ async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[
                 where = ".".join(map(str, first["loc"]))
                 name = f"{metadata['namespace']}/{metadata['name']}"
                 wrong.append(f"the status of SharePod {name} cannot be read: {where}: {first['msg']}")
-        token = str(listed["metadata"].get("continue") or "")
+        token = tokens.after(listed["metadata"])
         if not token:
             return found, wrong
 

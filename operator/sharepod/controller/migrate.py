@@ -32,6 +32,7 @@ from sharepod.kube import (
     Json,
     NoApiServerError,
     NotFoundError,
+    PageTokens,
     UnavailableError,
     Unreadable,
     backoff,
@@ -120,7 +121,7 @@ class Migration:
         """Write every object that there is. Raise `GoneError` if the list could not be read to its end."""
         collection = f"/apis/{GROUP}/{version}/{self._plural}"
         self.progress = Progress(self.progress.crd)
-        token = ""
+        tokens, token = PageTokens(collection), ""
         while True:
             page: list[Json] = []
             unread: list[Unreadable] = []
@@ -136,7 +137,7 @@ class Migration:
             for first in range(0, len(page), _AT_ONCE):
                 some = page[first : first + _AT_ONCE]
                 await asyncio.gather(*(self._write(self._path_of(version, item)) for item in some))
-            token = str(metadata.get("continue") or "")
+            token = tokens.after(metadata)
             if not token:
                 return
             self._say(self.progress.line())

@@ -25,6 +25,7 @@ from .errors import (
     UnavailableError,
 )
 from .json_text import Unreadable
+from .page_tokens import PageTokens
 
 __all__ = [
     "APPLY_PATCH",
@@ -42,6 +43,7 @@ __all__ = [
     "Json",
     "NoApiServerError",
     "NotFoundError",
+    "PageTokens",
     "SilentError",
     "TakeUnreadable",
     "UnauthorizedError",

@@ -13,7 +13,7 @@ import yaml
 from sharepod.budgets.charges import Charged, Prices
 from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
 from sharepod.controller.bill import BillError, main, read_prices, sharepods, statements
-from sharepod.kube import Json, NotFoundError
+from sharepod.kube import Json, NotFoundError, UnavailableError
 
 EXAMPLE = """
 currency: EUR
@@ -39,6 +39,24 @@ class _Pages:
         at = int((query or {}).get("continue", 0))
         further = {"continue": str(at + 1)} if at + 1 < len(self._pages) else {}
         return {"metadata": further, "items": self._pages[at]}
+
+
+class _Circle:
+    """API server, or a proxy before it, whose second page is followed by the second."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+        self.pages += 1
+        assert self.pages < 10, "it is read for ever"
+        return {"metadata": {"continue": "second"}, "items": []}
+
+
+@pytest.mark.parametrize("read", [statements, sharepods])
+async def test_a_list_whose_pages_come_round_again_makes_no_bill(read: Any) -> None:
+    with pytest.raises(UnavailableError, match="continues where an earlier one did"):
+        await read(_Circle(), None)
 
 
 def test_prices_are_read_as_they_are_written(tmp_path: Path) -> None:

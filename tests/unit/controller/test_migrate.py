@@ -28,6 +28,8 @@ class Stored:
         self.refusals: dict[str, list[int]] = {}
         self.old_lists = 0
         self.crd_conflicts = 0
+        self.circle = False
+        self.lists = 0
         self.written: list[str] = []
         self.lines: list[str] = []
         script.respond = self.respond
@@ -61,7 +63,9 @@ class Stored:
                 return _refused(410, "Expired")
             page = self.names[2:] if "continue" in request.query else self.names[:2]
             items = [{"metadata": {"name": name, "namespace": "team"}} for name in page]
-            metadata = {} if "continue" in request.query else {"continue": "more"}
+            metadata = {} if "continue" in request.query and not self.circle else {"continue": "more"}
+            self.lists += 1
+            assert self.lists < 10, "it is read for ever"
             return web.json_response({"kind": "SharePodList", "metadata": metadata, "items": items})
         name = path.rpartition("/")[2]
         assert (request.method, json.loads(await request.text())) == ("PATCH", {})
@@ -135,6 +139,14 @@ async def test_a_list_that_has_become_too_old_is_begun_again(scripted: Scripted,
     assert await stored.migrate(api)
     assert set(stored.written) == {"a", "b", "c"}
     assert stored.versions == ["v1test"]
+
+
+async def test_a_list_whose_pages_come_round_again_is_a_failure(scripted: Scripted, api: Connection) -> None:
+    stored = Stored(scripted)
+    stored.circle = True
+    assert not await stored.migrate(api)
+    assert stored.versions == ["v1alpha1", "v1test"]
+    assert "continues where an earlier one did" in stored.lines[-1]
 
 
 @pytest.mark.promise("install-migration-complete")

@@ -31,6 +31,7 @@ from sharepod.kube import (
     Connection,
     Json,
     NotFoundError,
+    PageTokens,
     TakeUnreadable,
     UnavailableError,
 )
@@ -165,12 +166,12 @@ class Client:
         take: Callable[[Json], None],
     ) -> None:
         """Read a list to its end, page by page, without what cannot be read of it. For the arguments see `page`."""
-        token = ""
+        tokens, token = PageTokens(resource.path(namespace=namespace)), ""
         while True:
             listed = await self.page(
                 resource, namespace, labels=labels, limit=limit, token=token, take=take, unreadable=lambda *_: None
             )
-            token = str(listed.get("continue") or "")
+            token = tokens.after(listed)
             if not token:
                 return
 

@@ -34,6 +34,7 @@ from sharepod.kube import (
     GoneError,
     Json,
     NotFoundError,
+    PageTokens,
     SilentError,
     UnavailableError,
     Unreadable,
@@ -268,7 +269,7 @@ class Reflector:
             present.add(_uid(item.metadata))
             self._pass_over(item)
 
-        version, token = 0, ""
+        version, tokens, token = 0, PageTokens(self._resource.path(namespace=self._namespace)), ""
         while True:
             began = self._clock()
             try:
@@ -290,7 +291,7 @@ class Reflector:
             self._heard()
             self._grow_page(self._clock() - began)
             version = version or _number(page.get("resourceVersion"))
-            token = str(page.get("continue") or "")
+            token = tokens.after(page)
             if not token:
                 return version
 

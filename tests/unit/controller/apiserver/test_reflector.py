@@ -154,6 +154,28 @@ async def test_many_pages_make_one_list_and_the_watch_goes_on_from_it(idle: Worl
         assert idle.reflector.listed
 
 
+@pytest.mark.promise("operator-list-ends")
+async def test_a_list_whose_pages_come_round_again_fails_and_is_read_once_the_server_is_well(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{number:02}" for number in range(25)]
+    for name in names:
+        idle.create(name)
+    page, is_well = idle.client.page, False
+
+    async def forgetful(*arguments: Any, token: str = "", **named: Any) -> Json:
+        listed = await page(*arguments, token=token if is_well else "", **named)
+        return listed if is_well or "continue" not in listed else {**listed, "continue": "first"}
+
+    monkeypatch.setattr(idle.client, "page", forgetful)
+    async with running(idle):
+        await idle.until(lambda: "RepeatedContinue" in str(idle.reflector.sight().failure))
+        assert not idle.reflector.listed
+        is_well = True
+        await idle.shows(*names)
+        await idle.until(lambda: idle.reflector.listed)
+
+
 async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
     for number in range(25):
         idle.create(f"s{number:02}")

@@ -25,6 +25,18 @@ class Pages(Client):
         return {"continue": str(at + 1)} if at + 1 < len(self._quotas) else {}
 
 
+class Circle(Client):
+    """API server whose second page is followed by the second."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+
+    async def page(self, *_: Any, **__: Any) -> Json:
+        self.pages += 1
+        assert self.pages < 10, "it is read for ever"
+        return {"continue": "second"}
+
+
 def quota(name: str, *counted: str) -> Json:
     return {"metadata": {"name": name}, "spec": {"hard": dict.fromkeys(counted, "9")}}
 
@@ -38,3 +50,11 @@ async def test_the_quota_that_counts_the_line_is_found_on_whatever_page_it_is(la
     refusal = await gate.refusal(TenantSnapshot(sharepod=raised, pod=pod(node="node-a"), reserved=(reserved(),)))
     assert refusal is not None
     assert "ResourceQuota line counts" in refusal.message
+
+
+async def test_a_list_of_quotas_whose_pages_come_round_again_raises_no_share_by_now() -> None:
+    raised = sharepod(spec={"gpu": {"request": 0.9}})
+    snapshot = TenantSnapshot(sharepod=raised, pod=pod(node="node-a"), reserved=(reserved(),))
+    refusal = await QuotaGate(Circle(), lambda: 0.0).refusal(snapshot)
+    assert refusal is not None
+    assert "quotas cannot be seen at the moment" in refusal.message
