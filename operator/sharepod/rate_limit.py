@@ -1,7 +1,8 @@
 """Token-bucket rate limiter: `per_s` events a second, bursts of at most `burst`. Pure: callers pass the time.
 
 Guarantees:
-- In any t seconds at most `burst + per_s * t` events are admitted, fewer by what `charge` took.
+- In any t seconds at most `burst + per_s * t` events are admitted, fewer by what `charge` took; those that did not happen
+  (`give_back`) do not count.
 - Unused rate is saved up to `burst`, never beyond.
 - A caller that sleeps for `wait_s` is admitted when it wakes, if no other caller took the token meanwhile.
 """
@@ -46,6 +47,13 @@ class RateLimiter:
             return False
         self._level -= 1
         return True
+
+    def give_back(self, now: float, taken_at: float) -> None:
+        """Return the token that was taken at `taken_at` for an event that did not happen, but for what may have flowed
+        over if it had stayed."""
+        self._fill(now)
+        unfilled = max(0.0, 1 - (now - taken_at) * self._per_s)
+        self._level = min(self._burst, self._level + unfilled)
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until `take` would admit one event; 0.0 if it would at `now`."""

@@ -54,3 +54,19 @@ def test_a_new_rate_holds_from_now_on() -> None:
     limiter.set_rate(0.5, 100)
     assert not limiter.take(0.5)
     assert limiter.take(0.506)
+
+
+def test_a_token_that_is_given_back_is_one_that_was_never_taken() -> None:
+    limiter = RateLimiter(0.0, per_s=0.1, burst=1)
+    assert limiter.take(0.0)
+    limiter.give_back(2.0, 0.0)
+    assert limiter.take(2.0)
+    assert limiter.wait_s(2.0) == pytest.approx(10)
+
+
+def test_a_token_that_is_given_back_late_makes_no_burst() -> None:
+    limiter = RateLimiter(0.0, per_s=0.1, burst=1)
+    assert limiter.take(0.0)
+    assert limiter.take(10.0)
+    limiter.give_back(11.0, 0.0)
+    assert limiter.wait_s(11.0) == pytest.approx(9)

@@ -3,7 +3,7 @@
 Guarantees:
 - Only a bound Pod is evicted of which an agent reports an offence (a process without the hook or with another one, time
   or memory beyond the share), and has reported one for `unenforced_grace`.
-- At most `evictions_per_minute` Pods are evicted in the whole cluster.
+- At most `evictions_per_minute` Pods are evicted in the whole cluster. An eviction that is refused does not count.
 - The Pod that was seen is evicted, by its uid, and no other.
 - A PodDisruptionBudget delays an eviction by `eviction_patience` at most: budgets are in the tenant's hands, and its
   neighbours pay meanwhile. After that the Pod is deleted.
@@ -31,6 +31,8 @@ _TOO_MANY = 429
 """HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
 _RETRY_S = 5.0
 """Seconds until a refused eviction is tried again: a budget frees one pod in about the time another needs to start."""
+_ASKED_PER_S = 10.0
+"""Most evictions that are asked for each second, the most of `evictions_per_minute`: a refused one is a call, too."""
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class Evictor:
         self._settings = settings
         self._clock = clock
         self._limiter = RateLimiter(clock(), per_s=settings.evictions_per_minute / 60, burst=1)
+        self._asked = RateLimiter(clock(), per_s=_ASKED_PER_S, burst=1)
 
     async def check(
         self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, memo: TenantMemo
@@ -68,8 +71,10 @@ class Evictor:
         due = eviction.since + self._settings.unenforced_grace
         if now < due:
             return due - now
-        if not self._limiter.take(now):
-            return self._limiter.wait_s(now)
+        if wait_s := max(self._limiter.wait_s(now), self._asked.wait_s(now)):
+            return wait_s
+        self._limiter.take(now)
+        self._asked.take(now)
         return await self._evict(sharepod, pod, finding, eviction, now)
 
     async def _evict(
@@ -83,9 +88,11 @@ class Evictor:
             else:
                 await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
                 how = "delete"
-        except (NotFoundError, ConflictError):
-            return _RETRY_S  # gone, or another pod by now: the watch brings it
         except ApiError as error:
+            if 400 <= error.status < 500:  # else it may have been granted
+                self._limiter.give_back(self._clock(), now)
+            if isinstance(error, NotFoundError | ConflictError):
+                return _RETRY_S  # gone, or another pod by now: the watch brings it
             if error.status != _TOO_MANY:
                 raise
             if eviction.refused_since is None:

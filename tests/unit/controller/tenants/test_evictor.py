@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.controller.tenants.evictor import Evictor
-from sharepod.kube import UnavailableError
+from sharepod.kube import ApiError, ConflictError, ForbiddenError, NotFoundError, UnavailableError
 from unit.controller.objects import TENANT, pod, sharepod
 
 UNHOOKED = TenantStatus(
@@ -37,6 +38,8 @@ class World:
 
     policy: str = "Evict"
     budget: bool = False
+    refusal: ApiError | None = None
+    refused: set[str] = field(default_factory=set)
     now: float = 1000.0
     evicted: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -56,6 +59,8 @@ class World:
     async def evict(self, name: str, namespace: str, *, uid: str) -> None:
         if self.budget:
             raise UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget")
+        if self.refusal is not None and uid in self.refused:
+            raise self.refusal
         self.evicted.append(uid)
 
     async def delete(self, resource: Resource, name: str, namespace: str, *, uid: str) -> None:
@@ -157,6 +162,58 @@ async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate(
         world.now += 1
     assert begun is not None
     assert world.now - begun <= 30 * 12, "and hardly slower"
+
+
+@pytest.mark.promise("operator-eviction-rate")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget"),
+        NotFoundError("evict", 404, "NotFound", "no such pod"),
+        ConflictError("evict", 409, "Conflict", "another uid"),
+        ForbiddenError("evict", 403, "Forbidden", "may not"),
+    ],
+)
+async def test_an_eviction_that_is_refused_takes_no_others_place(refusal: ApiError) -> None:
+    world = World(refusal=refusal, refused={"refused"})
+    memos = {uid: TenantMemo() for uid in ("refused", "granted", "next")}
+    pods = {uid: pod(uid=uid, node="node-a", phase="Running") for uid in memos}
+    for uid, memo in memos.items():
+        await world.look(memo, its_pod=pods[uid])
+    world.now += 30
+    with contextlib.suppress(ForbiddenError):
+        await world.look(memos["refused"], its_pod=pods["refused"])
+    world.now += 0.2
+    await world.look(memos["granted"], its_pod=pods["granted"])
+    assert world.evicted == ["granted"]
+    world.now += 9
+    assert await world.look(memos["next"], its_pod=pods["next"]) == pytest.approx(1)
+    world.now += 1
+    await world.look(memos["next"], its_pod=pods["next"])
+    assert world.evicted == ["granted", "next"]
+
+
+@pytest.mark.promise("operator-eviction-rate")
+async def test_an_eviction_that_may_have_been_granted_counts() -> None:
+    world = World(refusal=UnavailableError("evict", 0, "TimeoutError", "no answer"), refused={"unknown"})
+    memos = {uid: TenantMemo() for uid in ("unknown", "next")}
+    for uid, memo in memos.items():
+        await world.look(memo, its_pod=pod(uid=uid, node="node-a", phase="Running"))
+    world.now += 30
+    with pytest.raises(UnavailableError):
+        await world.look(memos["unknown"], its_pod=pod(uid="unknown", node="node-a", phase="Running"))
+    assert await world.look(memos["next"], its_pod=pod(uid="next", node="node-a", phase="Running")) == 10
+
+
+async def test_a_cluster_of_budgets_is_asked_no_faster_than_the_api_server_should_be() -> None:
+    world = World(refusal=UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget"))
+    memos = {str(number): TenantMemo() for number in range(100)}
+    world.refused = set(memos)
+    for _ in range(2):
+        for uid, memo in memos.items():
+            await world.look(memo, its_pod=pod(uid=uid, node="node-a", phase="Running"))
+        world.now += 30
+    assert len(world.told) == 1
 
 
 @pytest.mark.promise("operator-eviction-budget")
