@@ -11,7 +11,7 @@ from sharepod.api.gpunode import GPUNodeStatus
 from sharepod.budgets.amounts import Amounts
 from sharepod.budgets.budget import ConsumedTotal
 from sharepod.budgets.namespace_account import NamespaceAccount, NodeReading, take_in
-from sharepod.controller.budgets.consumed_totals import ConsumedTotals
+from sharepod.controller.budgets.consumed_totals import consumed_totals
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 SINCE, AT, LATER = "2026-01-01T00:00:00.000Z", "2026-01-01T01:00:00.000Z", "2026-01-01T02:00:00.000Z"
@@ -38,14 +38,13 @@ def test_what_another_node_says_of_a_series_counts_nothing_and_freezes_nothing(c
 
 @pytest.mark.promise("security-own-series")
 def test_a_budget_goes_on_being_charged_for_what_its_own_nodes_count() -> None:
-    totals = ConsumedTotals()
 
     def reported(**held_ms: int) -> ConsumedTotal:
         nodes = [
             SimpleNamespace(name=name, status=GPUNodeStatus(consumption=(series(held),), consumption_at=AT))
             for name, held in held_ms.items()
         ]
-        return totals.of(cast(list[GpuNodeFacts], nodes), {})["team", "H100"]
+        return consumed_totals(cast(list[GpuNodeFacts], nodes), {})["team", "H100"]
 
     before = reported(node_a=HOUR_MS, node_b=5 * HOUR_MS)
     assert reported(node_a=2 * HOUR_MS, node_b=5 * HOUR_MS).held_ms - before.held_ms == HOUR_MS

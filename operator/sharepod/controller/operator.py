@@ -242,6 +242,7 @@ class Operator:
             acts=lambda: self._active,
         )
         self.claim_reconciler.on_share_of_line = self.tenant_reconciler.on_lowered = self.routes.ledger_changed
+        self.state.namespace_labels.on_gone = self.line_templates.forget
         self.state.seen_claims.on_claim_lacking = self.routes.claim_lacking
         self.state.seen_claims.on_self_test = self.routes.self_test_changed
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node

@@ -39,7 +39,7 @@ from sharepod.controller.state.facts.budget_facts import BudgetFacts
 from sharepod.kube import ApiError, ConflictError, NotFoundError, UnavailableError
 
 from .budget_status import budget_status, event_note, refill_text, same_but_time, unreadable_status
-from .consumed_totals import ConsumedTotals
+from .consumed_totals import consumed_totals
 
 PERIOD_S = 30.0
 """Seconds between two looks: as often as agents write what was consumed."""
@@ -88,7 +88,6 @@ class BudgetControl:
         self._written = written
         self._acts = acts
         self._on_changed = on_changed
-        self._totals = ConsumedTotals()
         self._standings: dict[str, Standing] = {}
         self._kick = asyncio.Event()
         state.budgets.on_changed = state.namespace_labels.on_changed = self._kick.set
@@ -121,7 +120,7 @@ class BudgetControl:
             self._kick.set()
             return
         now_ms = self._now_ms()
-        totals = self._totals.of(self._state.gpunodes, written)
+        totals = consumed_totals(self._state.gpunodes, written)
         covered = self._covered()
         for item in self._state.budgets.known:
             try:

@@ -52,7 +52,8 @@ class EndingNamespaces:
 class NamespaceLabels:
     """Labels of every namespace.
 
-    Guarantee: `on_changed` is called whenever a namespace has come, has gone, or has other labels.
+    Guarantee: `on_changed` is called whenever a namespace has come, has gone, or has other labels, and `on_gone` with
+    the name of one that has gone.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class NamespaceLabels:
         """Name and labels by uid."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[str], None] = lambda _name: None
 
     def by_name(self) -> dict[str, Mapping[str, str]]:
         """Return the labels of each namespace."""
@@ -82,7 +84,8 @@ class NamespaceLabels:
     def drop(self, uid: str) -> None:
         """Take out a Namespace that is gone, by its uid."""
         self._versions.pop(uid, None)
-        if self._of.pop(uid, None) is not None:
+        if (known := self._of.pop(uid, None)) is not None:
+            self.on_gone(known[0])
             self.on_changed()
 
     def versions(self) -> Mapping[str, int]:

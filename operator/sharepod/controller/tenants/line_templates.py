@@ -62,6 +62,10 @@ class LineTemplates:
         else:
             self.queue.add(namespace)
 
+    def forget(self, namespace: str) -> None:
+        """Forget a namespace that is gone."""
+        self._pauses.pop(namespace, None)
+
     async def reconcile(self, namespace: str) -> None:
         """Make what Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
         waits = False
@@ -72,7 +76,7 @@ class LineTemplates:
                 await self._have_template(namespace)
                 waits = True
         except NotFoundError:  # the namespace is gone
-            self._pauses.pop(namespace, None)
+            self.forget(namespace)
             return
         if not waits:
             if namespace in self._pauses:

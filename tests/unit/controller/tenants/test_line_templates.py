@@ -8,6 +8,7 @@ import pytest
 from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Resource
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.state.facts.object_facts import ObjectFacts
+from sharepod.controller.state.namespaces import NamespaceLabels
 from sharepod.controller.tenants.line_templates import LineTemplates
 from sharepod.kube import AlreadyExistsError, ApiError, ForbiddenError, Json, NotFoundError
 from unit.controller.state.test_claims_seen import line_claim, line_pod
@@ -199,3 +200,17 @@ async def test_one_that_the_watch_has_not_shown_yet_is_left_as_it_is() -> None:
     server.calls.clear()
     await templates.reconcile("a")
     assert server.calls == [], "a Pod on a node has its claim, or is to end"
+
+
+async def test_nothing_is_kept_of_a_namespace_that_is_gone() -> None:
+    templates, _, seen = made()
+    labels = NamespaceLabels()
+    labels.on_gone = templates.forget
+    labels.put({"metadata": {"name": "a", "uid": "namespace-a"}})
+    await templates.reconcile("a")
+    seen.drop_pod("p")
+    await templates.reconcile("a")
+    labels.drop("namespace-a")
+    templates.queue.clear()
+    templates.want("a")
+    assert len(templates.queue) == 1, "as if it had never been looked at"
