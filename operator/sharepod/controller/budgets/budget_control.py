@@ -238,9 +238,9 @@ class BudgetControl:
             self._on_changed()
 
 
-def _rank(standing: Standing) -> tuple[int | None, str | None, int]:
+def _rank(standing: Standing) -> tuple[int | None, str | None, str | None, int]:
     """Return what of a standing orders the queue, or is told to those that wait."""
-    return standing.lowered_to, standing.waits_until, standing.step
+    return standing.lowered_to, standing.waits_until, standing.refill_at, standing.step
 
 
 def _measure(item: BudgetFacts, rules: BudgetRules, state: BudgetState) -> None:

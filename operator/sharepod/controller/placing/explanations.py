@@ -185,13 +185,11 @@ class Explanations:
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
         """Take a refusal into the memo, with what would help, and tell it if it is another one."""
         refusal = answer.refusal
-        memo, same = self._memos.of(waiting.tenant), refusal == waiting.refusal
+        if answer.told is not None or refusal != waiting.refusal:
+            waiting.told = answer.told
         waiting.refusal = refusal
         if refusal.outlook is Outlook.WAITING:
-            if answer.told is not None:
-                refusal = answer.told
-            elif same and memo.refusal is not None:
-                return
+            refusal = waiting.told or refusal
             if budget := borrower_advice(self._standing(request.namespace)):
                 refusal = replace(refusal, advice=f"{refusal.advice} {budget}".strip())
         self.tell(waiting, refusal)

@@ -25,6 +25,8 @@ from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 from .claim_requests import claim_request
 from .waiting import WaitingTenant, WorkedOut, asks
 
+_THEN_LOOKED = "Whether a GPU is free for it is looked at then, or once a cluster admin has given it a larger budget."
+
 
 def budget_wait(standing: Standing) -> Refusal | None:
     """Return why new SharePods of a namespace wait for its budget; None if they do not."""
@@ -34,7 +36,7 @@ def budget_wait(standing: Standing) -> Refusal | None:
         "the GPU budget of the namespace is spent, and new SharePods wait until it counts again at "
         f"{standing.waits_until}"
     )
-    return Refusal(outlook=Outlook.SPENT, headline=headline, advice="A larger budget would help: ask a cluster admin.")
+    return Refusal(outlook=Outlook.SPENT, headline=headline, advice=_THEN_LOOKED)
 
 
 def borrower_advice(standing: Standing) -> str:

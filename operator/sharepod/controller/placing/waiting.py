@@ -81,6 +81,8 @@ class WaitingTenant:
     """Its last request."""
     refusal: Refusal | None = None
     """Last refusal as placement worded it, without what would help."""
+    told: Refusal | None = None
+    """The same with the tenants that would have to move or go; None: they were not looked for."""
 
     @property
     def refused_at_version(self) -> int | None:

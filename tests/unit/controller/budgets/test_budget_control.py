@@ -285,6 +285,24 @@ async def test_a_spent_budget_lowers_its_namespaces_at_once_and_a_new_leader_kno
         assert one.control.standing("b") == WITHOUT_BUDGET
 
 
+@pytest.mark.promise("budgets-borrower-told")
+async def test_that_a_borrowers_budget_counts_again_later_than_was_told_is_told() -> None:
+    world = World()
+    world.server.put("b1", "a", {"gpuSeconds": 1000, "refill": "Continuous", "cap": 1000})
+    operator = OperatorProcess(world)
+    await operator.look()
+    world.consume("a", 100_000_000)
+    world.now_ms += HOUR_MS
+    await operator.look()
+    before, told, step = operator.changes, operator.control.standing("a").refill_at, operator.control.standing("a").step
+    world.consume("a", 200_000)
+    world.now_ms += HOUR_MS // 2
+    await operator.look()
+    assert (operator.control.standing("a").lowered_to, operator.control.standing("a").step) == (-1000, step)
+    assert operator.control.standing("a").refill_at != told
+    assert operator.changes == before + 1
+
+
 @pytest.mark.parametrize(("when", "waits", "priority"), [("Queue", "2026-02-01T00:00:00Z", 100), ("Notify", None, 100)])
 async def test_queue_lets_new_ones_wait_until_the_refill_and_notify_changes_nothing(
     when: str, waits: str | None, priority: int

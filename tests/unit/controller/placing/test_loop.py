@@ -319,6 +319,14 @@ async def test_where_a_spent_budget_queues_new_ones_wait_with_the_time_of_the_re
     assert set(world.placed) == {"runs", "other", "new"}
 
 
+@pytest.mark.promise("budgets-queue")
+async def test_a_larger_budget_is_not_said_to_help_where_no_gpu_may_be_free(world: World) -> None:
+    world.standings = {"spent": Standing(waits_until="2026-02-01T00:00:00Z")}
+    await world.want("new", 0.1, namespace="spent")
+    assert "would help" not in world.why("new")
+    assert "Whether a GPU is free for it is looked at then" in world.why("new")
+
+
 @pytest.mark.promise("placement-exclusion-cap")
 @pytest.mark.parametrize("how", ["leaves", "asks for more", "another joins"])
 async def test_one_that_the_cap_on_excluded_gpus_stops_is_placed_once_its_namespace_excludes_fewer(how: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sharepod.api.units import TenantId
-from sharepod.budgets.standing import Standing
+from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from unit.controller.preempting_world import playing
 
 _GIB = 1 << 30
@@ -255,6 +257,28 @@ async def test_one_that_borrows_and_waits_is_told_until_when_others_come_first()
             "The GPU budget of the namespace is spent: others within theirs come first until it counts again at "
             "2026-02-01T00:00:00Z."
         )
+
+
+@pytest.mark.promise("budgets-borrower-told")
+async def test_until_when_others_come_first_is_told_anew_once_it_is_no_longer_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standing = Standing(lowered_to=-1000, over_budget_milli=1, refill_at="2026-02-01T00:00:00Z")
+    async with playing(standing=lambda _namespace: standing) as world:
+        await world.runs("first", 1.0, memory="16Gi")
+        await world.want("second", 0.5, memory="4Gi")
+        await world.later(1)
+        assert "2026-02-01T00:00:00Z" in world.why("second")
+        monkeypatch.setattr(world.loop._explanations, "_next_look", float("inf"))  # nobody is looked for
+        standing = replace(standing, refill_at="2026-02-01T00:10:00Z")
+        world.loop.order_changed()
+        await world.later(6)
+        assert world.why("second").endswith("counts again at 2026-02-01T00:10:00Z.")
+        standing = WITHOUT_BUDGET
+        world.loop.order_changed()
+        await world.later(6)
+        assert world.why("second")
+        assert "budget" not in world.why("second")
 
 
 async def test_within_its_budget_nobody_runs_at_request_0() -> None:
