@@ -102,6 +102,7 @@ class LedgerWriter:
             holders=self.holders_of(base),
         )
         if not operations:
+            self._refusals.pop(node, None)
             self._removed(node, leaving - base.rows.keys())
             self._nothing_in_flight(base)
             return
@@ -186,6 +187,8 @@ class LedgerWriter:
 
     def _drop(self, node: str, why: str) -> None:
         """Drop everything that was to be written to this node; the tenants concerned are looked at again."""
+        self._refusals.pop(node, None)
+        self._unknown.pop(node, None)
         leaving = self._leaving.pop(node, set())
         for decided in self._state.cluster.pending(node):
             log.warning("dropped a decision", node=node, tenant=decided.tenant, why=why)

@@ -278,6 +278,22 @@ async def test_a_raise_whose_answer_was_lost_counts_until_it_cannot_come_true_an
     assert operator.reserve("two", GPUS[0], 600)
 
 
+async def _lose(call: str) -> None:
+    if call == "patch":
+        raise unavailable()
+
+
+async def test_nothing_is_kept_of_a_gpunode_that_is_gone() -> None:
+    server, operator = begin()
+    operator.reserve("one", GPUS[0], 300)
+    server.before = _lose
+    with pytest.raises(ApiError):
+        await operator.writer._write(NODE)
+    operator.state.drop_gpunode("u")
+    await operator.writer._write(NODE)
+    assert not operator.writer._unknown
+
+
 async def test_a_late_answer_to_a_removal_does_not_free_what_another_wrote_since() -> None:
     server = FakeServer()
     start(server)
