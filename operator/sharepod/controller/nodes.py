@@ -104,9 +104,9 @@ class NodeReconciler:
         self.lines_in_force: bool | None = None
         """Pods with a resource line are given claims, or refused; None while that is not known."""
         self.attaching: Attaching | None = None
+        """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
         self.take_in: Callable[[Iterable[GpuNodeFacts]], Awaitable[bool]] = _nothing_to_take_in
         """Writes down what GPUNodes have counted, before they are deleted; returns whether all is written."""
-        """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:

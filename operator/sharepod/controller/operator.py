@@ -122,6 +122,7 @@ class Operator:
         self.memos = TenantMemos()
         self.events = Events(self.client, settings.identity, clock)
         self.ledger = LedgerWriter(self.state, self.client, self.events, settings.writers)
+        self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         pod_control = PodControl(
             self.state,
             self.client,
@@ -140,7 +141,7 @@ class Operator:
             settings,
             clock,
             now_ms.seconds,
-            advertises=lambda node: self.node_reconciler.advertises_enough(node),
+            advertises=self.node_reconciler.advertises_enough,
         )
         self.loop = PlacementLoop(
             self.state,
@@ -173,7 +174,7 @@ class Operator:
             clock,
             now_ms.seconds,
             listed=lambda: self.watches.claims.listed,
-            advertises=lambda node: self.node_reconciler.advertises_enough(node),
+            advertises=self.node_reconciler.advertises_enough,
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
         self.tenant_reconciler.line_pods.in_force = lambda: bool(self.line_policy.in_force)
@@ -200,7 +201,6 @@ class Operator:
             on_changed=self.loop.order_changed,
         )
         self.idle_reservations = IdleReservations(self.state, self.events, acts=lambda: self._active, clock=clock)
-        self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.statements = Statements(
             self.client, lambda: list(self.state.gpunodes), lambda: self._active, now_ms.seconds
         )
