@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from property.test_timeshare_pauses import pauses
 from property.timeshare_mixes import SOME, WARM_UP, parts
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
+from sharepod.agent.devices.inventory import UtilizationSample
+from sharepod.agent.findings.beyond_turns import BeyondTurnsMeter
 from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter
 from sharepod.timeshare import Parameters, TokenGrant
 
@@ -67,14 +69,16 @@ def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(w
     liar = Program("liar", request=100, kernel_ns=10 * US, burst_ns=10 * US, pause_ns=work_ms * MS)
     busy = [Program(f"busy{i}", request=900 // others, kernel_ns=1 * MS) for i in range(others)]
     simulation = Simulation([liar, *busy], announces=True)
-    meter = SurchargeMeter()
+    beyond, meter = BeyondTurnsMeter(), SurchargeMeter()
     end = WARM_UP + 100 * S
     used: list[float] = []
 
     def read() -> None:
         used.append(len(liar.spans) * work_ms / 1e3)
-        usage = simulation.scheduler.usage(simulation.now, "liar")
-        spilled = meter.observe(simulation.now / 1e9, used[-1], (usage.held_ns + usage.overdue_ns) / 1e9)
+        part = min(1.0, used[-1] - (used[-2] if len(used) > 1 else 0.0))
+        now, turns = simulation.now / 1e9, simulation.scheduler.turns(simulation.now, "liar")
+        sums = beyond.observe(now, [UtilizationSample(now, part)], part, turns)
+        spilled = meter.observe(now, sums.charged)
         simulation.scheduler.surcharge(simulation.now, "liar", round(spilled * 1e9))
 
     for second in range(1, end // S):

@@ -113,8 +113,8 @@ class AgentSettings(BaseSettings):
     as not enforced."""
 
     busy_tolerance: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Part of 10 s for which a tenant's processes may keep a GPU busy beyond the time that the tenant held it. Above
-    it, the tenant is reported."""
+    """Part of 10 s for which a tenant's processes may keep a GPU busy while the tenant does not hold it. Above it, the
+    tenant is reported."""
 
     memory_gap_mib: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     """MiB that the driver may count for a tenant's processes on a GPU beyond their allocations. Above it, the tenant is

@@ -5,6 +5,7 @@ from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
 from .gpu_time import GpuTime
 from .parameters import Parameters
 from .scheduler import Scheduler
+from .turn_history import TurnSpan, TurnSpans
 
 __all__ = [
     "Account",
@@ -18,4 +19,6 @@ __all__ = [
     "TimeUsage",
     "TokenGrant",
     "TokenRevocation",
+    "TurnSpan",
+    "TurnSpans",
 ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from .parameters import Parameters
+from .turn_history import TurnHistory
 
 _SLOTS = 100
 """Number of slots of the usage window: usage is exact to one in a hundred of the window, for 100 pairs of memory."""
@@ -91,6 +92,7 @@ class Account:
     def __init__(self, now: int, parameters: Parameters, *, request_milli: int, limit_milli: int) -> None:
         self._parameters = parameters
         self.at = now
+        self.turns = TurnHistory(now)
         self.assured = 0
         """Level of the assured bucket, in thousandths of a nanosecond. Positive: credit. Negative: debt."""
         self.ceiling = 0

@@ -162,6 +162,8 @@ class Occupancy:
                 continue
             held = (until - account.at) * paying // len(tenant.gpus)
             owed = until - account.at if preempted else held
+            if owed or hold.phase is not _SUSPENDED:
+                account.turns.add(account.at, until, overdue=preempted and not held)
             late = hold.deadline is not None and account.at >= hold.deadline
             # What was launched without metering, and so in any number, may drain for the grace period at no cost.
             guaranteed = contended and (
@@ -194,6 +196,8 @@ class Occupancy:
             self._books[gpu].advance(end, GpuUse.STALLED)
             for tenant in self.tenants_on[gpu]:
                 self.settle(begin, tenant)
+                if tenant.hold is not None and tenant.hold.phase is not _SUSPENDED:
+                    tenant.account.turns.add(begin, end, overdue=tenant.hold.phase is _PREEMPTED)
                 tenant.account.skip(end)
 
     def gpu_time(self, now: int, gpu: str) -> GpuTime | None:

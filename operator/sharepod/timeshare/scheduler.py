@@ -33,6 +33,7 @@ from .parameters import Parameters
 from .plan import Anticipation, Turn, waiting_with
 from .tenant import TokenTenant
 from .transitions import HoldTransitions
+from .turn_history import TurnSpans
 from .turns import TurnPolicy
 
 
@@ -298,6 +299,13 @@ class Scheduler:
         tenant = self._tenants[tenant_id]
         self._occupancy.settle(now, tenant)
         return tenant.account.usage()
+
+    def turns(self, now: int, tenant_id: str) -> TurnSpans:
+        """Return when the tenant could have work on its GPUs, in the last seconds before `now`."""
+        now = self._advance_clock(now)
+        tenant = self._tenants[tenant_id]
+        self._occupancy.settle(now, tenant)
+        return tenant.account.turns.spans(now)
 
     def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
         """Return what the time of a GPU went to up to `now`; None if it has no tenants."""

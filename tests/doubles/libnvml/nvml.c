@@ -353,6 +353,7 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two,
 /* The last samples of a device: of each process the part of the time since the samples before. */
 struct samples {
     uint64_t at;                                   /* CLOCK_MONOTONIC, ns */
+    uint64_t stamp;                                /* CLOCK_REALTIME, us, as the real one's */
     struct process_utilization rows[FAKE_CLIENTS]; /* of the processes that were at work */
     unsigned count;
     uint64_t busy_ns[FAKE_CLIENTS];
@@ -367,6 +368,9 @@ static const struct samples *sample(int device) {
     uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, elapsed = ns - samples->at;
     if (elapsed < SAMPLE_EACH)
         return samples;
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    samples->stamp = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
     samples->count = 0;
     for (unsigned i = 0; i < FAKE_CLIENTS; i++) {
         const struct fake_client *client = fake_state_client(i);
@@ -376,7 +380,7 @@ static const struct samples *sample(int device) {
         if (samples->at == 0 || part == 0 || !shows_processes() || !fake_state_lives(i, client->pid))
             continue;
         samples->rows[samples->count++] = (struct process_utilization){
-            .pid = client->pid, .stamp = ns / 1000, .sm = part < 100 ? (unsigned)part : 100};
+            .pid = client->pid, .stamp = samples->stamp, .sm = part < 100 ? (unsigned)part : 100};
     }
     samples->at = ns;
     return samples;
@@ -390,7 +394,7 @@ EXPORT int nvmlDeviceGetProcessUtilization(void *handle, struct process_utilizat
     if (device < 0 || count == NULL)
         return NVML_INVALID_ARGUMENT;
     const struct samples *samples = sample(device);
-    unsigned found = samples->at / 1000 > since ? samples->count : 0, room = out == NULL ? 0 : *count;
+    unsigned found = samples->stamp > since ? samples->count : 0, room = out == NULL ? 0 : *count;
     for (unsigned i = 0; i < found && i < room; i++)
         out[i] = samples->rows[i];
     *count = found;

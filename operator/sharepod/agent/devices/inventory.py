@@ -33,6 +33,16 @@ class InventoryError(Exception):
 
 
 @dataclass(frozen=True)
+class UtilizationSample:
+    """Sample of the utilization of a GPU by one process."""
+
+    until: float
+    """End of the time that the sample covers, in seconds of `time.monotonic`."""
+    part: float
+    """Part of that time (0 to 1) in which kernels of the process ran."""
+
+
+@dataclass(frozen=True)
 class Process:
     """Process on a GPU."""
 
@@ -45,6 +55,8 @@ class Process:
     utilization: float | None = None
     """Part of the time since the reading before (0 to 1) in which kernels of the process ran; None if the driver does
     not tell."""
+    samples: tuple[UtilizationSample, ...] = ()
+    """What `utilization` is the mean of, where the driver tells when each sample ended."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 from sharepod.api.gpunode import Gpu, Health, Link
 from sharepod.api.objects import MAX_GPUS
 
-from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, failure, is_gpu_uuid
+from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, UtilizationSample, failure, is_gpu_uuid
 from .xids import XidListener
 
 _SAMPLE_US = 1_000_000
@@ -251,16 +251,18 @@ class NvmlInventory:
             gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
         if not told:
             return gpu, None
-        utilization = self._utilization_of_processes(nvml, uuid, handle)
-        return gpu, [
-            Process(pid, uuid, used, None if utilization is None else utilization.get(pid, 0.0))
-            for pid, used in sorted(found.items())
-        ]
+        sampled = self._samples_of_processes(nvml, uuid, handle)
+        processes: list[Process] = []
+        for pid, used in sorted(found.items()):
+            samples = () if sampled is None else tuple(sampled.get(pid, ()))
+            mean = sum(each.part for each in samples) / len(samples) if samples else 0.0
+            processes.append(Process(pid, uuid, used, None if sampled is None else mean, samples))
+        return gpu, processes
 
-    def _utilization_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
-        """Return the utilization since the last call, by pid; a pid that is missing was idle. None if the driver does
-        not tell."""
-        now = time.time_ns() // 1000
+    def _samples_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, list[UtilizationSample]] | None:
+        """Return the samples of utilization since the last call, by pid; a pid that is missing was idle. None if the
+        driver does not tell."""
+        now, monotonic = time.time_ns() // 1000, time.monotonic()
         since, until = self._sampled.get(uuid, 0), now + _SAMPLE_US
         if since > until:  # the clock, by which samples go, was set back: those of before lie ahead
             since = now - _SAMPLE_US
@@ -269,14 +271,17 @@ class NvmlInventory:
         except nvml.NVMLError as error:
             value = getattr(error, "value", None)
             return {} if value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
-        told: dict[int, list[int]] = {}
+        told: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
             if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old, or garbage
-                told.setdefault(int(sample.pid), []).append(int(sample.smUtil))
+                told.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))
         self._sampled[uuid] = newest
-        return {pid: sum(each) / len(each) / 100 for pid, each in told.items()}
+        return {
+            pid: [UtilizationSample(monotonic - (now - stamp) / 1e6, part) for stamp, part in sorted(each.items())]
+            for pid, each in told.items()
+        }
 
     @staticmethod
     def _numa_node(nvml: Any, handle: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sharepod.agent.devices.inventory import Process, Reading
+from sharepod.agent.devices.inventory import Process, Reading, UtilizationSample
 
 
 @dataclass
@@ -21,6 +21,9 @@ class TenantProcesses:
     busy: dict[str, dict[int, float]] = field(default_factory=dict)
     """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid, for those that the driver
     tells apart."""
+
+    samples: dict[str, list[UtilizationSample]] = field(default_factory=dict)
+    """Samples of the tenant's processes, by GPU UUID; a GPU is missing without any."""
 
     @property
     def pids(self) -> frozenset[int]:
@@ -57,6 +60,8 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
             by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory
             if process.utilization is not None:
                 tenants[owner].busy.setdefault(process.uuid, {})[process.pid] = process.utilization
+            if process.samples:
+                tenants[owner].samples.setdefault(process.uuid, []).extend(process.samples)
     for uuid, owners in on.items():
         for owner, processes in owners.items():
             utilization = _utilization(processes, alone=len(owners) == 1, whole=reading.utilization.get(uuid))

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import OFFENCES, Finding, FindingReason
 from sharepod.api.objects import PRELOAD_PATH
 
+from .beyond_turns import Beyond, SlidingBeyond
+
 PREEMPTIONS_MAX = 3
 """Preemptions within `PREEMPTIONS_WITHIN_S` that make a finding: fewer happen to a sound program under load."""
 PREEMPTIONS_WITHIN_S = 60.0
@@ -36,9 +38,9 @@ class FindingThresholds:
     unhooked_after_s: float = 3.0
     """Seconds that a process may be on a GPU before its hook has connected."""
     busy_window_s: float = 10.0
-    """Seconds over which GPU time and token time are compared."""
+    """Seconds over which busy time beyond turns is summed."""
     busy_tolerance: float = 0.25
-    """Part of the window (0 to 1) for which a GPU may be busy beyond the token time."""
+    """Part of the window (0 to 1) for which a GPU may be busy beyond turns."""
     gap_tolerance: int = 512 << 20
     """Bytes that the driver may count beyond the credits."""
     gap_after_s: float = 3.0
@@ -91,7 +93,7 @@ class FindingRules:
         self._unhooked_since: dict[int, float] = {}
         self._gap_since: dict[str, float] = {}
         self._over_since: dict[str, float] = {}
-        self._windows: dict[str, tuple[SlidingRate, SlidingRate]] = {}
+        self._windows: dict[str, tuple[SlidingRate, SlidingRate, SlidingBeyond]] = {}
         self._overdue = SlidingRate(config.busy_window_s)
         self._preempted_at: deque[float] = deque()
         self._preemptions: int | None = None
@@ -164,13 +166,22 @@ class FindingRules:
             self._resumed_until.pop(FindingReason.PROCESSES_NOT_TOLD, None)
             self._end(FindingReason.PROCESSES_NOT_TOLD)
 
-    def observe_time(self, now: float, busy_s: Mapping[str, float], held_s: float, overdue_s: float = 0.0) -> None:
+    def observe_time(
+        self,
+        now: float,
+        busy_s: Mapping[str, float],
+        held_s: float,
+        beyond_s: Mapping[str, Beyond],
+        overdue_s: float = 0.0,
+    ) -> None:
         """Take in GPU time and token time.
 
         Args:
             now: time of the reading.
             busy_s: by GPU UUID, seconds in which the tenant's kernels ran, since a fixed moment.
             held_s: seconds for which the tenant held the token, since a fixed moment.
+            beyond_s: of the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed
+                moment.
             overdue_s: seconds for which it had not drained while others held the GPU, since a fixed moment.
         """
         self._overdue.add(now, overdue_s)
@@ -178,17 +189,18 @@ class FindingRules:
             del self._windows[gone]
         worst, where, span = 0.0, "", 0.0
         for uuid, busy in busy_s.items():
-            used, held = self._windows.setdefault(
-                uuid, (SlidingRate(self._config.busy_window_s), SlidingRate(self._config.busy_window_s))
+            window_s = self._config.busy_window_s
+            used, held, beyond = self._windows.setdefault(
+                uuid, (SlidingRate(window_s), SlidingRate(window_s), SlidingBeyond(window_s))
             )
             used.add(now, busy)
             held.add(now, held_s)
-            beyond = (used.growth - held.growth) / used.span if used.span else 0.0
-            if used.span >= self._config.busy_window_s and beyond > worst:
-                worst, where, span = beyond, uuid, used.span
+            beyond.add(now, beyond_s[uuid])
+            if used.span >= window_s and beyond.rate > worst:
+                worst, where, span = beyond.rate, uuid, used.span
         self.busy_on = where if worst > self._config.busy_tolerance else None
         if worst > self._config.busy_tolerance:
-            used, held = self._windows[where]
+            used, held, _ = self._windows[where]
             if worst - self._overdue.rate > self._config.busy_tolerance:
                 why = "something in the pod bypasses the hook"
             else:
@@ -196,7 +208,7 @@ class FindingRules:
             self._begin(
                 FindingReason.BUSY_BEYOND_HELD,
                 f"over {span:.0f} s its processes kept {where} busy {used.rate:.0%} of the time, while it held "
-                f"{min(1.0, held.rate):.0%}: {why}",
+                f"{min(1.0, held.rate):.0%}; {worst:.0%} were outside its turns: {why}",
             )
         elif worst < self._config.busy_tolerance / 2:
             self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)

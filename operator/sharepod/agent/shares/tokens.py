@@ -34,6 +34,7 @@ from sharepod.timeshare import (
     TimeUsage,
     TokenGrant,
     TokenRevocation,
+    TurnSpans,
 )
 
 from .deadline import Deadline
@@ -301,6 +302,10 @@ class Tokens:
     def usage(self, tenant_id: str) -> TimeUsage:
         """Return the tenant's token time up to now."""
         return self._scheduler.usage(self._now(), tenant_id)
+
+    def turns(self, tenant_id: str) -> TurnSpans:
+        """Return when the tenant could have work on its GPUs, in the last seconds."""
+        return self._scheduler.turns(self._now(), tenant_id)
 
     def surcharge(self, tenant_id: str, ns: int) -> None:
         """Charge a tenant for time in which its kernels ran although it did not hold the token."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Set
+from dataclasses import dataclass, field
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,21 +19,23 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharepod.agent.devices.context_overhead import ContextOverhead
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
+from sharepod.agent.findings.beyond_turns import Beyond, BeyondTurnsMeter
 from sharepod.agent.findings.offenders import offenders
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter
 from sharepod.agent.findings.utilization import Key, UtilizationMeter
 from sharepod.agent.state.files import KeptFiles
 from sharepod.api.gpunode import Finding, FindingReason, MemoryIsolation, Mode, TenantState
-from sharepod.timeshare import TimeUsage
+from sharepod.timeshare import TimeUsage, TurnSpans
 
 from .entry import Entry, pod_of
 from .process_end import EndProcess, end_here
 from .served import ServedTenant
 
 FINDINGS_FILE = "findings.json"
-_AT_ONCE = 8
-"""Tenants that one step takes a reading for, some 0.1 ms each (measured, benchmarks/handoff.py)."""
+_AT_ONCE = 2
+"""Tenants that one step takes a reading for: some 0.1 ms each (measured, benchmarks/handoff.py), and 0.3 ms more for
+each that a sample shows busy."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +64,14 @@ class _KeptFindings(BaseModel):
     findings: dict[str, tuple[Finding, ...]] = {}
 
 
+@dataclass
+class _TimeMeters:
+    """Meters of the busy time of one tenant on one GPU."""
+
+    beyond_turns: BeyondTurnsMeter = field(default_factory=BeyondTurnsMeter)
+    surcharge: SurchargeMeter = field(default_factory=SurchargeMeter)
+
+
 class Observer:
     """Observer of all tenants of a node.
 
@@ -68,6 +79,7 @@ class Observer:
         files: What agents leave to the next: `contexts.json` and `findings.json`.
         thresholds: Thresholds of the findings.
         usage: Tenant id -> token time of a tenant that is being served.
+        turns: Tenant id -> its turns of the last seconds, of such a tenant.
         surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond what it was charged.
         end_process: Ends a process of a tenant.
     """
@@ -77,6 +89,7 @@ class Observer:
         files: KeptFiles,
         thresholds: FindingThresholds,
         usage: Callable[[str], TimeUsage],
+        turns: Callable[[str], TurnSpans],
         surcharge: Callable[[str, int], None],
         end_process: EndProcess = end_here,
     ) -> None:
@@ -85,9 +98,10 @@ class Observer:
         self.killed: Counter[FindingReason] = Counter()
         """Processes that were killed, by the finding that they were put down to."""
         self._usage = usage
+        self._turns = turns
         self._surcharge = surcharge
         self._end_process = end_process
-        self._surcharges: dict[Key, SurchargeMeter] = {}
+        self._time: dict[Key, _TimeMeters] = {}
         self._contexts = ContextOverhead(files)
         self._thresholds = thresholds
         self._files = files
@@ -177,7 +191,7 @@ class Observer:
                 _judge(entry, residue, reading.unread)
             yield
             entries = present()
-            self._surcharges = {key: meter for key, meter in self._surcharges.items() if key[0] in entries}
+            self._time = {key: meters for key, meters in self._time.items() if key[0] in entries}
             self._observe_contexts(entries, reading)
             self._keep({entry.row.id: entry.rules.findings for entry in entries.values() if entry.rules.findings})
         return attribution
@@ -233,28 +247,34 @@ class Observer:
                 kept.append((tenant_id, uuid))
         self.utilization.observe(now, busy, kept)
 
-    def _surcharge_time(self, now: float, tenant_id: str, busy_s: Mapping[str, float], usage: TimeUsage) -> None:
-        """Charge a tenant for what the driver saw it use beyond what it was charged, on the GPU where that is most."""
-        charged_s = (usage.held_ns + usage.overdue_ns) / 1e9
-        most = 0.0
-        for uuid, busy in busy_s.items():
-            meter = self._surcharges.setdefault((tenant_id, uuid), SurchargeMeter())
-            most = max(most, meter.observe(now, busy, charged_s))
-        if most > 0:
-            self._surcharge(tenant_id, round(most * 1e9))
-
-    def _apply_rules(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
+    def _observe_time(self, now: float, entry: Entry) -> None:
+        """Compare what the driver saw a tenant use with its turns. Charge it for what is beyond what it was charged, on
+        the GPU where that is most."""
         row, usage = entry.row, self._usage(entry.row.id)
-        entry.rules.observe_unhooked(now, entry.seen.pids - served.hooked)
-        entry.rules.observe_unread(reading.unread.intersection(row.gpus))
         told = {
             uuid: seconds
             for uuid in row.gpus
             if self.utilization.ratio((row.id, uuid)) is not None
             and (seconds := self.utilization.seconds((row.id, uuid))) is not None
         }
-        entry.rules.observe_time(now, told, usage.held_ns / 1e9, usage.overdue_ns / 1e9)
-        self._surcharge_time(now, row.id, told, usage)
+        turns = self._turns(row.id)
+        beyond: dict[str, Beyond] = {}
+        most = 0.0
+        for uuid in told:
+            meters = self._time.setdefault((row.id, uuid), _TimeMeters())
+            part = entry.seen.utilization.get(uuid, 0.0)
+            sums = meters.beyond_turns.observe(now, entry.seen.samples.get(uuid, ()), part, turns)
+            beyond[uuid] = sums.held
+            most = max(most, meters.surcharge.observe(now, sums.charged))
+        entry.rules.observe_time(now, told, usage.held_ns / 1e9, beyond, usage.overdue_ns / 1e9)
+        if most > 0:
+            self._surcharge(row.id, round(most * 1e9))
+
+    def _apply_rules(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
+        row, usage = entry.row, self._usage(entry.row.id)
+        entry.rules.observe_unhooked(now, entry.seen.pids - served.hooked)
+        entry.rules.observe_unread(reading.unread.intersection(row.gpus))
+        self._observe_time(now, entry)
         entry.rules.observe_memory(now, served.memory.gaps())
         beyond = {uuid: used - row.memory for uuid, used in served.memory.used().items() if used > row.memory}
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED

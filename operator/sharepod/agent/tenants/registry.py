@@ -83,7 +83,12 @@ class TenantRegistry:
         self._applying = asyncio.Lock()
         self._known = False
         self._observer = Observer(
-            around.files, settings.thresholds(), self._tokens.usage, self._tokens.surcharge, around.end_process
+            around.files,
+            settings.thresholds(),
+            self._tokens.usage,
+            self._tokens.turns,
+            self._tokens.surcharge,
+            around.end_process,
         )
         self._checkpointing: asyncio.TimerHandle | None = None
         self._checkpoints_due: list[str] = []

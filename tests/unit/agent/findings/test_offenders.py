@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sharepod.agent.findings.attribution import TenantProcesses
+from sharepod.agent.findings.beyond_turns import LENGTHS
 from sharepod.agent.findings.offenders import offenders
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.api.gpunode import FindingReason
@@ -22,7 +23,7 @@ def rules() -> FindingRules:
 def busy_on(uuid: str) -> FindingRules:
     made = rules()
     for now in range(11):
-        made.observe_time(now, {uuid: float(now)}, held_s=0)
+        made.observe_time(now, {uuid: float(now)}, 0, {uuid: (float(now),) * len(LENGTHS)})
     return made
 
 
@@ -30,7 +31,7 @@ def test_nobody_is_blamed_before_a_finding_stands() -> None:
     made = rules()
     made.observe_unhooked(0, {7})
     made.observe_limit(0, {GPU0: MI})
-    made.observe_time(0, {GPU0: 9.0}, held_s=0)
+    made.observe_time(0, {GPU0: 9.0}, 0, {GPU0: (9.0,) * len(LENGTHS)})
     assert offenders(made, SEEN, {GPU0: {7: MI}}) == {}
 
 
@@ -66,6 +67,6 @@ def test_after_one_is_ended_its_siblings_are_blamed_only_for_what_is_seen_from_t
     for now in (0, 3):
         made.observe_limit(now, {GPU0: 5 * MI})
     made.begin_again()
-    made.observe_time(12, {GPU0: 11.5}, held_s=0)
+    made.observe_time(12, {GPU0: 11.5}, 0, {GPU0: (11.5,) * len(LENGTHS)})
     made.observe_limit(12, {GPU0: 5 * MI})
     assert offenders(made, SEEN, {GPU0: {7: 6 * MI}}) == {}

@@ -7,12 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.agent.devices.inventory import Process, Reading
 from sharepod.agent.findings.attribution import attribute
+from sharepod.agent.findings.beyond_turns import LENGTHS, Beyond
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds, SlidingRate
 from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.api.gpunode import FindingReason
 from unit.agent.client import GPU0, GPU1
 
 MI = 1 << 20
+
+
+def beyond(seconds: float) -> Beyond:
+    return (seconds,) * len(LENGTHS)
 
 
 def reasons(watch: FindingRules) -> list[str]:
@@ -56,13 +61,18 @@ def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() ->
 def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -> None:
     watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(10):
-        watch.observe_time(now, {GPU0: 0.9 * now, GPU1: 0.4 * now}, held_s=0.4 * now)
+        watch.observe_time(
+            now, {GPU0: 0.9 * now, GPU1: 0.4 * now}, 0.4 * now, {GPU0: beyond(0.5 * now), GPU1: beyond(0)}
+        )
         assert not watch.findings, "less than ten seconds say nothing"
-    watch.observe_time(10, {GPU0: 9.0, GPU1: 4.0}, held_s=4.0)
+    watch.observe_time(10, {GPU0: 9.0, GPU1: 4.0}, 4.0, {GPU0: beyond(5.0), GPU1: beyond(0)})
     assert reasons(watch) == ["BusyBeyondHeld"]
-    assert f"kept {GPU0} busy 90% of the time, while it held 40%" in watch.findings[0].message
+    assert (
+        f"kept {GPU0} busy 90% of the time, while it held 40%; 50% were outside its turns" in watch.findings[0].message
+    )
     for second in range(1, 12):
-        watch.observe_time(10 + second, {GPU0: 9.0 + 0.4 * second, GPU1: 4.0 + 0.4 * second}, held_s=4.0 + 0.4 * second)
+        busy = {GPU0: 9.0 + 0.4 * second, GPU1: 4.0 + 0.4 * second}
+        watch.observe_time(10 + second, busy, 4.0 + 0.4 * second, {GPU0: beyond(5.0), GPU1: beyond(0)})
     assert not watch.findings
 
 
@@ -72,18 +82,20 @@ def test_a_kernel_that_runs_on_after_others_were_granted_is_not_said_to_bypass_t
 ) -> None:
     watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(11):
-        watch.observe_time(now, {GPU0: 0.5 * now}, held_s=0.1 * now, overdue_s=overdue * now)
+        watch.observe_time(now, {GPU0: 0.5 * now}, 0.1 * now, {GPU0: beyond(0.4 * now)}, overdue * now)
     assert reasons(watch) == ["BusyBeyondHeld"]
     assert words in watch.findings[0].message
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=60))
-def test_who_is_busy_no_more_than_it_holds_is_never_reported(parts: list[tuple[float, float]]) -> None:
-    watch = FindingRules(FindingThresholds())
-    busy = held = 0.0
-    for now, (one, other) in enumerate(parts):
-        busy, held = busy + min(one, other), held + max(one, other)
-        watch.observe_time(now, {GPU0: busy}, held)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, len(LENGTHS) - 1)), min_size=1, max_size=60))
+def test_who_is_not_busy_beyond_turns_for_one_length_of_samples_is_never_reported(
+    parts: list[tuple[float, int]],
+) -> None:
+    watch, sums = FindingRules(FindingThresholds()), [0.0] * len(LENGTHS)
+    for now, (part, index) in enumerate(parts):
+        sums[index] += part
+        sums[3] = 0.0
+        watch.observe_time(now, {GPU0: float(now)}, 0.0, {GPU0: tuple(sums)})
         assert not watch.findings
 
 

@@ -1,0 +1,205 @@
+"""Busy time beyond turns: each sample of utilization beside the turns in the very time that the sample covers. Pure.
+
+Guarantees:
+- B1: A tenant whose kernels run in its turns alone is never busy beyond them, whenever it is read, however many samples
+  are missing or told late. Assumed of the driver: all its samples of one GPU are of one length between `SHORTEST_S` and
+  `LONGEST_S`, and end no further than `CLOCK_ERROR_S` from their time stamps.
+- B2: Of a tenant that has no turn, all of each sample is beyond, less `ROUNDING`.
+- What is not known is not held against a tenant: a sample of a time for which its turns are not known says nothing.
+
+The driver does not tell how long its samples are. So a tenant is busy beyond its turns by what is left for the length
+that speaks best for it: sums are kept for each of `LENGTHS`, and what counts is the least of their growth. Of a sample
+of one of these lengths, of up to `_RATIO` times that, whose end may be off by the clock's error, the most is taken that
+can lie within turns. That costs a true offender who holds a part h of the time: about h / 10, and of h as much as
+`CLOCK_ERROR_S` is of a sample.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sharepod.agent.devices.inventory import UtilizationSample
+from sharepod.timeshare import TurnSpans
+
+SHORTEST_S = 1 / 6
+"""Seconds that a sample covers at least: NVML's documentation says between a sixth of a second and a second."""
+LONGEST_S = 1.5
+"""Seconds that a sample covers at most: of a driver that tells what was busy since it was asked last, too."""
+CLOCK_ERROR_S = 0.02
+"""Seconds by which a sample may end sooner or later than its time stamp says: a late timer of the driver, and the few
+milliseconds by which a turn's end is known late."""
+ROUNDING = 0.01
+"""Part by which NVML's whole percents may say too much."""
+_RATIO = 1.1
+"""Ratio of one of `LENGTHS` to the one before."""
+_LAG_S = 1.0
+"""Seconds for which a figure without a time stamp may be old: NVML's of a whole GPU is that of the last sample."""
+_AGE_MOST_S = 600.0
+"""Seconds that a sample can be old: more than a driver can hang between two readings. A time stamp that is older is one
+of another clock."""
+_LAG_STEP_S = 0.1
+"""Seconds between two places that are tried for such a figure."""
+_READING_MAX_S = 15.0
+"""Longest time in seconds that one reading stands for, as in `utilization.py`."""
+
+
+def _lengths() -> tuple[float, ...]:
+    lengths = [SHORTEST_S]
+    while lengths[-1] * _RATIO < LONGEST_S:
+        lengths.append(lengths[-1] * _RATIO)
+    return tuple(lengths)
+
+
+LENGTHS = _lengths()
+"""Lengths in seconds that samples are taken to have, each for all up to `_RATIO` times as long."""
+NOTHING = (0.0,) * len(LENGTHS)
+_STAMPED = (-CLOCK_ERROR_S, 0.0, CLOCK_ERROR_S)
+_UNSTAMPED = (*(-_LAG_S + step * _LAG_STEP_S for step in range(round(_LAG_S / _LAG_STEP_S) + 1)), CLOCK_ERROR_S)
+
+Beyond = tuple[float, ...]
+"""Seconds, since a fixed moment, for which a tenant was busy beyond its turns, by each of `LENGTHS`."""
+
+
+class Turns:
+    """Turns of one tenant.
+
+    Args:
+        told: The turns, in nanoseconds of the clock of which samples have seconds.
+        overdue: Count the time that a preempted tenant was charged, although it was not the tenant's, among its turns.
+    """
+
+    def __init__(self, told: TurnSpans, *, overdue: bool) -> None:
+        spans = [(span.begin / 1e9, span.end / 1e9) for span in told.spans if overdue or not span.overdue]
+        self.since = told.since / 1e9
+        """Moment in seconds before which nothing is known."""
+        self._begins = [begin for begin, _ in spans]
+        self._ends = [end for _, end in spans]
+        self._before = [0.0]
+        for begin, end in spans:
+            self._before.append(self._before[-1] + end - begin)
+
+    def before(self, moment: float) -> float:
+        """Return the seconds of turns until `moment`, since the first that is known."""
+        index = bisect_right(self._begins, moment) - 1
+        return self._before[index] + min(moment, self._ends[index]) - self._begins[index] if index >= 0 else 0.0
+
+
+def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float] = _STAMPED) -> Beyond | None:
+    """Return the part of a sample (0 to 1) that cannot lie within turns, by each of `LENGTHS`; None if the turns of
+    that time are not known.
+
+    Args:
+        sample: The sample.
+        turns: The tenant's turns.
+        shifts: Places at which to try the sample, in seconds from its time stamp, in order.
+    """
+    first = sample.until + shifts[0]
+    if first - LENGTHS[-1] * _RATIO < turns.since:
+        return None
+    between = max(later - sooner for sooner, later in pairwise(shifts)) / 2  # by which a place between says more
+    held_until = [(sample.until + shift, turns.before(sample.until + shift)) for shift in shifts]
+    until_last = held_until[-1][1]
+    beyond: list[float] = []
+    for length in LENGTHS:
+        longer = length * _RATIO
+        around = until_last - turns.before(first - longer)
+        if around <= 0:
+            beyond.append(max(0.0, sample.part - ROUNDING))
+            continue
+        within = max(held - turns.before(end - longer) for end, held in held_until) + between
+        beyond.append(max(0.0, sample.part - ROUNDING - min(within, around) / length))
+    return tuple(beyond)
+
+
+@dataclass(frozen=True)
+class BeyondSums:
+    """Sums of one tenant on one GPU."""
+
+    held: Beyond = NOTHING
+    """Beyond the turns that it held."""
+    charged: Beyond = NOTHING
+    """Beyond all that it was charged: the time that others held while it had not drained is charged already."""
+
+
+class BeyondTurnsMeter:
+    """Busy time of one tenant on one GPU beyond its turns, summed over readings. Each reading stands for the time since
+    the one before."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._sums = BeyondSums()
+
+    def observe(self, now: float, samples: Sequence[UtilizationSample], part: float, told: TurnSpans) -> BeyondSums:
+        """Take a reading; return the sums.
+
+        Args:
+            now: Time of the reading, in seconds.
+            samples: Samples of all the tenant's processes there, as the reading tells them.
+            part: Part of the time in which its kernels ran, which counts if there are no samples.
+            told: Its turns up to now, in nanoseconds of the clock of which samples have seconds.
+        """
+        elapsed = min(_READING_MAX_S, now - self._at) if self._at is not None else 0.0
+        self._at = now
+        if part > 0 and elapsed > 0:
+            seen = _of_all_processes(samples) or [UtilizationSample(now + _LAG_S, part)]
+            held = charged = _mean_beyond(now, seen, Turns(told, overdue=False))
+            if any(span.overdue for span in told.spans):
+                charged = _mean_beyond(now, seen, Turns(told, overdue=True))
+            self._sums = BeyondSums(
+                _grown(self._sums.held, elapsed, held), _grown(self._sums.charged, elapsed, charged)
+            )
+        return self._sums
+
+
+def _grown(sums: Beyond, elapsed: float, part: Beyond) -> Beyond:
+    return tuple(before + elapsed * each for before, each in zip(sums, part, strict=True))
+
+
+def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns) -> Beyond:
+    """Return the mean of samples of which the turns are known; nothing if there are none. A sample that is said to end
+    later than now, or long ago, has no time stamp that can be true, and counts as one without."""
+    judged = [
+        beyond_turns(sample, turns)
+        if now - _AGE_MOST_S < sample.until <= now + CLOCK_ERROR_S
+        else beyond_turns(UtilizationSample(now, sample.part), turns, _UNSTAMPED)
+        for sample in samples
+    ]
+    known = [each for each in judged if each is not None]
+    return tuple(sum(each) / len(known) for each in zip(*known, strict=True)) if known else NOTHING
+
+
+def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationSample]:
+    """Return one sample for those of several processes that ended together, in order."""
+    together: list[UtilizationSample] = []
+    for sample in sorted(samples, key=lambda each: each.until):
+        if together and sample.until - together[-1].until <= CLOCK_ERROR_S / 2:
+            both = min(1.0, together[-1].part + sample.part)
+            together[-1] = UtilizationSample(together[-1].until, both)
+        else:
+            together.append(sample)
+    return together
+
+
+class SlidingBeyond:
+    """Least growth of `Beyond` over the last `seconds`: what a tenant was busy beyond its turns, whatever the length of
+    samples is."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._marks: deque[tuple[float, Beyond]] = deque()
+
+    def add(self, now: float, total: Beyond) -> None:
+        """Record the sums at the time `now`."""
+        self._marks.append((now, total))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= self._seconds:
+            self._marks.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Part of the time (0 to 1) beyond turns; 0 before there are two values."""
+        (begin, before), (end, after) = self._marks[0], self._marks[-1]
+        return min(new - old for old, new in zip(before, after, strict=True)) / (end - begin) if end > begin else 0.0
