@@ -6,7 +6,8 @@ The kubelet names the pod of a volume; the pods of a claim are learned from proc
 Guarantees:
 - Every cgroup layout that kubelets create is understood: cgroup v1 and v2, cgroupfs and systemd naming, any root.
 - All processes of the node are seen, provided that the agent shares the host's PID namespace.
-- A tenant cannot hide a process of a known pod: it cannot move one out of its pod's cgroup.
+- A tenant cannot hide a process of a known pod, nor have one taken for another pod's: it cannot move one out of its
+  pod's cgroup, and of the cgroups that look like a pod's the outermost counts, whatever it names those within its own.
 
 Reading all of /proc takes tens of milliseconds on a large node. It is therefore done in a thread, and only for tenants
 whose directory is detached and whose release waits for it, and for a pod that nobody knows yet.
@@ -39,35 +40,18 @@ _POD = re.compile(rb"^pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[
 """Name of a pod's cgroup, with the UID of an ordinary or of a static pod."""
 
 
-class PodCgroups:
-    """Names that the cgroups of given pods have. Cheap to create and to search."""
-
-    def __init__(self, uids: Iterable[str]) -> None:
-        self._cgroupfs = {f"pod{uid}".encode(): uid for uid in uids}
-        # systemd allows no dash within the name of a slice: kubepods-burstable-pod<uid with _ for ->.slice
-        self._systemd = {f"pod{uid.replace('-', '_')}.slice".encode(): uid for uid in self._cgroupfs.values()}
-
-    def find(self, cgroup: bytes) -> str | None:
-        """Return the UID of the pod that the content of a /proc/<pid>/cgroup names; None if it names none."""
-        if b"pod" not in cgroup:
-            return None
-        for line in cgroup.splitlines():
-            for component in line.split(b":", 2)[-1].split(b"/"):
-                if component.endswith(b".slice"):
-                    found = self._systemd.get(component.rpartition(b"-")[2])
-                else:
-                    found = self._cgroupfs.get(component)
-                if found is not None:
-                    return found
-        return None
-
-
 def pod_of_cgroup(cgroup: bytes) -> str | None:
-    """Return the UID of the pod, whichever it is, that the content of a /proc/<pid>/cgroup names; None for none."""
+    """Return the UID of the pod, whichever it is, that the content of a /proc/<pid>/cgroup names; None for none.
+
+    That is the outermost one that looks like a pod's: those within it are named by the pod's own processes.
+    """
+    if b"pod" not in cgroup:
+        return None
     for line in cgroup.splitlines():
         for component in line.split(b":", 2)[-1].split(b"/"):
             name = component
             if component.endswith(b".slice"):
+                # systemd allows no dash within the name of a slice: kubepods-burstable-pod<uid with _ for ->.slice
                 name = component.rpartition(b"-")[2].removesuffix(b".slice").replace(b"_", b"-")
             match = _POD.match(name)
             if match is not None:
@@ -97,7 +81,6 @@ def scan_processes(pods: Mapping[str, Iterable[str]], mounts: TenantMounts, proc
     for tenant_id, uids in pods.items():
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
-    cgroups = PodCgroups(owners)
     seen: dict[str, frozenset[str]] = {}
     """Tenants by mount namespace: the containers of a node have far more processes than mount namespaces."""
     scan = ProcessScan()
@@ -105,15 +88,14 @@ def scan_processes(pods: Mapping[str, Iterable[str]], mounts: TenantMounts, proc
         if not name.isdecimal():
             continue
         text = _read(f"{proc}/{name}/cgroup")
-        uid = cgroups.find(text) if text else None
+        pod = pod_of_cgroup(text)
         space = _mount_namespace(name, proc)
         if space not in seen:
             seen[space] = mounts.of_process(int(name), proc)
-        found = seen[space] | frozenset(owners[uid] if uid is not None else ())
+        found = seen[space] | frozenset(owners.get(pod, ()) if pod is not None else ())
         if not found or _is_dead(_read(f"{proc}/{name}/stat")):
             continue
         scan.processes.update(found & pods.keys())
-        pod = pod_of_cgroup(text) if seen[space] else None
         if pod is not None:
             scan.pods.update((tenant_id, pod) for tenant_id in seen[space])
     return scan
@@ -198,16 +180,15 @@ class PodResidue:
         """
         known = self._attachments.tenants()
         cgroup = _read(f"{self._proc}/{pid}/cgroup")
-        pod = pod_of_cgroup(cgroup) if cgroup else None
+        pod = pod_of_cgroup(cgroup)
         mounted = sorted(self._mounts.of_process(pid, self._proc) & known)
         if mounted:
             if pod is not None:
                 self._attachments.learn(mounted[0], pod)
             return mounted[0]
         owners = {uid: tenant_id for tenant_id in sorted(known) for uid in self._attachments.pods(tenant_id)}
-        uid = PodCgroups(owners).find(cgroup) if cgroup else None
-        if uid is not None:
-            return owners[uid]
+        if pod in owners:
+            return owners[pod]
         if pod is not None and known:
             self._look_for(pod)
         return None

@@ -16,12 +16,7 @@ from sharepod.agent.kubelet.attachments import Attachments
 from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.dra.entitlement import ClaimIdentity
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
-from sharepod.agent.kubelet.pod_processes import (
-    PodCgroups,
-    PodResidue,
-    pod_of_cgroup,
-    scan_processes,
-)
+from sharepod.agent.kubelet.pod_processes import PodResidue, pod_of_cgroup, scan_processes
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
 
 UID = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a11"
@@ -83,17 +78,24 @@ def test_a_pods_processes_are_found_in_every_layout(layout: str, proc: Proc) -> 
     proc.add(9, "0::/system.slice/podman.service\n")
     assert scan_processes({"a": [UID]}, NOWHERE, proc.root).processes == {"a": 1}
     assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, proc.root).processes == {"a": 1, "b": 1}
-    assert PodCgroups([OTHER, UID]).find(LAYOUTS[layout].encode()) == UID
 
 
-@given(st.binary(max_size=200))
-def test_no_text_is_mistaken_for_a_pod_nor_breaks_the_search(text: bytes) -> None:
-    assert PodCgroups([UID]).find(text) is None
+@pytest.mark.promise("node-outermost-cgroup")
+@pytest.mark.parametrize("nested", [f"pod{UID}/c", f"kubepods/pod{UID}", f"kubepods-burstable-{SLICE}/x", SLICE])
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_process_is_not_taken_for_another_pods_by_what_its_own_pod_names_its_cgroups(
+    layout: str, nested: str, proc: Proc, volumes: Volumes, attachments: Attachments, tmp_path: Path
+) -> None:
+    outer = LAYOUTS[layout].replace(UID, OTHER).replace(SYSTEMD, OTHER.replace("-", "_"))
+    proc.add(7, outer.replace("\n", f"/{nested}\n"))
+    await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
+    assert PodResidue(attachments, NOWHERE, proc.root).owner_of(7) is None
+    assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, proc.root).processes == {"b": 1}
 
 
 @pytest.mark.parametrize("near", [f"pod{UID}x", f"xpod{UID}", f"kubepods-pod{SYSTEMD}x.slice", f"pod{SYSTEMD}.slice.d"])
 def test_names_that_only_look_alike_do_not_count(near: str) -> None:
-    assert PodCgroups([UID]).find(f"0::/kubepods/{near}/c\n".encode()) is None
+    assert pod_of_cgroup(f"0::/kubepods/{near}/c\n".encode()) is None
 
 
 def test_the_dead_do_not_count_and_a_dead_leader_of_living_threads_does(proc: Proc) -> None:
@@ -110,7 +112,7 @@ def test_the_dead_do_not_count_and_a_dead_leader_of_living_threads_does(proc: Pr
 def test_this_machines_own_processes_can_be_read() -> None:
     own = Path(f"/proc/{os.getpid()}/cgroup").read_bytes()
     assert own
-    assert PodCgroups([UID]).find(own) is None
+    assert pod_of_cgroup(own) != UID
     assert scan_processes({"a": [UID]}, NOWHERE).processes == {}
 
 
