@@ -134,7 +134,7 @@ class Replicas:
         state = self.world.state
         self._version += 1
         common = {"namespace": "n", "resourceVersion": str(self._version)}
-        created = f"2026-01-01T00:01:{self._version:02}Z"
+        created = "2026-01-01T00:00:00Z" if node else f"2026-01-01T00:01:{self._version:02}Z"
         controller = {"kind": "ReplicaSet", "uid": "rs", "name": "rs", "controller": True}
         pod: Any = {
             "metadata": {

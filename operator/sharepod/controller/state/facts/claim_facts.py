@@ -33,6 +33,7 @@ from .object_facts import (
     mapping,
     maps,
     resources_of,
+    started,
     whole_number,
     without_line,
 )
@@ -323,7 +324,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         annotated=bool(metadata.get("annotations")),
         scheduler=clipped(str(fitted_spec.get("schedulerName") or DEFAULT_SCHEDULER)),
         may_preempt=fitted_spec.get("preemptionPolicy") != NEVER_PREEMPTS,
-        started=str(fitted_status.get("startTime") or ""),
+        started=started(metadata, fitted_status),
         grace_s=grace_s(fitted_spec),
         ends_by=str(metadata.get("deletionTimestamp") or ""),
     )

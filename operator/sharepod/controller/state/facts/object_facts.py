@@ -15,6 +15,7 @@ from typing import Any
 from sharepod.api.bounds import MAX_NAME, quoted
 from sharepod.api.resource_line import RESOURCES
 from sharepod.controller.state.reading.fitting import MAX_LIST, POD
+from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.needs import NeedsError, pod_resources
 from sharepod.placement.state.types import Resources
 
@@ -44,6 +45,17 @@ def common(metadata: Json) -> dict[str, Any]:
         "namespace": str(metadata.get("namespace") or ""),
         "version": whole_number(metadata.get("resourceVersion")),
     }
+
+
+def started(metadata: Json, status: Json) -> str:
+    """Return when its kubelet took a Pod, RFC 3339; empty before.
+
+    Never earlier than it was created: its owner may have the right to write its status, and of equals the one that
+    started last makes room first.
+    """
+    taken, created = str(status.get("startTime") or ""), str(metadata.get("creationTimestamp") or "")
+    taken_s, created_s = seconds(taken), seconds(created)
+    return created if taken_s is not None and created_s is not None and taken_s < created_s else taken
 
 
 def text_of(value: object) -> str:
