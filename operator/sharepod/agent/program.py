@@ -213,10 +213,10 @@ def _agent(
     return agent
 
 
-def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews | None]:
-    """Return who decides on readers of the metrics, and what asks the API server for it."""
+def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] | tuple[None, None]:
+    """Return who decides on readers of the metrics, and what asks the API server for it; None where all may read."""
     if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
-        return MetricsGuard(None), None
+        return None, None
     from sharepod.kube import Connection  # standalone does not need the API client
     from sharepod.web.api_reviews import ApiReviews
 

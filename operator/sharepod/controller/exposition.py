@@ -40,19 +40,17 @@ class Watched(Protocol):
         """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
 
 
-async def serve_metrics(address: str, port: int, operator: Watched, guard: MetricsGuard) -> None:
-    """Serve `/metrics` until cancelled, to whom `guard` lets read them."""
+async def serve_metrics(address: str, port: int, operator: Watched, guard: MetricsGuard | None) -> None:
+    """Serve `/metrics` until cancelled, to whom `guard` lets read them; None: to whoever asks."""
 
-    async def show(request: web.Request) -> web.Response:
-        if (refused := await guard.refusal(request)) is not None:
-            return refused
+    async def show(_: web.Request) -> web.Response:
         operator.measure()
         shown: list[CollectorRegistry] = [metrics.REGISTRY]
         if operator.leads():
             shown.append(metrics.LEADERS)
         return web.Response(body=b"".join(map(generate_latest, shown)), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    await _serve(address, port, {"/metrics": show}, probes=False)
+    await _serve(address, port, {"/metrics": show}, guard)
 
 
 async def serve_health(address: str, port: int, operator: Watched) -> None:
@@ -69,13 +67,13 @@ async def serve_health(address: str, port: int, operator: Watched) -> None:
         why = operator.unready()
         return web.Response(status=200 if why is None else 503, text=f"{why or 'ok'}\n")
 
-    await _serve(address, port, {"/healthz": show_health, "/readyz": show_ready}, probes=True)
+    await _serve(address, port, {"/healthz": show_health, "/readyz": show_ready})
 
 
-async def _serve(address: str, port: int, pages: Mapping[str, Handler], *, probes: bool) -> None:
+async def _serve(address: str, port: int, pages: Mapping[str, Handler], guard: MetricsGuard | None = None) -> None:
     application = web.Application()
     application.add_routes([web.get(path, show) for path, show in pages.items()])
-    server = await serve(application, address, port, probes=probes)
+    server = await serve(application, address, port, guard=guard)
     try:
         await asyncio.Event().wait()
     finally:

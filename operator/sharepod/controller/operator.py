@@ -375,7 +375,7 @@ class Operator:
         settings = self._settings
         if settings.metrics_port:
             open_to_all = settings.metrics_access is MetricsAccess.OPEN
-            guard = MetricsGuard(None if open_to_all else self._reviews.reviews)
+            guard = None if open_to_all else MetricsGuard(self._reviews.reviews)
             parts["metrics"] = serve_metrics(
                 self._settings.bind_address, self._settings.metrics_port, self.health, guard
             )

@@ -1,27 +1,33 @@
 """HTTP server with limits per client address: one request per connection, or several where clients keep them open.
 
 Anything that reaches the port may ask, also programs of tenants. Guarantees:
-- An address that asks too often, too slowly or in too many connections is closed unanswered, before anything is read.
-- An address that asks now and then (the kubelet, Prometheus) is answered meanwhile.
-- A server for probes is never full: a new connection takes the place of the oldest one of all.
+- An address that asks too often is closed unanswered, before anything is read; one that asks too slowly after a while.
+- An address that asks now and then (the kubelet, Prometheus, an API server) is answered meanwhile.
+- A server is full of readers alone, those that its guard has let in. Else a new connection takes the place of another
+  one: of an address where no reader was, if there is one; of those one that asks nothing; of those the oldest.
 - What a client sends amiss is answered, and nothing of it is logged: it would push everything else out of the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 
 from sharepod.listener import Listener
 from sharepod.rate_limit import RateLimiter
+
+from .metrics_access import MetricsGuard
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
 """Connections accepted a second, and at once, from all addresses together: what bounds the agent's time for closing
@@ -32,6 +38,8 @@ _OPEN_EACH, _OPEN_MAX = 8, 64
 """Connections open at a time for one address, and in all."""
 _ADDRESSES = 1024
 """Addresses remembered, the latest ones: a bound on memory however many addresses ask."""
+_READERS = 64
+"""Addresses remembered where a reader was, the latest ones: Prometheus has one or two."""
 _WITHIN_S = 10.0
 """Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
 _BACKLOG = 128
@@ -52,10 +60,33 @@ _faults = logging.getLogger(__name__)
 _faults.addFilter(_is_ours)
 
 
-@dataclass
-class _ClientAddress:
-    limiter: RateLimiter
-    open: list[asyncio.Transport] = field(default_factory=list)
+@dataclass(eq=False)
+class _Connection:
+    """Connection that was accepted. `address`: of the client."""
+
+    address: str
+    sock: socket.socket
+    transport: asyncio.Transport | None = None
+    """None until it is handed over."""
+    handed_over: bool = False
+    reader: bool = False
+    """Whether the guard has let its request in."""
+    asks: bool = False
+    """Whether a request has come, of which the answer is not made yet."""
+    answered: bool = False
+    """Whether it is kept: it was answered once."""
+
+    def gone(self) -> bool:
+        """Return whether nothing of it is left."""
+        return self.handed_over and (self.transport is None or self.transport.is_closing())
+
+    def drop(self) -> None:
+        """End it unanswered."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif not self.handed_over:  # its transport is being made, and closes it
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,41 +105,58 @@ class KeptConnections:
 
 
 class HttpServer:
-    """Running HTTP server; `await serve(...)` makes one. `probes`, `kept`: see `serve`. `answered`: kept connections
-    that have been answered once; those that are closed are taken out with each new one (transports of uvloop cannot be
-    referred to weakly)."""
+    """Running HTTP server; `await serve(...)` makes one. `guard`, `kept`: see `serve`."""
 
     def __init__(
         self,
-        runner: web.AppRunner,
-        sock: socket.socket,
-        answered: set[asyncio.BaseTransport],
+        application: web.Application,
         *,
-        probes: bool,
+        guard: MetricsGuard | None,
         kept: KeptConnections | None,
     ) -> None:
-        self._probes = probes
-        self._tls = kept.tls if kept is not None else None
+        self._guard = guard
+        self._kept = kept
         self._open_each = kept.open_each if kept is not None else _OPEN_EACH
         self._open_max = kept.open_max if kept is not None else _OPEN_MAX
-        self._answered = answered
-        self._oldest_first: OrderedDict[asyncio.Transport, None] = OrderedDict()
-        self.port: int = sock.getsockname()[1]
-        """Port that the server listens on."""
-        self._runner = runner
-        self._addresses: OrderedDict[str, _ClientAddress] = OrderedDict()
+        self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
+        """The one that was accepted, or answered, last at the end."""
+        self._readers: OrderedDict[str, None] = OrderedDict()
+        """Addresses where a reader was, the latest at the end."""
+        self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
         """By IP address, the one that connected last at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._listener: Listener | None = None
+        self.port = 0
+        """Port that the server listens on."""
+        application.middlewares.append(self._attending())
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            logger=_faults,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=_IDLE_S,
+        )
+
+    async def start(self, address: str, port: int, sock: socket.socket | None) -> None:
+        """Listen there, or on the socket. Raises `OSError` if that is not possible."""
+        await self._runner.setup()
+        try:
+            sock = sock or listening(address, port)
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self.port = sock.getsockname()[1]
         self._listener = Listener(sock, {"server": "http"}, self._admit, per_s=_CONNECTS_PER_S, burst=_CONNECTS_AT_ONCE)
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._addresses.values():
-            for transport in client.open:
-                transport.abort()
+        for connection in self._connections.values():
+            connection.drop()
         await self._runner.cleanup()
 
     def _admit(self, sock: socket.socket) -> None:
@@ -117,60 +165,104 @@ class HttpServer:
         except OSError:  # it has gone already
             sock.close()
             return
-        now = self._loop.time()
-        client = self._addresses.pop(address, None) or _ClientAddress(
-            RateLimiter(now, per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE)
-        )
-        self._addresses[address] = client
-        client.open = [transport for transport in client.open if not transport.is_closing()]
-        # Connections whose transport is being made count with the tasks.
-        in_all = len(self._tasks) + sum(len(each.open) for each in self._addresses.values())
-        # Those that are just being handed over count twice: one place may not be enough.
-        while self._probes and in_all >= self._open_max and (dropped := self._drop_oldest()):
-            in_all -= dropped
-        if not client.limiter.take(now) or len(client.open) >= self._open_each or in_all >= self._open_max:
-            sock.close()
-        else:
-            task = self._loop.create_task(self._hand_over(sock, client), name="http")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if len(self._addresses) > _ADDRESSES:
-            _address, forgotten = self._addresses.popitem(last=False)
-            for transport in forgotten.open:
-                transport.abort()
-
-    def _drop_oldest(self) -> int:
-        """Abort the connection that has been open longest. Return how many were."""
-        while self._oldest_first:
-            transport, _none = self._oldest_first.popitem(last=False)
-            if not transport.is_closing():
-                transport.abort()
-                return 1
-        return 0
-
-    async def _hand_over(self, sock: socket.socket, client: _ClientAddress) -> None:
-        """Pass an accepted connection to the HTTP application, and abort it after `_WITHIN_S`."""
-        sock.setblocking(False)
-        assert self._runner.server is not None
-        within_s = None if self._tls is None else _HANDSHAKE_S
-        try:
-            transport, _protocol = await self._loop.connect_accepted_socket(
-                self._runner.server, sock, ssl=self._tls, ssl_handshake_timeout=within_s
-            )
-        except OSError:  # an SSLError is one, and so is the end of a handshake's time
+        if not self._limiter_of(address).take(self._loop.time()) or not self._make_room(address):
             sock.close()
             return
-        client.open.append(transport)
-        self._answered.difference_update([each for each in self._answered if each.is_closing()])
-        if self._probes:
-            while self._oldest_first and next(iter(self._oldest_first)).is_closing():
-                self._oldest_first.popitem(last=False)
-            self._oldest_first[transport] = None
-        self._loop.call_later(_WITHIN_S, self._abort_unanswered, transport)
+        assert self._runner.server is not None
+        protocol, connection = self._runner.server(), _Connection(address, sock)
+        self._connections[protocol] = connection
+        task = self._loop.create_task(self._hand_over(protocol, connection), name="http")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _abort_unanswered(self, transport: asyncio.Transport) -> None:
-        if transport not in self._answered:
-            transport.abort()
+    def _limiter_of(self, address: str) -> RateLimiter:
+        limiter = self._limiters.pop(address, None) or RateLimiter(
+            self._loop.time(), per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE
+        )
+        self._limiters[address] = limiter
+        if len(self._limiters) > _ADDRESSES:
+            self._limiters.popitem(last=False)
+        return limiter
+
+    def _make_room(self, address: str) -> bool:
+        """Drop what is needed for one more connection of an address. Return whether there is room."""
+        for protocol in [protocol for protocol, connection in self._connections.items() if connection.gone()]:
+            del self._connections[protocol]
+        own = [protocol for protocol, connection in self._connections.items() if connection.address == address]
+        if len(own) >= self._open_each:
+            return self._drop_one(own)
+        return len(self._connections) < self._open_max or self._drop_one(self._connections)
+
+    def _drop_one(self, protocols: Iterable[asyncio.BaseProtocol]) -> bool:
+        """Drop the connection that can be spared most. Return False if all are readers'."""
+        spared = min(protocols, key=self._worth)
+        if self._connections[spared].reader:
+            return False
+        self._connections.pop(spared).drop()
+        return True
+
+    def _worth(self, protocol: asyncio.BaseProtocol) -> tuple[bool, bool, bool]:
+        connection = self._connections[protocol]
+        return connection.reader, connection.address in self._readers, connection.asks
+
+    async def _hand_over(self, protocol: asyncio.BaseProtocol, connection: _Connection) -> None:
+        """Pass an accepted connection to the HTTP application, and abort it after `_WITHIN_S`."""
+        connection.sock.setblocking(False)
+        tls, within_s = (None, None) if self._kept is None else (self._kept.tls, _HANDSHAKE_S)
+        try:
+            connection.transport, _protocol = await self._loop.connect_accepted_socket(
+                lambda: protocol, connection.sock, ssl=tls, ssl_handshake_timeout=within_s
+            )
+        except OSError:  # an SSLError is one, and so is the end of a handshake's time
+            connection.sock.close()
+            return
+        finally:
+            connection.handed_over = True
+        if protocol in self._connections:
+            self._loop.call_later(_WITHIN_S, self._drop_unanswered, connection)
+        else:  # it had to make room meanwhile
+            connection.drop()
+
+    def _drop_unanswered(self, connection: _Connection) -> None:
+        if not connection.answered:
+            connection.drop()
+
+    def _attending(self) -> Middleware:
+        """Return what notes each request, and asks the guard."""
+
+        @web.middleware
+        async def attend(request: web.Request, handler: Handler) -> web.StreamResponse:
+            connection = self._connections.get(request.protocol)
+            if connection is None:  # it had to make room
+                raise web.HTTPServiceUnavailable
+            connection.asks = True
+            try:
+                if self._guard is not None:
+                    if (refused := await self._guard.refusal(request)) is not None:
+                        return refused
+                    self._note_reader(connection)
+                return await handler(request)
+            finally:
+                connection.asks = False
+                if request.protocol in self._connections:  # now it is the latest one
+                    self._connections[request.protocol] = self._connections.pop(request.protocol)
+
+        return attend
+
+    def _note_reader(self, connection: _Connection) -> None:
+        connection.reader = True
+        self._readers[connection.address] = None
+        self._readers.move_to_end(connection.address)
+        if len(self._readers) > _READERS:
+            self._readers.popitem(last=False)
+
+    async def note_answer(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Note that an answer is on its way, and have its connection closed unless it is kept."""
+        connection = self._connections.get(request.protocol)
+        if self._kept is None or response.status != HTTPStatus.OK or connection is None:
+            response.force_close()
+        else:
+            connection.answered = True
 
 
 async def serve(
@@ -178,7 +270,7 @@ async def serve(
     address: str,
     port: int,
     *,
-    probes: bool = False,
+    guard: MetricsGuard | None = None,
     kept: KeptConnections | None = None,
     sock: socket.socket | None = None,
 ) -> HttpServer:
@@ -186,33 +278,13 @@ async def serve(
 
     `sock`: socket that listens there already, which is taken over.
 
-    `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest. `kept`: clients
-    keep their connections; None: each has one request.
+    `guard`: decides who may read what is served; None: whoever asks. `kept`: clients keep their connections; None: each
+    has one request.
     """
-    answered: set[asyncio.BaseTransport] = set()
-
-    async def note_answer(request: web.Request, response: web.StreamResponse) -> None:
-        if response.status != HTTPStatus.OK:
-            response.force_close()
-        elif request.transport is not None:
-            answered.add(request.transport)
-
-    application.on_response_prepare.append(_close_after_answer if kept is None else note_answer)
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        logger=_faults,
-        handle_signals=False,
-        shutdown_timeout=1.0,
-        keepalive_timeout=_IDLE_S,
-    )
-    await runner.setup()
-    try:
-        sock = sock or listening(address, port)
-        return HttpServer(runner, sock, answered, probes=probes, kept=kept)
-    except OSError:
-        await runner.cleanup()
-        raise
+    server = HttpServer(application, guard=guard, kept=kept)
+    application.on_response_prepare.append(server.note_answer)
+    await server.start(address, port, sock)
+    return server
 
 
 def listening(address: str, port: int) -> socket.socket:
@@ -221,7 +293,3 @@ def listening(address: str, port: int) -> socket.socket:
     sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
     sock.setblocking(False)
     return sock
-
-
-async def _close_after_answer(_request: web.Request, response: web.StreamResponse) -> None:
-    response.force_close()

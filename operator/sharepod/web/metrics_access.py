@@ -70,10 +70,10 @@ class _Verdict:
 
 
 class MetricsGuard:
-    """Decides who may read `path`. `reviews`: None where everybody may."""
+    """Decides who may read `path`."""
 
     def __init__(
-        self, reviews: Reviews | None, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic
+        self, reviews: Reviews, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._reviews = reviews
         self._path = path
@@ -85,18 +85,16 @@ class MetricsGuard:
 
     async def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """Return the answer for a client that may not read; None for one that may."""
-        if self._reviews is None:
-            return None
         scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > _TOKEN_MAX or not token.isascii():
             text = f"send a token that may get {self._path}: bind the ClusterRole sharepod-metrics-reader to its owner"
             return web.Response(status=401, text=f"{text}\n", headers={"WWW-Authenticate": "Bearer"})
         key = hashlib.sha256(token.encode()).digest()
-        verdict = await self._verdict(key, token, request.remote or "", self._reviews)
+        verdict = await self._verdict(key, token, request.remote or "")
         return None if verdict.status == 200 else web.Response(status=verdict.status, text=f"{verdict.text}\n")
 
-    async def _verdict(self, key: bytes, token: str, address: str, reviews: Reviews) -> _Verdict:
+    async def _verdict(self, key: bytes, token: str, address: str) -> _Verdict:
         now = self._clock()
         known = self._known.get(key)
         if known is not None and now - known.at < (_ALLOWED_S if known.status == 200 else _DENIED_S):
@@ -110,9 +108,9 @@ class MetricsGuard:
         answer = self._asking[key] = asyncio.get_running_loop().create_future()
         verdict = _Verdict(503, "asking the API server was cancelled", now)
         try:
-            verdict = await self._ask(token, reviews)
+            verdict = await self._ask(token)
             self._remember(key, verdict)
-        except reviews.failures as error:
+        except self._reviews.failures as error:
             away = _Verdict(503, f"the API server cannot be asked who may read this: {error}", now)
             verdict = known if known is not None and allowed else away
         finally:
@@ -120,8 +118,8 @@ class MetricsGuard:
             answer.set_result(verdict)
         return verdict
 
-    async def _ask(self, token: str, reviews: Reviews) -> _Verdict:
-        answer = await reviews.create(
+    async def _ask(self, token: str) -> _Verdict:
+        answer = await self._reviews.create(
             TOKEN_REVIEWS,
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
         )
@@ -136,7 +134,7 @@ class MetricsGuard:
             "extra": user.get("extra") or {},
             "nonResourceAttributes": {"path": self._path, "verb": "get"},
         }
-        answer = await reviews.create(
+        answer = await self._reviews.create(
             ACCESS_REVIEWS,
             {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec},
         )

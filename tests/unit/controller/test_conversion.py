@@ -160,6 +160,35 @@ async def test_clients_that_say_nothing_or_send_slowly_are_let_go(
         assert await silent.read() == b""
 
 
+@pytest.mark.promise("operator-kept-crowded")
+async def test_connections_that_ask_nothing_make_room_for_an_api_server_and_never_for_who_asks_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_OPEN_MAX", 8)
+    body = json.dumps(review()).encode()
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(tmp_path))
+        await stack.enter_async_context(asyncio.timeout(20))
+        trust = ssl.create_default_context(cafile=str(served.authority.certificate))
+
+        async def connect(address: str, tls: ssl.SSLContext | None) -> asyncio.StreamWriter:
+            _reader, writer = await asyncio.open_connection(HOST, served.port, ssl=tls, local_addr=(address, 0))
+            stack.callback(writer.close)
+            return writer
+
+        reader, writer = await asyncio.open_connection(HOST, served.port, ssl=trust)
+        stack.callback(writer.close)
+        writer.write(b"POST /convert HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(body[:-1])
+        for number in range(12):
+            await connect(f"127.0.1.{number + 1}", trust)
+            await connect(f"127.0.1.{number + 1}", None)
+        async with served.client() as session, session.post(served.url, json=review()) as answer:
+            assert answer.status == 200
+        writer.write(body[-1:])
+        assert b"200" in await reader.readline()
+
+
 async def stalls(served: Serving, address: str, body: bytes, *, all_but: int) -> asyncio.StreamWriter:
     """Send a review from an address, all but so many of its bytes, and read no answer."""
     trust = ssl.create_default_context(cafile=str(served.authority.certificate))

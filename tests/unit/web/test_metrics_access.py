@@ -167,8 +167,3 @@ async def test_who_makes_tokens_up_does_not_take_the_turn_of_a_reader_whose_toke
         server.now += 0.02
         await server.ask(f"Bearer token-{number}", of="10.0.1.1")
     assert (await server.ask())[0] == 200
-
-
-async def test_without_reviews_everybody_reads() -> None:
-    request = make_mocked_request("GET", "/metrics")
-    assert await MetricsGuard(None).refusal(request) is None

@@ -171,10 +171,10 @@ class Teller:
         self._line.tell(calls.STEWARD_END, calls.EndWanted(tenant_id, pid))
         return True
 
-    def _guard(self) -> MetricsGuard:
+    def _guard(self) -> MetricsGuard | None:
         settings = self._agent.settings
         if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
-            return MetricsGuard(None)
+            return None
         return MetricsGuard(Reviews(partial(_review, self._line), (OSError,)))
 
     # ---- what it tells

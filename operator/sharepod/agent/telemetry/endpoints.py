@@ -63,15 +63,16 @@ class Sockets:
         )
 
 
-async def serve(agent: Agent, guard: MetricsGuard, sockets: Sockets | None = None) -> Endpoints:
-    """Serve on the addresses of the settings, or on these sockets. Raises `OSError` if an address is taken."""
+async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | None = None) -> Endpoints:
+    """Serve on the addresses of the settings, or on these sockets. Raises `OSError` if an address is taken.
+
+    `guard`: decides who may read the metrics; None: whoever asks.
+    """
     collector, computing = AgentCollector(agent), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def metrics(_request: web.Request) -> web.Response:
         nonlocal scrape, scraped_at
-        if (refused := await guard.refusal(request)) is not None:
-            return refused
         async with computing:
             now = asyncio.get_running_loop().time()
             if now - scraped_at >= CACHED_S:
@@ -93,9 +94,11 @@ async def serve(agent: Agent, guard: MetricsGuard, sockets: Sockets | None = Non
     metrics_sock, health_sock = (sockets.metrics, sockets.health) if sockets is not None else (None, None)
     figures.add_routes([web.get("/metrics", metrics)])
     probes.add_routes([web.get("/healthz", healthz)])
-    health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), probes=True, sock=health_sock)
+    health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), sock=health_sock)
     try:
-        metrics_server = await serve_http(figures, settings.http_bind, settings.http_port, sock=metrics_sock)
+        metrics_server = await serve_http(
+            figures, settings.http_bind, settings.http_port, guard=guard, sock=metrics_sock
+        )
         served = Endpoints(metrics_server, health)
         ports = {"port": served.metrics_port, "health_port": served.health_port}
         log.info("serving metrics and health", address=settings.http_bind, **ports)
