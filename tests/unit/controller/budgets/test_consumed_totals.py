@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from sharepod.api.gpunode import Consumption, GPUNodeStatus
+from sharepod.api.consumption import Consumption
+from sharepod.api.gpunode import GPUNodeStatus
 from sharepod.budgets.budget import ConsumedTotal
 from sharepod.controller.budgets.consumed_totals import consumed_totals
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
