@@ -17,13 +17,14 @@ can lie within turns. That costs a true offender who holds a part h of the time:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from sharepod.agent.devices.inventory import UtilizationSample
 from sharepod.timeshare import TurnSpans
+
+from .sliding import SlidingWindow
 
 SHORTEST_S = 1 / 6
 """Seconds that a sample covers at least: NVML's documentation says between a sixth of a second and a second."""
@@ -184,22 +185,14 @@ def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationS
     return together
 
 
-class SlidingBeyond:
+class SlidingBeyond(SlidingWindow[Beyond]):
     """Least growth of `Beyond` over the last `seconds`: what a tenant was busy beyond its turns, whatever the length of
     samples is."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._marks: deque[tuple[float, Beyond]] = deque()
-
-    def add(self, now: float, total: Beyond) -> None:
-        """Record the sums at the time `now`."""
-        self._marks.append((now, total))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= self._seconds:
-            self._marks.popleft()
 
     @property
     def rate(self) -> float:
         """Part of the time (0 to 1) beyond turns; 0 before there are two values."""
-        (begin, before), (end, after) = self._marks[0], self._marks[-1]
-        return min(new - old for old, new in zip(before, after, strict=True)) / (end - begin) if end > begin else 0.0
+        if self.span <= 0:
+            return 0.0
+        (_, before), (_, after) = self._marks[0], self._marks[-1]
+        return min(new - old for old, new in zip(before, after, strict=True)) / self.span

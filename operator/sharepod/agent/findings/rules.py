@@ -20,6 +20,7 @@ from sharepod.api.gpunode import OFFENCES, Finding, FindingReason
 from sharepod.api.objects import PRELOAD_PATH
 
 from .beyond_turns import Beyond, SlidingBeyond
+from .sliding import SlidingRate
 
 PREEMPTIONS_MAX = 3
 """Preemptions within `PREEMPTIONS_WITHIN_S` that make a finding: fewer happen to a sound program under load."""
@@ -47,35 +48,6 @@ class FindingThresholds:
     """Seconds for which the driver may count more."""
     kill: bool = False
     """Offenders are ended: a message says so."""
-
-
-class SlidingRate:
-    """Growth of a monotonic counter over the last `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._marks: deque[tuple[float, float]] = deque()
-
-    def add(self, now: float, total: float) -> None:
-        """Record the counter's value at the time `now`."""
-        self._marks.append((now, total))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= self._seconds:
-            self._marks.popleft()
-
-    @property
-    def span(self) -> float:
-        """Seconds between the oldest and the newest value: once there are enough, about `seconds`."""
-        return self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0
-
-    @property
-    def growth(self) -> float:
-        """Growth of the counter over `span`."""
-        return self._marks[-1][1] - self._marks[0][1] if self._marks else 0.0
-
-    @property
-    def rate(self) -> float:
-        """Growth per second; 0 before there are two values."""
-        return self.growth / self.span if self.span > 0 else 0.0
 
 
 class FindingRules:

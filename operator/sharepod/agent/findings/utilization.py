@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .rules import SlidingRate
+from .sliding import SlidingRate
 
 WINDOW_S = 10.0
 """Seconds over which `ratio` is taken: as long as the window of the token time that it is compared with."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sharepod.agent.devices.inventory import Process, Reading
 from sharepod.agent.findings.attribution import attribute
 from sharepod.agent.findings.beyond_turns import LENGTHS, Beyond
-from sharepod.agent.findings.rules import FindingRules, FindingThresholds, SlidingRate
+from sharepod.agent.findings.rules import FindingRules, FindingThresholds
+from sharepod.agent.findings.sliding import SlidingRate
 from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.api.gpunode import FindingReason
 from unit.agent.client import GPU0, GPU1
