@@ -54,6 +54,9 @@ BASE_IMAGE = "sharepod.test/base:1"
 CUDA_IMAGE = "docker.io/nvidia/cuda:9.0-base"
 
 _BRIDGE = "shp0"
+_BRIDGE_MAC = "02:73:68:70:00:01"
+"""The bridge's own. Without one it takes the lowest of its ports'; when that pod ends, the others reach neither node
+nor API server until their neighbour entries have run out, up to 45 s later."""
 _START_TIMEOUT = 90.0
 # A bind mount belongs to its source's peer group: private, then shared, puts it into a group of its own, so that what
 # is mounted beneath it does not appear a second time beneath its source.
@@ -147,7 +150,7 @@ class Node:
         layout = self._layout
         self._write_files(settings)
         make_cgroup(layout.cgroup)
-        command("ip", "link", "add", layout.bridge, "type", "bridge")
+        command("ip", "link", "add", layout.bridge, "address", _BRIDGE_MAC, "type", "bridge")
         command("ip", "address", "add", f"{layout.address}/{layout.subnet.prefixlen}", "dev", layout.bridge)
         command("ip", "link", "set", layout.bridge, "up")
         config = self.state / "containerd.toml"
