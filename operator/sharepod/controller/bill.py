@@ -15,7 +15,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -55,6 +55,18 @@ def read_prices(path: Path) -> Prices:
         ) from None
 
 
+async def _listed(api: Connection, path: str) -> AsyncIterator[Json]:
+    """Objects of a list, read page by page. Raises `ApiError`."""
+    tokens, token = PageTokens(path), ""
+    while True:
+        page = await api.get(path, {"limit": str(_PAGE), **({"continue": token} if token else {})})
+        for item in page.get("items") or ():
+            yield item
+        token = tokens.after(page["metadata"])
+        if not token:
+            return
+
+
 async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, NamespaceAccount], list[str]]:
     """Return the accounts of all namespaces, or of one, and what is wrong with those that cannot be read.
 
@@ -74,18 +86,13 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
     try:
         if namespace is not None:
             take(await api.get(f"{_PATH}/{namespace}"))
-            return found, wrong
-        tokens, token = PageTokens(_PATH), ""
-        while True:
-            listed = await api.get(_PATH, {"limit": str(_PAGE), **({"continue": token} if token else {})})
-            for item in listed.get("items") or ():
+        else:
+            async for item in _listed(api, _PATH):
                 take(item)
-            token = tokens.after(listed["metadata"])
-            if not token:
-                return found, wrong
     except NotFoundError:
         what = f"namespace {namespace} has no GPUStatement" if namespace else "the CRD gpustatements is missing"
         raise BillError(f"{what}; the operator makes one once an agent has counted for it") from None
+    return found, wrong
 
 
 async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[Json, SharePodStatus]], list[str]]:
@@ -94,21 +101,16 @@ async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[
     found: list[tuple[Json, SharePodStatus]] = []
     wrong: list[str] = []
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}" if namespace else f"/apis/{API_VERSION}/{PLURAL}"
-    tokens, token = PageTokens(path), ""
-    while True:
-        listed = await api.get(path, {"limit": str(_PAGE), **({"continue": token} if token else {})})
-        for item in listed.get("items") or ():
-            metadata: Json = item["metadata"]
-            try:
-                found.append((metadata, SharePodStatus.model_validate(item.get("status") or {}, extra="ignore")))
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                where = ".".join(map(str, first["loc"]))
-                name = f"{metadata['namespace']}/{metadata['name']}"
-                wrong.append(f"the status of SharePod {name} cannot be read: {where}: {first['msg']}")
-        token = tokens.after(listed["metadata"])
-        if not token:
-            return found, wrong
+    async for item in _listed(api, path):
+        metadata: Json = item["metadata"]
+        try:
+            found.append((metadata, SharePodStatus.model_validate(item.get("status") or {}, extra="ignore")))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            name = f"{metadata['namespace']}/{metadata['name']}"
+            wrong.append(f"the status of SharePod {name} cannot be read: {where}: {first['msg']}")
+    return found, wrong
 
 
 async def _bill_by_owner(api: Connection, given: argparse.Namespace, prices: Prices) -> list[str]:

@@ -67,14 +67,14 @@ class _Connection:
     address: str
     sock: socket.socket
     transport: asyncio.Transport | None = None
-    """None until it is handed over."""
+    """Transport of the connection; None until it is handed over."""
     handed_over: bool = False
     reader: bool = False
-    """Whether the guard has let its request in."""
+    """True once the guard has let a request of it in."""
     asks: bool = False
-    """Whether a request has come, of which the answer is not made yet."""
+    """True while a request of it has come and its answer is not made yet."""
     answered: bool = False
-    """Whether it is kept: it was answered once."""
+    """True once it has been answered: it is kept."""
 
     def gone(self) -> bool:
         """Return whether nothing of it is left."""

@@ -56,7 +56,7 @@ class Process:
     """Part of the time since the reading before (0 to 1) in which kernels of the process ran; None if the driver does
     not tell."""
     samples: tuple[UtilizationSample, ...] = ()
-    """What `utilization` is the mean of, where the driver tells when each sample ended."""
+    """Samples of which `utilization` is the mean, where the driver tells when each ended."""
 
 
 @dataclass(frozen=True)

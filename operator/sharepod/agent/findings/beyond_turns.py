@@ -25,6 +25,7 @@ from sharepod.agent.devices.inventory import UtilizationSample
 from sharepod.timeshare import TurnSpans
 
 from .sliding import SlidingWindow
+from .utilization import READING_MAX_S
 
 SHORTEST_S = 1 / 6
 """Seconds that a sample covers at least: NVML's documentation says between a sixth of a second and a second."""
@@ -44,8 +45,6 @@ _AGE_MOST_S = 600.0
 of another clock."""
 _LAG_STEP_S = 0.1
 """Seconds between two places that are tried for such a figure."""
-_READING_MAX_S = 15.0
-"""Longest time in seconds that one reading stands for, as in `utilization.py`."""
 
 
 def _lengths() -> tuple[float, ...]:
@@ -143,7 +142,7 @@ class BeyondTurnsMeter:
             part: Part of the time in which its kernels ran, which counts if there are no samples.
             told: Its turns up to now, in nanoseconds of the clock of which samples have seconds.
         """
-        elapsed = min(_READING_MAX_S, now - self._at) if self._at is not None else 0.0
+        elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
         if part > 0 and elapsed > 0:
             seen = _of_all_processes(samples) or [UtilizationSample(now + _LAG_S, part)]

@@ -12,7 +12,7 @@ from .sliding import SlidingRate
 
 WINDOW_S = 10.0
 """Seconds over which `ratio` is taken: as long as the window of the token time that it is compared with."""
-_READING_MAX_S = 15.0
+READING_MAX_S = 15.0
 """Longest time in seconds that one reading stands for: longer than NVML's default timeout (10 s), so that a slow driver
 loses nothing; short, so that a driver that hung adds little."""
 
@@ -37,7 +37,7 @@ class UtilizationMeter:
             utilization: part of the time since the last reading (0 to 1).
             kept: keys to remember although this reading does not tell their utilization. All others are forgotten.
         """
-        elapsed = min(_READING_MAX_S, now - self._at) if self._at is not None else 0.0
+        elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
         self._told = frozenset(utilization)
         for key, part in utilization.items():
