@@ -15,12 +15,14 @@ COVERAGE_FLOOR := 89
 TESTED :=
 # Percent of the examples of each property; empty: all of them. .ci/run asks for fewer on a slow machine.
 EXAMPLES :=
+# One in so many of the files of tests/cluster and tests/node, which the commit chooses; empty: all of them. The same.
+ONE_IN :=
 # Most tests mostly wait, so four workers share them. Tests that measure time are marked `alone` and come after the others:
 # those of them that notice a busy machine but not one other test are marked `paired` and run two at a time, then the rest
 # one by one.
-SHARED := --numprocesses 4 $(if $(EXAMPLES),--examples-percent $(EXAMPLES)) -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
+SHARED := --numprocesses 4 $(if $(ONE_IN),--one-in $(ONE_IN)) $(if $(EXAMPLES),--examples-percent $(EXAMPLES)) -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
 PAIRED := --numprocesses 2 -m "alone and paired" tests/hook
-ALONE := -m "alone and not paired"
+ALONE := $(if $(ONE_IN),--one-in $(ONE_IN)) -m "alone and not paired"
 # A test that failed has one more try with nothing beside it. Both are shown: one that passes so is looked into.
 AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
 # What the token scheduler's sources have to hold, they have to hold compiled.

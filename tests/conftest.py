@@ -5,6 +5,9 @@ tests of admission, and all that need the machine's one real node. Every other t
 
 The control planes' collector of garbage runs less often than by default (GOGC): a sixth to a fifth less processor time.
 
+With `--one-in N` only one in so many of the files of tests/cluster and tests/node takes part, which the commit chooses:
+each starts an API server of its own.
+
 Properties are tried on the same examples in every run; `--hypothesis-profile=anew` draws others. They are not judged by
 how long the machine takes for an example: it may be busy.
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from slices import chosen, commit
 
 settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("anew"), derandomize=True)
@@ -31,6 +35,12 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--examples-percent", type=int, default=100, help="how many of the examples of each property to try (100)"
+    )
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        help="only one in so many files of tests/cluster and tests/node (default 1: all)",
     )
 
 
@@ -45,12 +55,46 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Scale the number of examples, also where a test sets it itself, which no profile of hypothesis changes."""
+    """Choose files. Scale the number of examples, also where a test sets it itself, which no profile of hypothesis
+    changes.
+    """
+    _choose_files(config, items)
     percent = config.getoption("examples_percent")
     functions = {function for item in items if hasattr(function := getattr(item, "obj", None), _SETTINGS)}
     for function in functions if percent != 100 else ():
         own = getattr(function, _SETTINGS)
         setattr(function, _SETTINGS, settings(own, max_examples=max(1, own.max_examples * percent // 100)))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """The line that says what `--one-in` leaves out."""
+    one_in = config.getoption("one_in")
+    if one_in == 1:
+        return None
+    left_out = ", ".join(path for path in _cluster_files() if not chosen(path, one_in, commit()))
+    return f"one in {one_in} files of tests/cluster and tests/node, seed {commit()}; not {left_out}"
+
+
+def _choose_files(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_in = config.getoption("one_in")
+    if one_in < 1:
+        raise pytest.UsageError("--one-in has to be at least 1")
+    if one_in == 1:
+        return
+    seed = commit()
+    out = {path for path in _cluster_files() if not chosen(path, one_in, seed)}
+    config.hook.pytest_deselected(items=[item for item in items if _file(item) in out])
+    items[:] = [item for item in items if _file(item) not in out]
+
+
+def _cluster_files() -> list[str]:
+    here = Path(__file__).parent
+    found = sorted([*here.glob("cluster/test_*.py"), *here.glob("node/test_*.py")])
+    return [path.relative_to(here.parent).as_posix() for path in found]
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

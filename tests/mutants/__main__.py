@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import importlib
 import os
 import shutil
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from slices import chosen, commit
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -76,17 +76,7 @@ def declared(names: Sequence[str]) -> list[Mutant]:
 
 def part(mutants: Sequence[Mutant], one_in: int, seed: str) -> list[Mutant]:
     """Return about one in so many of the faults, which `seed` chooses; another seed chooses others."""
-    return [
-        mutant
-        for mutant in mutants
-        if int(hashlib.sha256(f"{seed} {mutant.file} {mutant.promise}".encode()).hexdigest(), 16) % one_in == 0
-    ]
-
-
-def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=20
-    ).stdout.strip()
+    return [mutant for mutant in mutants if chosen(f"{mutant.file} {mutant.promise}", one_in, seed)]
 
 
 class Tree:
@@ -272,7 +262,7 @@ def main() -> int:
         print(f"no fault of {arguments.lists} has {arguments.only!r} in its promise or file", file=sys.stderr)
         return 1
     if arguments.one_in > 1:
-        seed, whole = arguments.seed or _commit(), len(mutants)
+        seed, whole = arguments.seed or commit(), len(mutants)
         mutants = part(mutants, arguments.one_in, seed) or mutants[:1]
         print(f"one in {arguments.one_in}, seed {seed}: {len(mutants)} of {whole} faults", flush=True)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)

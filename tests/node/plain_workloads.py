@@ -102,6 +102,18 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     return [row for row in rows_by_pod(system) if row["state"] == "Reserved"]
 
 
+def await_running(system: ClaimSystem, start: str) -> None:
+    """Wait until a Pod runs whose name begins so."""
+
+    def runs() -> bool:
+        return any(
+            name.startswith(start) and pod["status"].get("phase") == "Running"
+            for name, pod in with_line(system).items()
+        )
+
+    wait_until(runs, what=f"a Pod {start}... that runs", timeout=60)
+
+
 def kubectl(system: ClaimSystem, *args: str) -> None:
     system.cluster.kubectl(*args, "-n", NAMESPACE, timeout=90)
 
@@ -114,4 +126,11 @@ def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
         return system.cluster.api.get(path)["status"]
 
     wait_until(lambda: status().get("succeeded") == completions, what=f"{job} complete", timeout=60 * completions)
-    assert not status().get("failed")
+    failed = [pod for pod in system.pods() if pod["status"].get("phase") == "Failed"]
+    assert not status().get("failed"), [(pod["metadata"]["name"], pod["status"], logs(system, pod)) for pod in failed]
+
+
+def logs(system: ClaimSystem, pod: Object) -> str:
+    """The last lines that a Pod has written."""
+    name = pod["metadata"]["name"]
+    return system.cluster.kubectl("logs", name, "-n", NAMESPACE, "--tail=20", check=False, timeout=30).stdout

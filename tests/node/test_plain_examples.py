@@ -11,7 +11,16 @@ import pytest
 from harness.api import Object
 from harness.cluster import wait_until
 from node.claim_system import ClaimSystem
-from node.plain_workloads import await_complete, await_sharing, example, kubectl, rows_by_pod, share_as_asked, with_line
+from node.plain_workloads import (
+    await_complete,
+    await_running,
+    await_sharing,
+    example,
+    kubectl,
+    rows_by_pod,
+    share_as_asked,
+    with_line,
+)
 
 SYSTEM = {"gpus": 8, "plain": True}
 """Options of the file's system (conftest.py)."""
@@ -21,11 +30,9 @@ SYSTEM = {"gpus": 8, "plain": True}
 @pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
 def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSystem) -> None:
-    # 1. All that run on, then a Job beside them: as due, each one.
-    for number in ("01", "04", "05", "06", "07"):
+    # 1. All that run on, a Job beside them: as due, each one. Its Pods work for longer than shares may be measured.
+    for number in ("01", "02", "04", "05", "06", "07"):
         system.apply(*example(number))
-    await_sharing(system, 11)
-    system.apply(*example("02", seconds=30))
     rows = await_sharing(system, 13)
     assert sorted(row["requestMilli"] for row in rows) == [200] * 2 + [250] * 4 + [300] * 3 + [500] * 4
     assert {row["limitMilli"] for row in rows if row["requestMilli"] == 300} == {800}
@@ -33,8 +40,12 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     assert len(store) == 2, "anti-affinity"
     share_as_asked(system, rows)
 
-    # 2. The kubelet starts again; the Job ends, and an indexed one on two GPUs each runs beside the others.
-    running = {name for name in with_line(system) if not name.startswith("line-batch")}
+    # 2. A Job that ends, amid which the kubelet starts again, and an indexed one on two GPUs each, beside the others.
+    kubectl(system, "delete", "job/line-batch")
+    await_sharing(system, 11)
+    running = set(with_line(system))
+    system.apply(*example("02", seconds=10))
+    await_running(system, "line-batch")
     system.machine.real.restart_kubelet()
     wait_until(lambda: ready(system), what="the node is ready again", timeout=60)
     system.apply(*example("03", seconds=3))

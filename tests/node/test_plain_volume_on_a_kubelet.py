@@ -10,7 +10,15 @@ from __future__ import annotations
 import pytest
 from harness.cluster import wait_until
 from node.claim_system import ClaimSystem
-from node.plain_workloads import await_complete, await_sharing, example, kubectl, share_as_asked, with_line
+from node.plain_workloads import (
+    await_complete,
+    await_running,
+    await_sharing,
+    example,
+    kubectl,
+    share_as_asked,
+    with_line,
+)
 
 SYSTEM = {"gpus": 8, "volume": True}
 """Options of the file's system (conftest.py)."""
@@ -20,16 +28,18 @@ SYSTEM = {"gpus": 8, "volume": True}
 @pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
 def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: ClaimSystem) -> None:
-    for number in ("01", "04", "05", "06", "07"):
+    for number in ("01", "02", "04", "05", "06", "07"):
         system.apply(*example(number))
-    await_sharing(system, 11)
-    system.apply(*example("02", seconds=30))
     rows = await_sharing(system, 13)
     assert sorted(row["requestMilli"] for row in rows) == [200] * 2 + [250] * 4 + [300] * 3 + [500] * 4
     assert all(row.get("claim") is None and row["id"] == row["podUID"] for row in rows)
     share_as_asked(system, rows)
 
-    running = {name for name in with_line(system) if not name.startswith("line-batch")}
+    kubectl(system, "delete", "job/line-batch")
+    await_sharing(system, 11)
+    running = set(with_line(system))
+    system.apply(*example("02", seconds=10))
+    await_running(system, "line-batch")
     system.machine.real.restart_kubelet()
     system.kill_agent()
     system.start_agent()
