@@ -102,16 +102,16 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     return [row for row in rows_by_pod(system) if row["state"] == "Reserved"]
 
 
-def await_running(system: ClaimSystem, start: str) -> None:
-    """Wait until a Pod runs whose name begins so."""
+def await_running(system: ClaimSystem, start: str, count: int) -> None:
+    """Wait until so many Pods run whose names begin so. Whoever restarts the kubelet waits for that: a container that
+    it is starting at its end fails with StartError (1.36.3, containerd 2.2.9), whatever the Pod is.
+    """
 
     def runs() -> bool:
-        return any(
-            name.startswith(start) and pod["status"].get("phase") == "Running"
-            for name, pod in with_line(system).items()
-        )
+        phases = [pod["status"].get("phase") for name, pod in with_line(system).items() if name.startswith(start)]
+        return phases == ["Running"] * count
 
-    wait_until(runs, what=f"a Pod {start}... that runs", timeout=60)
+    wait_until(runs, what=f"{count} Pods {start}... that run", timeout=60)
 
 
 def kubectl(system: ClaimSystem, *args: str) -> None:

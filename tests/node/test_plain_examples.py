@@ -45,7 +45,7 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     await_sharing(system, 11)
     running = set(with_line(system))
     system.apply(*example("02", seconds=10))
-    await_running(system, "line-batch")
+    await_running(system, "line-batch", 2)
     system.machine.real.restart_kubelet()
     wait_until(lambda: ready(system), what="the node is ready again", timeout=60)
     system.apply(*example("03", seconds=3))

@@ -39,7 +39,7 @@ def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: Cl
     await_sharing(system, 11)
     running = set(with_line(system))
     system.apply(*example("02", seconds=10))
-    await_running(system, "line-batch")
+    await_running(system, "line-batch", 2)
     system.machine.real.restart_kubelet()
     system.kill_agent()
     system.start_agent()

@@ -61,6 +61,7 @@ class Tree:
         os.mkfifo(self._alive)
         self.alive = os.open(self._alive, os.O_RDONLY | os.O_NONBLOCK)
         shutil.copytree(MUTANTS, folder / "tests" / "mutants", ignore=shutil.ignore_patterns("__pycache__", "*.toml"))
+        shutil.copy(MUTANTS.parent / "slices.py", folder / "tests")
         (folder / "tests" / "product.py").write_text('FAULT = ""\n')
         (folder / "tests" / "test_product.py").write_text(dedent(TEST))
         (folder / ".gitignore").write_text("late\n")
