@@ -9,7 +9,7 @@ from property.test_timeshare_pauses import pauses
 from property.timeshare_mixes import SOME, WARM_UP, parts
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
 from sharepod.agent.devices.inventory import UtilizationSample
-from sharepod.agent.findings.beyond_turns import BeyondTurnsMeter
+from sharepod.agent.findings.beyond_turns import BeyondTurnsMeter, TurnsOfTenant
 from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter
 from sharepod.timeshare import Parameters, TokenGrant
 
@@ -76,7 +76,8 @@ def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(w
     def read() -> None:
         used.append(len(liar.spans) * work_ms / 1e3)
         part = min(1.0, used[-1] - (used[-2] if len(used) > 1 else 0.0))
-        now, turns = simulation.now / 1e9, simulation.scheduler.turns(simulation.now, "liar")
+        now = simulation.now / 1e9
+        turns = TurnsOfTenant(lambda: simulation.scheduler.turns(simulation.now, "liar"))
         sums = beyond.observe(now, [UtilizationSample(now, part)], part, turns)
         spilled = meter.observe(now, sums.charged)
         simulation.scheduler.surcharge(simulation.now, "liar", round(spilled * 1e9))

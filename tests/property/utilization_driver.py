@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from property.timeshare_simulation import Program, S, Simulation
 from sharepod.agent.devices.inventory import UtilizationSample
-from sharepod.agent.findings.beyond_turns import CLOCK_ERROR_S, BeyondTurnsMeter
+from sharepod.agent.findings.beyond_turns import CLOCK_ERROR_S, BeyondTurnsMeter, TurnsOfTenant
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter, irregular
-from sharepod.timeshare import TurnSpans
 
 Busy = Callable[[float, float], float]
 """Begin and end of a time in seconds -> seconds in which kernels of a tenant ran."""
@@ -90,7 +89,7 @@ def watch(
     def take(name: str, samples: list[UtilizationSample]) -> None:
         tenant, now = watched[name], simulation.now / 1e9
         usage = simulation.scheduler.usage(simulation.now, name)
-        turns: TurnSpans = simulation.scheduler.turns(simulation.now, name)
+        turns = TurnsOfTenant(lambda: simulation.scheduler.turns(simulation.now, name))
         mean = sum(each.part for each in samples) / len(samples) if samples else 0.0
         tenant.busy_s += mean * 1.0
         sums = tenant.meter.observe(now, samples, mean, turns)

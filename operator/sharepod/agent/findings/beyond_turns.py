@@ -17,8 +17,9 @@ can lie within turns. That costs a true offender who holds a part h of the time:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from sharepod.agent.devices.inventory import UtilizationSample
@@ -88,6 +89,32 @@ class Turns:
         return self._before[index] + min(moment, self._ends[index]) - self._begins[index] if index >= 0 else 0.0
 
 
+class TurnsOfTenant:
+    """Turns of one tenant at one reading, for all its GPUs: made when they are asked for, since most of the time most
+    tenants' kernels do not run.
+
+    Args:
+        tell: The tenant's turns up to now, in nanoseconds of the clock of which samples have seconds.
+    """
+
+    def __init__(self, tell: Callable[[], TurnSpans]) -> None:
+        self._tell = tell
+
+    @cached_property
+    def held(self) -> Turns:
+        """The turns that it held."""
+        return Turns(self._told, overdue=False)
+
+    @cached_property
+    def charged(self) -> Turns:
+        """Those, and the time that others held while it had not drained; `held` itself if there is no such time."""
+        return Turns(self._told, overdue=True) if any(span.overdue for span in self._told.spans) else self.held
+
+    @cached_property
+    def _told(self) -> TurnSpans:
+        return self._tell()
+
+
 def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float] = _STAMPED) -> Beyond | None:
     """Return the part of a sample (0 to 1) that cannot lie within turns, by each of `LENGTHS`; None if the turns of
     that time are not known.
@@ -133,22 +160,24 @@ class BeyondTurnsMeter:
         self._at: float | None = None
         self._sums = BeyondSums()
 
-    def observe(self, now: float, samples: Sequence[UtilizationSample], part: float, told: TurnSpans) -> BeyondSums:
+    def observe(
+        self, now: float, samples: Sequence[UtilizationSample], part: float, turns: TurnsOfTenant
+    ) -> BeyondSums:
         """Take a reading; return the sums.
 
         Args:
             now: Time of the reading, in seconds.
             samples: Samples of all the tenant's processes there, as the reading tells them.
             part: Part of the time in which its kernels ran, which counts if there are no samples.
-            told: Its turns up to now, in nanoseconds of the clock of which samples have seconds.
+            turns: Its turns up to now, asked for if its kernels ran.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
         if part > 0 and elapsed > 0:
             seen = _of_all_processes(samples) or [UtilizationSample(now + _LAG_S, part)]
-            held = charged = _mean_beyond(now, seen, Turns(told, overdue=False))
-            if any(span.overdue for span in told.spans):
-                charged = _mean_beyond(now, seen, Turns(told, overdue=True))
+            held = charged = _mean_beyond(now, seen, turns.held)
+            if turns.charged is not turns.held:
+                charged = _mean_beyond(now, seen, turns.charged)
             self._sums = BeyondSums(
                 _grown(self._sums.held, elapsed, held), _grown(self._sums.charged, elapsed, charged)
             )

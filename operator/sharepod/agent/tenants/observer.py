@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharepod.agent.devices.context_overhead import ContextOverhead
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
-from sharepod.agent.findings.beyond_turns import Beyond, BeyondTurnsMeter
+from sharepod.agent.findings.beyond_turns import Beyond, BeyondTurnsMeter, TurnsOfTenant
 from sharepod.agent.findings.offenders import offenders
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter
@@ -257,7 +257,7 @@ class Observer:
             if self.utilization.ratio((row.id, uuid)) is not None
             and (seconds := self.utilization.seconds((row.id, uuid))) is not None
         }
-        turns = self._turns(row.id)
+        turns = TurnsOfTenant(lambda: self._turns(row.id))
         beyond: dict[str, Beyond] = {}
         most = 0.0
         for uuid in told:
