@@ -195,28 +195,32 @@ class StateDir:
         The socket replaces an earlier agent's. Raise `OSError`.
         """
         listener, identity = tenant_socket.listen(self.path(tenant_id))
+        self._heard[tenant_id] = (listener.fileno(), identity)  # first: at each moment there is one to pass on
         self._kept.keep(tenant_socket.kept_name(tenant_id), listener.fileno(), identity)
-        self._heard[tenant_id] = (listener.fileno(), identity)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
         """Return the listening socket that an agent that was killed has left; None if the directory has another.
 
-        For a directory that takes no new one.
+        For a directory that takes no new one. At each moment meanwhile the socket is among the heirlooms, which an
+        agent that is told to end passes on.
         """
-        kept = self._kept.take(tenant_socket.kept_name(tenant_id))
+        name = tenant_socket.kept_name(tenant_id)
+        kept = self._kept.there(name)
         if kept is None:
             return None
-        listener = socket.socket(fileno=kept.fd)
         try:
             same = kept.mark == tenant_socket.identity(self._socket(tenant_id))
         except OSError:
             same = False
+        if same:
+            self._heard[tenant_id] = (kept.fd, kept.mark)
+        self._kept.take(name)
+        listener = socket.socket(fileno=kept.fd)
         if not same:
             listener.close()
             return None
         listener.setblocking(False)
-        self._heard[tenant_id] = (listener.fileno(), kept.mark)
         return listener
 
     def unheard(self, tenant_id: str) -> None:

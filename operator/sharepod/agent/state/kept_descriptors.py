@@ -58,6 +58,10 @@ class KeptDescriptors:
         """Return what the agent before had kept under `name`, once; the caller owns the descriptor. It stays kept."""
         return self._found.pop(name, None)
 
+    def there(self, name: str) -> KeptDescriptor | None:
+        """Return what the agent before had kept under `name`, which `take` returns."""
+        return self._found.get(name)
+
     def drop(self, name: str) -> None:
         """Keep nothing under `name` any more."""
         self._forget(name)

@@ -7,11 +7,11 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from sharepod.agent.state import succession, turn_lock
+from sharepod.agent.state import succession, tenant_socket, turn_lock
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import KeptDescriptor, KeptDescriptors
 from sharepod.agent.state.passing_on import Awaiting, PassingOn
@@ -54,6 +54,38 @@ def test_an_agent_that_ends_before_it_has_taken_everything_passes_that_on_too(tm
     assert StateDir(tmp_path, tmp_path / "hook.so", kept=kept).heirlooms() == {"socket a": left}
     for each in (left, taken):
         os.close(each.fd)
+
+
+class Watched(KeptDescriptors):
+    """Descriptors that are looked at whenever one of them comes or goes."""
+
+    def __init__(self, found: dict[str, KeptDescriptor], look: Callable[[], object]) -> None:
+        super().__init__(found)
+        self._look = look
+
+    def take(self, name: str) -> KeptDescriptor | None:
+        taken = super().take(name)
+        self._look()
+        return taken
+
+    def keep(self, name: str, fd: int, mark: str = "") -> None:
+        super().keep(name, fd, mark)
+        self._look()
+
+
+@pytest.mark.promise("install-no-gap")
+def test_an_agent_that_ends_while_it_takes_a_socket_over_or_makes_one_anew_passes_that_on(tmp_path: Path) -> None:
+    """The disk is asked meanwhile, for milliseconds, in a thread."""
+    (tmp_path / "tenants" / "a").mkdir(parents=True)
+    left, mark = tenant_socket.listen(tmp_path / "tenants" / "a")
+    seen: list[set[str]] = []
+    kept = Watched({"socket a": KeptDescriptor(left.detach(), mark)}, lambda: seen.append(set(state.heirlooms())))
+    state = StateDir(tmp_path, tmp_path / "hook.so", kept=kept)
+    inherited = state.inherit("a")
+    assert inherited is not None
+    state.listen("a").close()
+    inherited.close()
+    assert seen == [{"socket a"}] * 2
 
 
 async def test_only_the_agents_user_can_ask_for_it(tmp_path: Path, serving: PassingOn) -> None:
