@@ -8,7 +8,7 @@ Guarantees:
   them.
 - An object that nests too deep to be parsed hinders no other object of its list.
 - Large reviews, with their answers, take bounded bytes in all, however many connections send or read them; what finds
-  no room waits, small ones never.
+  no room waits, small ones never. While one waits, a large one that does not arrive is given up after a second.
 - A renewed certificate is served to new connections within `_REREAD_S`; one that cannot be read is logged, and the
   former one serves on.
 """
@@ -21,7 +21,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,10 @@ HELD_EACH: Final = 16 << 20
 _READ_S = 10.0
 """Seconds within which a review must have arrived, once there is room for it, and its answer must have been read; the
 API server gives up after 30 s."""
+_STEP_S, _STEP_BYTES, _SLOW_STEPS = 0.25, 256 << 10, 4
+"""Seconds and bytes of a step of reading, and steps with less than these bytes after which a large review is given up
+while another one waits for room: 1 MiB a second is far less than an API server sends. Steps, so that a loop that stood
+still gives up nobody."""
 _PIECE = 128 << 10
 """Bytes of an answer that are written at a time."""
 _ROOM_S = 10.0
@@ -68,14 +72,24 @@ class HeldBytes:
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Condition()
+        self._waiting = 0
+
+    @property
+    def wanted(self) -> bool:
+        """True while a review waits for room."""
+        return self._waiting > 0
 
     @asynccontextmanager
     async def holding(self, address: str, size: int) -> AsyncIterator[None]:
         """Within it a review of that many bytes may be held. Raises `TimeoutError` where there is no room for it."""
         size = 0 if size <= SMALL else min(size, LARGEST_REVIEW)
-        async with asyncio.timeout(_ROOM_S), self._changed:
-            await self._changed.wait_for(lambda: not size or self._has_room(address, size))
-            self._held[address] += size
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(_ROOM_S), self._changed:
+                await self._changed.wait_for(lambda: not size or self._has_room(address, size))
+                self._held[address] += size
+        finally:
+            self._waiting -= 1
         try:
             yield
         finally:
@@ -118,7 +132,7 @@ class Conversions:
     async def _answered(self, request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(_READ_S):
-                body = await request.read()
+                body = await self._read(request)
         except TimeoutError:
             metrics.CONVERSIONS.labels("Refused").inc()
             return web.Response(status=408, text=f"send the whole review within {_READ_S:.0f} s\n")
@@ -135,7 +149,23 @@ class Conversions:
             finally:
                 self._owed_s += time.monotonic() - began
 
-    def _respond(self, body: bytes) -> web.Response:
+    async def _read(self, request: web.Request) -> bytearray:
+        """Return the whole body. Raises `TimeoutError` if it does not arrive while another review waits for room."""
+        body, slow = bytearray(), 0
+        while not request.content.at_eof():
+            before = len(body)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STEP_S):
+                    while len(body) - before < _STEP_BYTES and (arrived := await request.content.readany()):
+                        body += arrived
+            if len(body) > LARGEST_REVIEW:
+                raise web.HTTPRequestEntityTooLarge(LARGEST_REVIEW, len(body))
+            slow = slow + 1 if len(body) - before < _STEP_BYTES else 0
+            if slow >= _SLOW_STEPS and self._room.wanted:
+                raise TimeoutError
+        return body
+
+    def _respond(self, body: bytearray) -> web.Response:
         try:
             text, why = self._converted(body)
         except ReviewError as error:
@@ -151,7 +181,7 @@ class Conversions:
             metrics.CONVERSIONS.labels("Success").inc()
         return web.Response(text=text, content_type="application/json")
 
-    def _converted(self, body: bytes) -> tuple[str, str]:
+    def _converted(self, body: bytearray) -> tuple[str, str]:
         """Return the answer to a review, and why an object of it could not be converted; empty: all could."""
         try:
             reviewed = answer(json.loads(body), self._kinds)
@@ -207,7 +237,7 @@ async def serve_conversions(
     """Serve conversions until cancelled, from when there is a certificate."""
     while not certificate.reread():  # noqa: ASYNC110  a file wakes nobody
         await asyncio.sleep(_REREAD_S)
-    application = web.Application(client_max_size=LARGEST_REVIEW)
+    application = web.Application()
     application.add_routes([web.post(CONVERSION_PATH, Conversions(kinds).respond)])
     kept = KeptConnections(tls=certificate.context, open_each=_OPEN_EACH, open_max=_OPEN_MAX)
     server = await serve(application, address, port, kept=kept)

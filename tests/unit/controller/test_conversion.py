@@ -205,11 +205,12 @@ async def stalls(served: Serving, address: str, body: bytes, *, all_but: int) ->
 @pytest.mark.promise("operator-conversion-bounded")
 @pytest.mark.parametrize("all_but", [1, 0], ids=["they are not sent", "their answers are not read"])
 async def test_large_reviews_of_one_address_wait_for_each_other_and_for_nobody_elses(
-    tmp_path: Path, all_but: int
+    tmp_path: Path, all_but: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(conversion, "_SLOW_STEPS", 10**9)
     large = json.dumps(review(pad=LARGEST_REVIEW - 4096)).encode()
     async with serving(tmp_path) as served, served.client() as session, asyncio.timeout(60):
-        stalled = [await stalls(served, "127.0.0.2", large, all_but=all_but) for _ in range(8)]
+        stalled = [await stalls(served, "127.0.0.2", large, all_but=all_but) for _ in range(2)]
         async with session.post(served.url, data=io.BytesIO(large)) as answer:
             assert answer.status == 200, "another address is answered"
         same = aiohttp.TCPConnector(
@@ -224,6 +225,44 @@ async def test_large_reviews_of_one_address_wait_for_each_other_and_for_nobody_e
             for writer in stalled:
                 writer.transport.abort()
             assert (await waits).status == 200
+
+
+@pytest.mark.promise("operator-conversion-bounded")
+async def test_large_reviews_that_do_not_arrive_keep_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enough addresses to take all room announce them."""
+    monkeypatch.setattr(conversion, "_STEP_S", 0.02)
+    monkeypatch.setattr(conversion, "_ROOM_S", 4.0)  # well before connections are closed that were never answered
+    large = json.dumps(review(pad=LARGEST_REVIEW - 4096)).encode()
+    async with serving(tmp_path) as served, served.client() as session, asyncio.timeout(60):
+        stalled = [
+            await stalls(served, f"127.0.0.{number % 5 + 2}", large, all_but=len(large) - 70_000)
+            for number in range(40)
+        ]
+        async with session.post(served.url, data=io.BytesIO(large)) as answer:
+            assert answer.status == 200
+        for writer in stalled:
+            writer.transport.abort()
+
+
+async def test_a_large_review_that_arrives_slowly_is_answered_while_no_other_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_STEP_S", 0.001)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        large = json.dumps(review(pad=2 * conversion.SMALL)).encode()
+        for start in range(0, len(large), 1 << 14):
+            yield large[start : start + (1 << 14)]
+            await asyncio.sleep(0.005)
+
+    async with (
+        serving(tmp_path) as served,
+        served.client() as session,
+        session.post(served.url, data=slowly()) as answer,
+    ):
+        assert answer.status == 200
 
 
 @pytest.mark.promise("operator-conversion-bounded")
