@@ -110,7 +110,7 @@ class ClusterState:
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()
         """Nodes with a ledger that the API server has said do not exist."""
-        self._pods_of: dict[str, set[str]] = {}
+        self._pods_of: dict[str, tuple[str, ...]] = {}
         self._deleted: Latest[None] = Latest()
         """SharePods whose deletion a watch has shown, the latest last."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
@@ -177,7 +177,7 @@ class ClusterState:
         """Return the Pod whose controller is this tenant, the newest if there are several."""
         uids = self._pods_of.get(tenant)
         if uids is None or len(uids) == 1:
-            return self.pods.get(next(iter(uids))) if uids else None
+            return self.pods.get(uids[0]) if uids else None
         found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
         return max(found, key=lambda pod: pod.version, default=None)
 
@@ -201,7 +201,9 @@ class ClusterState:
             self._no_longer_of(before)
         asks_otherwise = item.plain and self._put_line(line_pod_facts(raw, item, self._settings), sure=sure)
         if item.tenant is not None:
-            self._pods_of.setdefault(item.tenant, set()).add(item.uid)
+            mine = self._pods_of.get(item.tenant, ())
+            if item.uid not in mine:
+                self._pods_of[item.tenant] = (*mine, item.uid)
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
         differs = before is None or before.says() != item.says() or asks_otherwise
@@ -241,10 +243,9 @@ class ClusterState:
 
     def _no_longer_of(self, pod: PodFacts) -> None:
         tenant = pod.tenant or ""
-        mine = self._pods_of.get(tenant, set())
-        mine.discard(pod.uid)
-        if not mine:
-            self._pods_of.pop(tenant, None)
+        mine = tuple(uid for uid in self._pods_of.pop(tenant, ()) if uid != pod.uid)
+        if mine:
+            self._pods_of[tenant] = mine
         self.on_tenant_changed(tenant)
 
     def _count_pod(self, pod: PodFacts) -> None:

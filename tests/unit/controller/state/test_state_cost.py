@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from sharepod.api import dialects
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import sharepod_facts
 from sharepod.kube import Json
-from unit.controller.objects import PODS, TENANT, row, sharepod_object
+from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_object
 
 
 @pytest.fixture
@@ -98,3 +99,38 @@ def test_a_ledger_looks_at_its_own_node_alone(state: ClusterState, monkeypatch: 
     assert overcommits() == ()
     assert asked
     assert None not in asked
+
+
+def sharing(state: ClusterState, number: int) -> None:
+    """Take in a SharePod that runs, as a watch shows it, with its Pod and its row of the ledger."""
+    tenant, name, node, gpu = f"{number:08x}-5f1e-4a77", f"p{number}", f"node-{number}", f"GPU-{number:08x}-9c04-4a77"
+    kinds = ("Placed", "PodReady", "Ready", "Enforced")
+    about = {"status": "True", "reason": "Reserved", "lastTransitionTime": f"2026-01-01T00:00:{number % 60:02d}Z"}
+    conditions = [{"type": kind, **about, "message": f"GPU 0 of {node}", "observedGeneration": 1} for kind in kinds]
+    gpus = [{"uuid": gpu, "index": 0, "model": "Test GPU"}]
+    status = {"phase": "Running", "node": node, "gpus": gpus, "podName": name, "conditions": conditions}
+    ledger = gpunode_object(node, number, ())
+    tenants = [row(tenant=tenant, gpus=(gpu,), pod_name=name, pod_uid=f"pod-{number}").dump()]
+    ledger |= {"spec": {"tenants": tenants}, "status": {"tenants": [{"id": tenant, "heldMilli": 400, "memory": 1}]}}
+    pod = pod_object(uid=f"pod-{number}", owner=tenant, name=name, node=node, pin=node)
+    state.put_gpunode(read(ledger))
+    state.put_sharepod(read(sharepod_object(uid=tenant, name=name, status=status, metadata={"labels": {"app": name}})))
+    state.put_pod(read(pod))
+
+
+def read(raw: Json) -> Json:
+    """Return an object as it comes from a server: it has no text in common with another."""
+    found: Json = orjson.loads(orjson.dumps(raw))
+    return found
+
+
+def test_ids_and_names_are_one_text_in_all_objects_that_have_them(state: ClusterState) -> None:
+    sharing(state, 1)
+    (known,), (its_pod,), (ledger,) = state.sharepods, state.pods, state.gpunodes
+    (its_row,), (seen,) = ledger.spec.tenants, ledger.status.tenants
+    assert known.uid is its_pod.tenant is its_row.id is seen.id
+    assert known.name is its_pod.name is its_row.pod_name is known.status.pod_name
+    assert known.namespace is its_pod.namespace is its_row.namespace
+    assert ledger.name is its_pod.node is its_pod.pin is known.status.node
+    assert its_pod.uid is its_row.pod_uid
+    assert known.status.gpus[0].uuid is its_row.gpus[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from sys import intern
 from typing import Any
 
 from sharepod.api.bounds import MAX_NAME, quoted
@@ -40,9 +41,9 @@ def texts_of(value: object) -> tuple[str, ...]:
 def common(metadata: Json) -> dict[str, Any]:
     """Return the fields of `ObjectFacts`. Raises `KeyError` for metadata without uid or name."""
     return {
-        "uid": str(metadata["uid"]),
-        "name": str(metadata["name"]),
-        "namespace": str(metadata.get("namespace") or ""),
+        "uid": intern(str(metadata["uid"])),
+        "name": intern(str(metadata["name"])),
+        "namespace": intern(str(metadata.get("namespace") or "")),
         "version": whole_number(metadata.get("resourceVersion")),
     }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from operator import attrgetter
+from sys import intern
 
 from sharepod.api.bounds import clipped
 from sharepod.api.objects import (
@@ -201,9 +202,9 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         **common(metadata),
         tenant=tenant,
         orphaned=tenant not in (None, metadata.get("uid")) and controller is None,
-        node=text_of(spec.get("nodeName")) or None,
+        node=intern(text_of(spec.get("nodeName"))) or None,
         pin=None if waits else pin_of(spec),
-        phase=str(status.get("phase") or "Pending"),
+        phase=intern(str(status.get("phase") or "Pending")),
         reason=clipped(str(status.get("reason") or "")),
         message=clipped(_message(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
@@ -216,8 +217,8 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(started(metadata, status)),
         restarted=sum(whole_number(container.get("restartCount")) for container in containers),
-        containers=ready_containers(spec, status),
-        summary=summary(metadata, spec, status),
+        containers=intern(ready_containers(spec, status)),
+        summary=intern(summary(metadata, spec, status)),
         address=clipped(str(status.get("podIP") or "")),
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
         finalizers=texts_of(metadata.get("finalizers")),
@@ -260,7 +261,7 @@ def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
 
 
 def _tenant(metadata: Json, controller: str | None) -> str | None:
-    label = str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "") or None
+    label = intern(str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "")) or None
     if label == LINE_TENANT:
         return str(metadata["uid"])
     return label if controller is None or controller == label else None
@@ -286,7 +287,7 @@ def pinned_node(selector: Json) -> str | None:
     terms = maps(selector.get("nodeSelectorTerms"))
     named = [_named(term) for term in terms if term.get("matchExpressions") or term.get("matchFields")]
     pins = set.intersection(*named) if named else set()
-    return pins.pop() if len(pins) == 1 else None
+    return intern(pins.pop()) if len(pins) == 1 else None
 
 
 def _named(term: Json) -> set[str]:

@@ -1,4 +1,4 @@
-"""Compact forms of what is kept of many objects: equal texts and equal models once, models without what pydantic notes
+"""Compact forms of what is kept of many objects: short texts and equal models once, models without what pydantic notes
 beside them, what is seldom looked at as JSON.
 
 Guarantees: what is returned equals what was given.
@@ -7,7 +7,7 @@ Guarantees: what is returned equals what was given.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from sys import intern
 from typing import Any, TypeVar
 
@@ -15,30 +15,25 @@ import orjson
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
+H = TypeVar("H", bound=Hashable)
 
-_WORDS = frozenset({"type", "status", "reason", "phase", "node", "model", "kind", "apiVersion", "namespace", "image"})
-"""Fields whose texts are the same in many objects."""
+_SHORT = 64
+"""Characters of a text that is kept once for all objects: ids, names and words are in several of them each."""
 _NOTHING_SET: set[str] = set()
 _REMEMBERED = 8192
 """Models that are remembered, to be taken again where an equal one comes: some MB. Conditions of one second, and shares
 of one size, are equal in many objects."""
-_models: dict[BaseModel, BaseModel] = {}
+_models: dict[Any, Any] = {}
 
 
 def shared(value: Any) -> Any:
-    """Return a JSON value whose field names, and texts that many objects have, are kept once for all objects."""
-    if isinstance(value, dict):
-        result = {}
-        for key, item in value.items():
-            kind = type(item)
-            if kind is str:
-                if key in _WORDS:
-                    item = intern(item)
-            elif kind is dict or kind is list:
-                item = shared(item)
-            result[intern(key)] = item
-        return result
-    return [shared(item) for item in value] if isinstance(value, list) else value
+    """Return a JSON value whose field names and short texts are kept once for all objects."""
+    kind = type(value)
+    if kind is str:
+        return intern(value) if len(value) <= _SHORT else value
+    if kind is dict:
+        return {intern(key): shared(item) for key, item in value.items()}
+    return [shared(item) for item in value] if kind is list else value
 
 
 def packed(value: Mapping[str, Any]) -> bytes:
@@ -60,13 +55,17 @@ def unpacked(text: bytes) -> dict[str, Any]:
 
 def without_notes(model: M) -> M:
     """Drop the sets in which pydantic notes which fields were given, of this model and of those in it: 200 bytes and
-    more for each. Nothing here asks for them."""
+    more for each. Nothing here asks for them. Short texts are kept once for all objects."""
     object.__setattr__(model, "__pydantic_fields_set__", _NOTHING_SET)
-    for value in model.__dict__.values():
+    fields = model.__dict__
+    for name, value in fields.items():
         kind = type(value)
-        if kind is str or value is None:
+        if value is None or kind is int:
             continue
-        if kind is tuple:
+        if kind is str:
+            if len(value) <= _SHORT:
+                fields[name] = intern(value)
+        elif kind is tuple:
             for item in value:
                 if isinstance(item, BaseModel):
                     without_notes(item)
@@ -80,14 +79,15 @@ def with_parts_once(model: M) -> M:
     fields = model.__dict__
     for name, value in fields.items():
         if isinstance(value, BaseModel):
-            fields[name] = _once(value)
+            fields[name] = once(value)
         elif type(value) is tuple and value and isinstance(value[0], BaseModel):
-            fields[name] = tuple([_once(item) for item in value])
+            fields[name] = tuple([once(item) for item in value])
     return model
 
 
-def _once(model: BaseModel) -> BaseModel:
-    known = _models.get(model)
+def once(model: H) -> H:
+    """Return the model or value that is kept already of those that equal this one."""
+    known: H | None = _models.get(model)
     if known is not None:
         return known
     if len(_models) >= _REMEMBERED:

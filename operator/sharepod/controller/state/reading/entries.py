@@ -65,7 +65,8 @@ def entries(
                 key = _key(entry)
                 known = before.read.get(key)
                 if known is None or known[0] != entry:
-                    known = (shared(entry), without_notes(kind.model_validate(entry, extra="ignore")))
+                    kept = shared(entry)
+                    known = (kept, without_notes(kind.model_validate(kept, extra="ignore")))
         except Exception as error:
             faults.append(f"{name}[{number}].{_first(error)}")
             unreadable.add(_id(entry))

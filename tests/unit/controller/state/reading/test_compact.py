@@ -24,10 +24,11 @@ def test_what_is_shared_equals_what_was_given(value: object) -> None:
     assert shared(value) == value
 
 
-def test_field_names_and_words_of_two_objects_are_one_text() -> None:
-    text = json.dumps({"conditions": [{"type": "Ready", "status": "True", "message": "all is well"}]})
+def test_field_names_and_short_texts_of_two_objects_are_one_text() -> None:
+    text = json.dumps({"gpus": ["GPU-1"], "conditions": [{"type": "Ready", "message": "all is well " * 9}]})
     one, other = (shared(json.loads(text)) for _ in range(2))
     assert next(iter(one)) is next(iter(other))
+    assert one["gpus"][0] is other["gpus"][0]
     (of_one,), (of_other,) = one["conditions"], other["conditions"]
     assert of_one["type"] is of_other["type"]
     assert of_one["message"] is not of_other["message"]
