@@ -29,7 +29,7 @@ class UnreadableObjects:
                 item,
                 status=known.status,
                 status_text=known.status_text,
-                raw=known.raw,
+                raw_text=known.raw_text,
                 restart_policy=known.restart_policy,
             )
         self._state.take_sharepod(item)

@@ -150,7 +150,7 @@ class PodControl:
 
         None if it is gone, or asks for something else by now: it is looked at again for that.
         """
-        if sharepod.raw:
+        if sharepod.raw_text:
             return sharepod.raw
         try:
             raw = await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace)

@@ -39,14 +39,14 @@ def test_little_is_kept_of_a_large_sharepod_and_a_change_of_it_is_noticed(spec: 
     assert (found.raw, is_as_read(raw, found)) == ({}, True)
     later = sharepod_object(spec=spec, version=7, status={"phase": "Running"})
     assert is_as_read(later, found)
-    assert sharepod_facts(later, PODS, found).gpu is found.gpu, "it is not read again"
+    assert sharepod_facts(later, PODS, found).needs is found.needs, "it is not read again"
     for other in (
         sharepod_object(spec={**spec, "gpu": {"request": 0.5}}),
         sharepod_object(spec=spec, metadata={"annotations": {"a": "b"}}),
         sharepod_object(),
     ):
         assert not is_as_read(other, found)
-        assert sharepod_facts(other, PODS, found).gpu is not found.gpu
+        assert sharepod_facts(other, PODS, found).needs is not found.needs
     assert not is_as_read(raw, sharepod_facts(sharepod_object(), PODS)), "it was kept"
 
 
@@ -257,8 +257,16 @@ def test_a_sharepod_that_asks_for_the_same_is_not_read_again() -> None:
     found = sharepod_facts(later, PODS, before)
     assert found == sharepod_facts(later, PODS)
     assert found.needs is before.needs
-    assert found.raw["spec"] is before.raw["spec"]
-    assert found.raw["metadata"]["resourceVersion"] == "77"
+    assert found.raw_text is before.raw_text
+    assert found.version == 77
+
+
+def test_a_sharepod_is_kept_as_text_without_what_changes_while_it_runs() -> None:
+    raw = sharepod_object(status={"phase": "Running"}, metadata={"annotations": {"half": "\ud800"}})
+    found = sharepod_facts(raw, PODS)
+    del raw["status"], raw["metadata"]["resourceVersion"]
+    assert type(found.raw_text) is bytes
+    assert found.raw == raw
 
 
 @pytest.mark.parametrize(

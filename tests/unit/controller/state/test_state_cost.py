@@ -20,17 +20,17 @@ def state() -> ClusterState:
 
 
 @pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The versions of SharePods of which was worked out what they ask."""
-    read: list[str] = []
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The requests of SharePods of which was worked out what they ask."""
+    requests: list[float] = []
     effective = dialects.effective
 
     def counted(raw: Any) -> Any:
-        read.append(raw["metadata"]["resourceVersion"])
+        requests.append(raw["spec"]["gpu"]["request"])
         return effective(raw)
 
     monkeypatch.setattr(sharepod_facts, "effective", counted)
-    return read
+    return requests
 
 
 def put(state: ClusterState, version: int, **fields: Any) -> sharepod_facts.SharePodFacts:
@@ -41,11 +41,11 @@ def put(state: ClusterState, version: int, **fields: Any) -> sharepod_facts.Shar
 
 
 def test_what_a_sharepod_asks_is_worked_out_again_only_when_it_has_changed(
-    state: ClusterState, readings: list[str]
+    state: ClusterState, readings: list[float]
 ) -> None:
     first = put(state, 1)
     shown = put(state, 2, status={"phase": "Running"})
-    assert readings == ["1"]
+    assert readings == [0.4]
     assert (shown.gpu, shown.needs, shown.status.phase) == (first.gpu, first.needs, "Running")
     spec = {"gpu": {"request": 0.7}, "containers": [{"name": "main", "image": "i"}]}
     changed = put(state, 3, spec=spec)
@@ -54,7 +54,7 @@ def test_what_a_sharepod_asks_is_worked_out_again_only_when_it_has_changed(
     annotated = put(state, 4, spec=spec, metadata={"annotations": {"cdi.k8s.io/x": "vendor.com/gpu=all"}})
     assert annotated.error is not None
     assert put(state, 5, spec=spec, metadata={"annotations": {"cdi.k8s.io/x": "vendor.com/gpu=all"}}).error is not None
-    assert readings == ["1", "3", "4"]
+    assert readings == [0.4, 0.7, 0.7]
 
 
 def gpunode_object(name: str, version: int, requests: tuple[int, ...]) -> Json:
@@ -134,3 +134,10 @@ def test_ids_and_names_are_one_text_in_all_objects_that_have_them(state: Cluster
     assert ledger.name is its_pod.node is its_pod.pin is known.status.node
     assert its_pod.uid is its_row.pod_uid
     assert known.status.gpus[0].uuid is its_row.gpus[0]
+
+
+def test_equal_shares_of_two_sharepods_are_one(state: ClusterState) -> None:
+    sharing(state, 1)
+    sharing(state, 2)
+    one, other = state.sharepods
+    assert one.gpu is other.gpu

@@ -39,7 +39,7 @@ def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodF
         needs=pod.asks or PodNeeds(resources=pod.needs),
         error=error,
         status=SharePodStatus.model_validate(end),
-        raw={},
+        raw_text=b"",
         status_text=b"{}",
         restart_policy=RestartPolicy.NEVER,
         plain=True,
