@@ -59,7 +59,7 @@ _QUIET_S = 3.0
 _SETTLE_S = 60.0
 """Seconds after which it must have: a benchmark whose operator never settles says so instead of waiting."""
 _WATCHING = ("watch ", "list ")
-_BY_CLOCK = (" leases", " validatingadmissionpolicybindings")
+_BY_CLOCK = (" leases", " validatingadmissionpolicies", " validatingadmissionpolicybindings")
 """Kinds that the operator reads or writes at fixed intervals, however many SharePods there are."""
 _DELETED = 500
 _HANDED_OVER = 2_500
