@@ -68,23 +68,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """The line that says what `--one-in` leaves out."""
-    one_in = config.getoption("one_in")
-    if one_in == 1:
+    left_out = _left_out(config)
+    if not left_out:
         return None
-    left_out = ", ".join(path for path in _cluster_files() if not chosen(path, one_in, commit()))
-    return f"one in {one_in} files of tests/cluster and tests/node, seed {commit()}; not {left_out}"
+    one_in = config.getoption("one_in")
+    return f"one in {one_in} files of tests/cluster and tests/node, seed {commit()}; not {', '.join(left_out)}"
 
 
 def _choose_files(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = set(_left_out(config))
+    config.hook.pytest_deselected(items=[item for item in items if _file(item) in left_out])
+    items[:] = [item for item in items if _file(item) not in left_out]
+
+
+def _left_out(config: pytest.Config) -> list[str]:
     one_in = config.getoption("one_in")
     if one_in < 1:
         raise pytest.UsageError("--one-in has to be at least 1")
-    if one_in == 1:
-        return
-    seed = commit()
-    out = {path for path in _cluster_files() if not chosen(path, one_in, seed)}
-    config.hook.pytest_deselected(items=[item for item in items if _file(item) in out])
-    items[:] = [item for item in items if _file(item) not in out]
+    seed = commit() if one_in > 1 else ""
+    return [path for path in _cluster_files() if not chosen(path, one_in, seed)]
 
 
 def _cluster_files() -> list[str]:
