@@ -3,6 +3,7 @@
 Guarantees:
 - An agent counts as alive for `duration` after its Lease was last seen to *change*, by this machine's own clock.
 - A machine that was suspended has seen no Lease change meanwhile: the clock goes on while it sleeps.
+- Whoever was told otherwise than `changed` last said is told again, however short a time that was true.
 - The machines' clocks decide one thing only: a Lease seen for the first time counts as just changed if its renewTime is
   about now. So an agent that died long ago is not taken for alive when the operator starts.
 """
@@ -48,6 +49,9 @@ class AgentLeases:
         self._leases: dict[str, _Lease] = {}
         self._names: dict[str, str] = {}
         self._alive: set[str] = set()
+        """Nodes whose agents were alive when `changed` last looked."""
+        self._otherwise: set[str] = set()
+        """Nodes of which somebody was told the opposite since."""
 
     def put(self, raw: Mapping[str, Any]) -> None:
         """Take in a Lease as the watch brought it; one that is no agent's is ignored."""
@@ -89,13 +93,18 @@ class AgentLeases:
     def alive(self, node: str) -> bool:
         """True if the agent of a node renews its Lease."""
         lease = self._leases.get(node)
-        return lease is not None and lease.changed is not None and self._clock() < lease.changed + lease.duration
+        alive = lease is not None and lease.changed is not None and self._clock() < lease.changed + lease.duration
+        if alive != (node in self._alive):
+            self._otherwise.add(node)
+        return alive
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return those of these nodes that have gained or lost their agent since the last call, sorted."""
+        """Return those of these nodes that have gained or lost their agent since the last call, if only for a moment in
+        which somebody asked, sorted."""
+        nodes = set(nodes)
         alive = {node for node in nodes if self.alive(node)}
-        turned = sorted(alive ^ self._alive)
-        self._alive = alive
+        turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))
+        self._alive, self._otherwise = alive, set()
         return turned
 
     def _recent(self, renewed: str, duration: float) -> bool:

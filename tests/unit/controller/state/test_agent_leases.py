@@ -82,3 +82,26 @@ def test_who_came_and_who_went_is_told_once() -> None:
     world.agents.put(world.lease("b", renewed=world.wall))
     world.pass_time(10)
     assert world.agents.changed(["a", "b"]) == ["a"]
+
+
+def test_a_moment_without_an_agent_is_told_of_if_somebody_has_seen_it() -> None:
+    world = World()
+    for node in ("a", "b"):
+        world.agents.put(world.lease(node, renewed=world.wall))
+    assert world.agents.changed(["a", "b"]) == ["a", "b"]
+    world.pass_time(21)
+    assert not world.agents.alive("a")  # a waiting tenant is told so, say
+    for node in ("a", "b"):
+        world.agents.put(world.lease(node, renewed=world.wall))
+    assert world.agents.changed(["a", "b"]) == ["a"]
+    assert world.agents.changed(["a", "b"]) == []
+
+
+def test_a_moment_with_an_agent_is_told_of_if_somebody_has_seen_it() -> None:
+    world = World()
+    assert world.agents.changed(["a"]) == []
+    world.agents.put(world.lease(renewed=world.wall))
+    assert world.agents.alive("a")
+    world.agents.put(world.lease(renewed=world.wall, holder=""))
+    assert world.agents.changed(["a"]) == ["a"]
+    assert world.agents.changed(["a"]) == []
