@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from sharepod.api.pod import require_node
 from sharepod.api.sharepod import Phase
@@ -9,7 +11,9 @@ from sharepod.controller.state.facts.node_facts import gpunode_facts, node_facts
 from sharepod.controller.state.facts.pod_facts import other_pod, pod_facts
 from sharepod.controller.state.facts.sharepod_facts import is_as_read, sharepod_facts, unreadable_sharepod
 from sharepod.controller.state.reading.fitting import MAX_LIST, POD
-from sharepod.kube import Json
+from sharepod.kube import Json, Unreadable
+from sharepod.kube.bodies import parsed
+from sharepod.kube.json_text import ListText
 from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
 
 
@@ -22,7 +26,7 @@ def test_a_sharepod_with_more_than_a_pod_can_hold_is_told_and_not_kept() -> None
     assert (found.raw, found.digest) == ({}, None)
 
 
-_LARGE = [
+_LARGE: list[Json] = [
     {"containers": [{"name": "c", "args": ["x" * 20_000, "\ud800"]}]},
     {"containers": [{"name": "c", "env": [{"name": f"V{number}"} for number in range(200)]}]},
 ]
@@ -41,13 +45,30 @@ def test_little_is_kept_of_a_large_sharepod_and_a_change_of_it_is_noticed(spec: 
     assert is_as_read(later, found)
     assert sharepod_facts(later, PODS, found).needs is found.needs, "it is not read again"
     for other in (
-        sharepod_object(spec={**spec, "gpu": {"request": 0.5}}),
-        sharepod_object(spec=spec, metadata={"annotations": {"a": "b"}}),
-        sharepod_object(),
+        sharepod_object(spec={**spec, "gpu": {"request": 0.5}}, version=7),
+        sharepod_object(spec=spec, metadata={"annotations": {"a": "b"}}, version=7),
+        sharepod_object(version=7),
     ):
         assert not is_as_read(other, found)
         assert sharepod_facts(other, PODS, found).needs is not found.needs
-    assert not is_as_read(raw, sharepod_facts(sharepod_object(), PODS)), "it was kept"
+    assert not is_as_read(later, sharepod_facts(sharepod_object(), PODS)), "it was kept"
+
+
+@pytest.mark.promise("operator-one-object-one-owner")
+@pytest.mark.parametrize("number", [18446744073709552000, -9223372036854777856, 2.5e300, 1e-300, -0.0])
+def test_a_large_sharepod_is_as_read_whichever_way_its_numbers_were_read(number: float) -> None:
+    text = json.dumps({"items": [sharepod_object(spec={**_LARGE[1], "number": number})]})
+    (listed,) = ListText().feed(text)
+    assert not isinstance(listed, Unreadable)
+    got = parsed("GET", 200, text.encode())["items"][0]
+    assert is_as_read(got, sharepod_facts(listed, PODS))
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, 1.0), (True, 1.0), (2**53, 2.0**53)])
+def test_a_change_between_values_that_are_equal_for_python_is_noticed(one: object, other: object) -> None:
+    before = sharepod(spec={"hostIPC": one})
+    after = sharepod_facts(sharepod_object(spec={"hostIPC": other}, version=7), PODS, before)
+    assert repr(after.raw["spec"]["hostIPC"]) == repr(other)
 
 
 def nested(levels: int) -> Json:

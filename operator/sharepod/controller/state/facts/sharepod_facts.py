@@ -162,6 +162,9 @@ def _ttl_s(slim: Json) -> int | None:
 
 def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
     """Return whether a SharePod asks what it did when it was read, and found too large to be kept."""
+    metadata = mapping(raw.get("metadata"))
+    if metadata.get("uid") == facts.uid and metadata.get("resourceVersion") == str(facts.version):
+        return True  # however it was read: a list and a GET make different numbers of one beyond 64 bits
     return facts.digest is not None and _digest(_slim(raw)) == facts.digest
 
 
@@ -174,11 +177,19 @@ def _digest(slim: Json) -> bytes | None:
 
 
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
-    """Return whether a SharePod differs from a version that could be read in nothing but its status and version."""
-    known = before.raw
-    if not known:
-        return before.readable and before.digest is not None and _digest(slim) == before.digest
-    return before.readable and slim == known
+    """Return whether a SharePod differs from a version that could be read in nothing but its status and version.
+
+    Texts are compared: for Python true, 1 and 1.0 are equal, and an API server writes the fields of an object in one
+    order.
+    """
+    if not before.readable:
+        return False
+    if not before.raw_text:
+        return before.digest is not None and _digest(slim) == before.digest
+    try:
+        return packed(slim) == before.raw_text
+    except (RecursionError, ValueError):
+        return False
 
 
 def _asked(
@@ -234,6 +245,20 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
     What cannot be read of it is passed over, but for what decides whether work runs again: the Pods of this run and of
     the last one, and that the SharePod has ended. `fits`: it is not `beyond` what is read.
     """
+    readable = raw
+    for _ in range(2 if fits else 0):
+        try:
+            return SharePodStatus.model_validate(readable, extra="ignore")
+        except ValidationError as error:
+            unread = {item["loc"][0] for item in error.errors(include_url=False, include_input=False) if item["loc"]}
+            readable = {key: value for key, value in raw.items() if key not in unread} | _decides(raw)
+        except Exception:
+            break
+    return SharePodStatus.model_validate(_decides(raw))
+
+
+def _decides(raw: Json) -> dict[str, Any]:
+    """Return what a status says of whether work runs again."""
     decides: dict[str, Any] = {key: raw[key] for key in _DECIDE if isinstance(raw.get(key), str)}
     if raw.get("endTime") is not None:
         decides.setdefault("endTime", "")
@@ -242,13 +267,4 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
     former = mapping(raw.get("lastEnd")).get("podUID")
     if isinstance(former, str) and len(former) <= MAX_LABEL:
         decides["lastEnd"] = {"podUID": former}
-    readable = raw
-    for _ in range(2 if fits else 0):
-        try:
-            return SharePodStatus.model_validate(readable, extra="ignore")
-        except ValidationError as error:
-            unread = {item["loc"][0] for item in error.errors(include_url=False, include_input=False) if item["loc"]}
-            readable = {key: value for key, value in raw.items() if key not in unread} | decides
-        except Exception:
-            break
-    return SharePodStatus.model_validate(decides)
+    return decides
