@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from sharepod.controller.state.reading.compact import once_in_all
 from sharepod.placement.engine import QueueKey
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest, Refusal
@@ -34,7 +34,7 @@ def asks(request: PlacementRequest) -> str:
     """Return all that a decision about a request depends on, but for who asks: those who ask the same get the same
     answer of one state of the cluster, unless `who_asks_matters`."""
     who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
-    return sys.intern(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.beside)))
+    return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.beside)))
 
 
 def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from sys import intern
 from typing import Any
 
 from sharepod.api.bounds import MAX_NAME, quoted
 from sharepod.api.resource_line import RESOURCES
+from sharepod.controller.state.reading.compact import once_in_all
 from sharepod.controller.state.reading.fitting import MAX_LIST, POD
 from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.needs import NeedsError, pod_resources
@@ -41,9 +41,9 @@ def texts_of(value: object) -> tuple[str, ...]:
 def common(metadata: Json) -> dict[str, Any]:
     """Return the fields of `ObjectFacts`. Raises `KeyError` for metadata without uid or name."""
     return {
-        "uid": intern(str(metadata["uid"])),
-        "name": intern(str(metadata["name"])),
-        "namespace": intern(str(metadata.get("namespace") or "")),
+        "uid": once_in_all(str(metadata["uid"])),
+        "name": once_in_all(str(metadata["name"])),
+        "namespace": once_in_all(str(metadata.get("namespace") or "")),
         "version": whole_number(metadata.get("resourceVersion")),
     }
 

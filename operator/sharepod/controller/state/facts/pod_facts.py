@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from operator import attrgetter
-from sys import intern
 
 from sharepod.api.bounds import clipped
 from sharepod.api.objects import (
@@ -23,6 +22,7 @@ from sharepod.api.objects import (
     TENANT_LABEL,
 )
 from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
+from sharepod.controller.state.reading.compact import once_in_all
 from sharepod.controller.state.reading.fitting import MAX_LIST, POD
 from sharepod.controller.state.reading.pod_summary import ready_containers, summary
 from sharepod.controller.state.reading.timestamps import seconds
@@ -195,16 +195,18 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     disruption = conditions.get("DisruptionTarget") or {}
     gates = tuple(text_of(gate.get("name")) for gate in maps(spec.get("schedulingGates")))
     waits = SHARE_GATE in gates
-    needs = resources_of(spec)
+    asks = _asks(spec) if waits else None
+    needs = asks.resources if asks is not None else resources_of(spec)
+    on_node = without_line(needs)
     controller = controller_of(metadata, None)
     tenant = _tenant(metadata, controller)
     return PodFacts(
         **common(metadata),
         tenant=tenant,
         orphaned=tenant not in (None, metadata.get("uid")) and controller is None,
-        node=intern(text_of(spec.get("nodeName"))) or None,
+        node=once_in_all(text_of(spec.get("nodeName"))) or None,
         pin=None if waits else pin_of(spec),
-        phase=intern(str(status.get("phase") or "Pending")),
+        phase=once_in_all(str(status.get("phase") or "Pending")),
         reason=clipped(str(status.get("reason") or "")),
         message=clipped(_message(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
@@ -217,20 +219,20 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(started(metadata, status)),
         restarted=sum(whole_number(container.get("restartCount")) for container in containers),
-        containers=intern(ready_containers(spec, status)),
-        summary=intern(summary(metadata, spec, status)),
+        containers=once_in_all(ready_containers(spec, status)),
+        summary=once_in_all(summary(metadata, spec, status)),
         address=clipped(str(status.get("podIP") or "")),
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
         finalizers=texts_of(metadata.get("finalizers")),
         ended_first=_ended_first(metadata, containers),
         scheduler=clipped(str(spec.get("schedulerName") or DEFAULT_SCHEDULER)),
-        needs=without_line(needs),
+        needs=on_node,
         carried=Carried(needs.extended.get(MILLI, 0), needs.extended.get(MEMORY, 0)) if needs.extended else NOTHING,
         priority=whole_number(spec.get("priority")),
         may_preempt=spec.get("preemptionPolicy") != NEVER_PREEMPTS,
         grace_s=grace_s(spec),
         ends_by=str(metadata.get("deletionTimestamp") or "")[:_MAX_TIME],
-        asks=_asks(spec) if waits else None,
+        asks=replace(asks, resources=on_node) if asks is not None and on_node is not needs else asks,
         claim=_share_claim(spec),
         other_claims=not all(map(_is_share, maps(spec.get("resourceClaims")))),
         of_job=controller not in (None, tenant) and _of_job(metadata),
@@ -261,7 +263,7 @@ def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
 
 
 def _tenant(metadata: Json, controller: str | None) -> str | None:
-    label = intern(str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "")) or None
+    label = once_in_all(str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "")) or None
     if label == LINE_TENANT:
         return str(metadata["uid"])
     return label if controller is None or controller == label else None
@@ -287,7 +289,7 @@ def pinned_node(selector: Json) -> str | None:
     terms = maps(selector.get("nodeSelectorTerms"))
     named = [_named(term) for term in terms if term.get("matchExpressions") or term.get("matchFields")]
     pins = set.intersection(*named) if named else set()
-    return intern(pins.pop()) if len(pins) == 1 else None
+    return once_in_all(pins.pop()) if len(pins) == 1 else None
 
 
 def _named(term: Json) -> set[str]:
@@ -386,7 +388,6 @@ def _disruption(condition: Json) -> str | None:
 
 def _asks(spec: Json) -> PodNeeds | None:
     try:
-        needs = parse_needs(spec)
-        return replace(needs, resources=without_line(needs.resources))
+        return parse_needs(spec)
     except Exception:  # its SharePod's needs are taken instead; kube-scheduler makes its own checks
         return None

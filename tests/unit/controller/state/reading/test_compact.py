@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import SharePodStatus
-from sharepod.controller.state.reading.compact import shared, with_parts_once, without_notes
+from sharepod.controller.state.reading import compact
+from sharepod.controller.state.reading.compact import (
+    once_in_all,
+    packed,
+    remembered,
+    shared,
+    unpacked,
+    with_parts_once,
+    without_notes,
+)
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -22,6 +32,34 @@ _JSON = st.recursive(
 @given(_JSON)
 def test_what_is_shared_equals_what_was_given(value: object) -> None:
     assert shared(value) == value
+
+
+_TEXT = st.text(st.characters(exclude_categories=()), max_size=5)
+_NUMBER = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+_NUMBERS = _NUMBER | st.sampled_from([2**63, 2**64, -(2**63) - 1, 18446744073709552000, 1e21, -0.0])
+
+
+@given(
+    st.dictionaries(_TEXT, st.recursive(_TEXT | _NUMBERS | st.booleans(), lambda inner: st.lists(inner, max_size=3)))
+)
+def test_what_is_packed_is_unpacked_as_it_was(value: dict[str, object]) -> None:
+    assert repr(unpacked(packed(value))) == repr(value)
+
+
+def test_a_text_that_no_object_has_any_longer_is_not_kept() -> None:
+    kept = once_in_all("".join(["5f1e", "4a77", "9c04"]))
+    assert sys.getrefcount(kept) < 10, "in Python 3.12 a text that is interned counts as used for ever"
+
+
+def test_where_python_frees_no_text_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "_texts", {})
+    monkeypatch.setattr(compact, "_TEXTS", 3)
+    first = remembered("".join(["4a", "77"]))
+    assert remembered("".join(["4a", "77"])) is first
+    for number in range(9):
+        remembered(f"uid-{number}")
+        assert len(compact._texts) <= 3
+    assert remembered("".join(["4a", "77"])) == first
 
 
 def test_field_names_and_short_texts_of_two_objects_are_one_text() -> None:
