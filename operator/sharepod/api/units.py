@@ -6,7 +6,6 @@ binary floats. A size is a Kubernetes quantity and becomes integer bytes.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from decimal import Decimal, DecimalException
 from functools import lru_cache
@@ -53,12 +52,19 @@ def parse_fraction(value: float | int | str) -> Milli:
 
     Raises `UnitError` for what is no number, is outside 0 to 1, or is finer than a thousandth.
     """
-    number = None
-    if isinstance(value, int | float | str) and not isinstance(value, bool) and _short(value):
-        with contextlib.suppress(DecimalException):
-            number = Decimal(str(value))
-    if number is None or not number.is_finite():
-        raise UnitError(f"{quoted(value)} is not a number; write a fraction of one GPU such as 0.4")
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not _short(value):
+        raise UnitError(_no_fraction(value))
+    return _fraction(value)
+
+
+@lru_cache(_REMEMBERED, typed=True)
+def _fraction(value: float | int | str) -> Milli:
+    try:
+        number = Decimal(str(value))
+    except DecimalException:
+        raise UnitError(_no_fraction(value)) from None
+    if not number.is_finite():
+        raise UnitError(_no_fraction(value))
     if number < 0:
         raise UnitError(f"{quoted(value)} is negative; a fraction of a GPU is 0 to 1")
     milli = int((min(number, Decimal(2)) * 1000).to_integral_value())
@@ -71,6 +77,10 @@ def parse_fraction(value: float | int | str) -> Milli:
             f"{quoted(value)} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
         )
     return Milli(milli)
+
+
+def _no_fraction(value: object) -> str:
+    return f"{quoted(value)} is not a number; write a fraction of one GPU such as 0.4"
 
 
 def format_fraction(milli: int) -> str:

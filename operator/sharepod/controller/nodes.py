@@ -122,7 +122,7 @@ class NodeReconciler:
             self._state.tell_tenants(name)
             if acting:
                 self.queue.add(name)
-        metrics.AGENTS_AWAY.set(sum(self._state.agent_away(name) for name in names))
+        metrics.AGENTS_AWAY.set(self._state.agents.away(names))
 
     async def reconcile(self, name: str) -> None:
         """Bring one node up to date. Raises `ApiError` and `NotLeadingError`.

@@ -120,9 +120,12 @@ class HolderReconciler:
 
     def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
         """Return the holders as the ledger of a node should have them."""
+        pods = self._seen.on(base.name)
+        if not base.spec.holders and not pods:  # as on each node whose GPUs are not the device plugin's
+            return ()
         return holder_rows(
             base.spec.holders,
-            self._seen.on(base.name),
+            pods,
             base.status.gpus,
             in_use=self._in_use(base),
             giving_back=self._seen.giving_back,

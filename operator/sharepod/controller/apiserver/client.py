@@ -15,10 +15,12 @@ import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from kubernetes.aio.client import Configuration
+from prometheus_client import Histogram
 
 from sharepod.api import gpubudget, gpunode, objects, sharepod, statement
 from sharepod.controller import metrics
@@ -376,7 +378,7 @@ class Client:
                     raise
                 metrics.API_RETRIES.labels(verb, str(error.status)).inc()
             finally:
-                metrics.API_SECONDS.labels(verb).observe(time.perf_counter() - began)
+                _seconds(verb).observe(time.perf_counter() - began)
             await asyncio.sleep(jittered(wait))
 
 
@@ -386,6 +388,12 @@ _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DE
 def jittered(seconds: float) -> float:
     """Return a little more than the server asked for: clients do not all come back together."""
     return seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load, nothing secret
+
+
+@cache
+def _seconds(verb: str) -> Histogram:
+    """Return the times of calls of a verb: to look them up for each call takes as long as to count it."""
+    return metrics.API_SECONDS.labels(verb)
 
 
 def _count(verb: str, error: ApiError) -> None:

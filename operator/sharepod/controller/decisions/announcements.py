@@ -28,6 +28,7 @@ _SILENT = ("Waiting", "Releasing", "BackOff")
 """Reasons of the condition Placed that are no news: the end of a run has been announced."""
 
 
+_FINDINGS = tuple(str(reason) for reason in FindingReason)
 _STARTED = "Started"
 """Reason of the Event at the start of a run; in what is announced: the Pod of that run."""
 
@@ -75,12 +76,13 @@ def announcements(
         known[condition["type"]] = words
         waited = former is not None and not former.startswith("Reserved")
         found += _of_condition(condition, waited=waited, findings=bool(findings))
-    for reason in sorted({*FindingReason, *findings}):
+    for reason in _FINDINGS:
         if reason not in findings:
             known.pop(reason, None)
-        elif known.get(reason) != findings[reason]:
-            known[reason] = findings[reason]
-            found.append(Announcement(True, str(reason), "Watch", findings[reason]))
+    for reason, message in sorted(findings.items()):
+        if known.get(reason) != message:
+            known[reason] = message
+            found.append(Announcement(True, str(reason), "Watch", message))
     return found, known
 
 

@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,20 +92,27 @@ class AgentLeases:
 
     def alive(self, node: str) -> bool:
         """True if the agent of a node renews its Lease."""
-        lease = self._leases.get(node)
-        alive = lease is not None and lease.changed is not None and self._clock() < lease.changed + lease.duration
+        alive = self._alive_at(node, self._clock())
         if alive != (node in self._alive):
             self._otherwise.add(node)
         return alive
 
+    def _alive_at(self, node: str, now: float) -> bool:
+        lease = self._leases.get(node)
+        return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
+
     def changed(self, nodes: Iterable[str]) -> list[str]:
         """Return those of these nodes that have gained or lost their agent since the last call, if only for a moment in
         which somebody asked, sorted."""
-        nodes = set(nodes)
-        alive = {node for node in nodes if self.alive(node)}
+        nodes, now = set(nodes), self._clock()
+        alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))
         self._alive, self._otherwise = alive, set()
         return turned
+
+    def away(self, nodes: Collection[str]) -> int:
+        """Return how many of these nodes had no living agent at the last call of `changed`, with the same nodes."""
+        return len(nodes) - len(self._alive)
 
     def _recent(self, renewed: str, duration: float) -> bool:
         try:

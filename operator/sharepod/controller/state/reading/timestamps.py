@@ -6,8 +6,13 @@ Pure, without `datetime`, which has a clock: decisions use it.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _FORM = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,9})?Z", re.ASCII)
+_LONGEST = 40
+"""Characters of a time of day that are looked at."""
+_REMEMBERED = 1024
+"""Times of day whose seconds are remembered: what happens in one second is in many objects."""
 _DAY_S = 86_400
 _ERA_DAYS = 146_097
 """Days of 400 years, after which the calendar repeats."""
@@ -17,7 +22,12 @@ _EPOCH_DAYS = 719_468
 
 def seconds(text: str | None) -> float | None:
     """Return a time of day in seconds since the epoch; None for what is none."""
-    found = _FORM.fullmatch(text[:40]) if text else None
+    return _seconds(text[:_LONGEST]) if text else None
+
+
+@lru_cache(_REMEMBERED)
+def _seconds(text: str) -> float | None:
+    found = _FORM.fullmatch(text)
     if found is None:
         return None
     year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
