@@ -52,7 +52,7 @@ _NOT_SERVED_S = 2.0
 _OPTIONAL_S = 15.0
 """The same for a kind that placement does not depend on, which an older API server never serves."""
 _TURN_S = 0.005
-"""Seconds for which events are taken in before other tasks get a turn."""
+"""Seconds for which events are taken in, or objects that are gone taken out, before other tasks get a turn."""
 _STEADY_S = 5.0
 """Seconds that a watch must have lasted for the next failure to count as the first: longer than the pauses."""
 _CHECK_TIMEOUT_S = 5.0
@@ -157,6 +157,8 @@ class Reflector:
         self._reopening = False
         self._missed = False
         """An event did not name its object."""
+        self._histories = 0
+        """Times that the versions were found to have gone back, by this kind or another."""
         self.listed = False
         """True once everything was listed, and while the store is worth believing."""
 
@@ -217,6 +219,7 @@ class Reflector:
     def replace_all(self) -> None:
         """List again, and let it replace what is known: another kind has shown that the versions have gone back."""
         listed = self.listed
+        self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
         self._mirror.distrust()  # also while it is not served, as a CRD for the first seconds of an API server
         if listed:
@@ -229,13 +232,20 @@ class Reflector:
             self._watching.cancel()
 
     async def list_all(self) -> None:
-        """List everything, and drop what is gone. Raise `ApiError`."""
+        """List everything, and drop what is gone. Raise `ApiError`.
+
+        A list that was begun before another kind has shown that the versions have gone back may be of the former
+        history: it is read again.
+        """
         if self._seen and not await self._continues():
             self._distrust()
-        version = await self._pages()
-        if version < self._seen:
-            self._distrust()
+        while True:
+            history = self._histories
             version = await self._pages()
+            if version < self._seen:
+                self._distrust()
+            elif history == self._histories:
+                break
         self._seen = version
         self._since, self._missed = str(version), False
         self.listed = True
@@ -252,7 +262,11 @@ class Reflector:
             except GoneError:
                 if last:
                     raise
+        turn = self._clock() + _TURN_S
         for uid, known in list(self._mirror.versions().items()):
+            if self._clock() > turn:
+                await asyncio.sleep(0)
+                turn = self._clock() + _TURN_S
             if uid not in present and known <= version:
                 if self.listed:
                     log.info("object is gone, and no watch said so", kind=self.kind, uid=uid)

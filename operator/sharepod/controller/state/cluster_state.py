@@ -179,7 +179,7 @@ class ClusterState:
         if uids is None or len(uids) == 1:
             return self.pods.get(uids[0]) if uids else None
         found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
-        return max(found, key=lambda pod: pod.version, default=None)
+        return max(found, key=self.pods.version, default=None)
 
     def put_pod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
         """Take in a Pod as it was read.

@@ -508,3 +508,53 @@ async def test_a_list_drops_nothing_that_is_younger_than_it(idle: World, monkeyp
     await idle.reflector.list_all()
     assert idle.mirror.names() == ["a", "made"]
     await idle.client.close()
+
+
+@pytest.mark.promise("operator-restored-backup")
+async def test_a_list_on_whose_way_another_kind_showed_that_versions_went_back_is_read_again(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle.create("a")
+    backup = idle.server.storage.backup()
+    idle.create("lost")
+    page = idle.client.page
+
+    async def slow_page(*arguments: Any, **options: Any) -> Json:
+        found = await page(*arguments, **options)
+        if idle.server.storage.version > backup.version:
+            idle.server.storage.restore(backup)
+            idle.reflector.replace_all()
+        return found
+
+    monkeypatch.setattr(idle.client, "page", slow_page)
+    await idle.reflector.list_all()
+    assert idle.mirror.names() == ["a"]
+    await idle.client.close()
+
+
+async def test_others_get_a_turn_while_many_objects_that_are_gone_are_taken_out(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflectors, "_TURN_S", -1.0)
+    for number in range(5):
+        idle.mirror.known[f"uid-{number}"] = (f"gone-{number}", 0, 1)
+    turns, seen = itertools.count(), set[int]()
+    drop = idle.mirror.drop
+
+    def noted(uid: str, version: int, last: Json | None) -> None:
+        seen.add(next(turns))
+        drop(uid, version, last)
+
+    async def another() -> None:
+        while True:
+            await asyncio.sleep(0)
+            seen.add(-next(turns))
+
+    monkeypatch.setattr(idle.mirror, "drop", noted)
+    task = asyncio.create_task(another())
+    await idle.reflector.list_all()
+    task.cancel()
+    assert idle.mirror.names() == []
+    dropped = sorted(turn for turn in seen if turn >= 0)
+    assert all(later - former > 1 for former, later in itertools.pairwise(dropped)), "with a turn of another between"
+    await idle.client.close()

@@ -480,3 +480,26 @@ def test_unreadable_objects_are_named_in_the_log_every_ten_seconds_at_most() -> 
             now += 1.0
     assert [line["name"] for line in logs] == ["node-a"] * 3
     assert "cannot be read: spec.taints: is not a list of maps" in logs[0]["error"]
+
+
+@pytest.mark.promise("operator-restored-backup")
+def test_what_is_distrusted_stays_as_it_is_and_any_version_that_comes_is_newer() -> None:
+    state = new_state()
+    state.put_sharepod(sharepod_object(version=500))
+    state.put_pod(pod_object(version=501))
+    known, its_pod = state.sharepods.get(TENANT), state.pods.get("pod-1")
+    state.distrust_sharepods()
+    state.distrust_pods()
+    assert state.sharepods.get(TENANT) is known, "to copy those of 10,000 SharePods takes a quarter of a second"
+    assert state.pods.get("pod-1") is its_pod
+    assert (state.sharepods.versions(), state.pods.versions()) == ({TENANT: 0}, {"pod-1": 0})
+    state.put_sharepod(sharepod_object(version=3))
+    state.put_sharepod(sharepod_object(version=2))
+    assert state.sharepods.versions() == {TENANT: 3}
+    state.put_pod(pod_object(uid="pod-2", version=4))
+    newest = state.pod_of(TENANT)
+    assert newest is not None
+    assert newest.uid == "pod-2"
+    state.put_pod(pod_object(version=3))
+    assert state.pods.get("pod-1") is None, "another has its name by now"
+    assert TENANT not in state.lost_pods
