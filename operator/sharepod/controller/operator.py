@@ -327,7 +327,7 @@ class Operator:
             self.budgets.begin()
             self.loop.take_over()
             self._active = True
-            self.routes.look_at_all()
+            await self.routes.look_at_all()
             log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
 
     # Loops
@@ -337,7 +337,7 @@ class Operator:
         while True:
             await asyncio.sleep(self._settings.resync_interval)
             if self._active:
-                self.routes.look_at_all()
+                await self.routes.look_at_all()
 
     async def _tick(self) -> None:
         while True:

@@ -8,6 +8,8 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 
 from sharepod.api.units import TenantId
@@ -21,6 +23,9 @@ from .state.cluster_state import ClusterState
 from .tenants.claim_reconciler import ClaimReconciler
 from .tenants.line_templates import LineTemplates
 from .tenants.reconciler import TenantReconciler
+
+_TURN_S = 0.005
+"""Seconds for which tenants are enqueued before other tasks get a turn: 10,000 take 30 ms."""
 
 
 class Routes:
@@ -99,11 +104,21 @@ class Routes:
         if self._acts():
             self._self_test_claims.queue.add(claim)
 
-    def look_at_all(self) -> None:
-        """Look at everything once, after what has changed."""
-        for tenant in self._state.tenants():
-            queue = self._queue_of(tenant)
-            (queue.add if self._waits(tenant) else queue.add_resync)(tenant)
+    async def look_at_all(self) -> None:
+        """Look at everything once, after what has changed. Others get turns meanwhile; ends once this process does not
+        act."""
+        tenants = self._state.tenants()
+        waiting = {tenant for tenant in tenants if self._waits(tenant)}
+        for tenant in waiting:
+            self._queue_of(tenant).add(tenant)
+        turn = time.monotonic() + _TURN_S
+        for tenant in tenants - waiting:
+            if time.monotonic() > turn:
+                await asyncio.sleep(0)
+                if not self._acts():
+                    return
+                turn = time.monotonic() + _TURN_S
+            self._queue_of(tenant).add_resync(tenant)
         for name in {item.name for item in self._state.nodes} | {item.name for item in self._state.gpunodes}:
             self._nodes.queue.add_resync(name)
             self._holders.queue.add_resync(name)
