@@ -163,7 +163,7 @@ class Watches:
             PODS,
             _Feed(
                 state.other_pods.put,
-                lambda uid, _version, _last: state.other_pods.drop(uid),
+                lambda uid, version, _last: state.other_pods.drop(uid, version),
                 state.other_pods.versions,
                 state.other_pods.distrust,
             ),

@@ -4,10 +4,12 @@ Guarantees:
 - A Pod counts once, on the node that its newest version names; a holder also before it is bound, on the node that it is
   pinned to.
 - A Pod that uses claims is kept; of the others only the version is.
+- An answer or a list that is older than the end of a Pod does not bring it back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from .claims_seen import ClaimsSeen
 from .facts.claim_facts import uses_claims
 from .facts.pod_facts import other_pod, waits_for_whole_gpus
 from .holders_seen import HoldersSeen
+from .store import Latest
 
 Json = Mapping[str, Any]
 
@@ -51,12 +54,15 @@ class OtherPods:
         self._on_room_changed = on_room_changed
         self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
+        self._ended: Latest[float] = Latest()
+        """Version at which a Pod was gone, or had left what is selected, by its uid."""
 
     def put(self, raw: Json) -> None:
         """Count the requests of a Pod on its node. One that uses claims is kept."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
-        if version < self._versions.get(uid, 0):
+        if version < self._versions.get(uid, 0) or version <= self._ended.get(uid, -1):
             return
+        self._ended.pop(uid, None)
         node, needs = other_pod(raw)
         self._versions[uid] = version
         tenant = self._claim_of(raw) if uses_claims(raw) else None
@@ -77,10 +83,13 @@ class OtherPods:
         first = next(self._claims.of_pod(pod), None) if pod is not None else None
         return TenantId(first.uid) if first is not None else None
 
-    def drop(self, uid: str) -> None:
-        """Count a Pod no longer."""
+    def drop(self, uid: str, version: float = math.inf) -> None:
+        """Count a Pod no longer that was gone, or had left what is selected, as of a version; a later one counts."""
+        if self._versions.get(uid, 0) > version:
+            return
         self._versions.pop(uid, None)
-        self._claims.drop_pod(uid)
+        self._ended[uid] = version
+        self._claims.drop_pod(uid, version)
         self._holders.drop(uid)
         if self._cluster.set_whole_gpu_pod(uid, None):
             self._on_room_changed()
@@ -95,4 +104,5 @@ class OtherPods:
     def distrust(self) -> None:
         """Count each known version as the oldest."""
         self._versions = dict.fromkeys(self._versions, 0)
+        self._ended.clear()
         self._claims.distrust_pods()

@@ -503,3 +503,26 @@ def test_what_is_distrusted_stays_as_it_is_and_any_version_that_comes_is_newer()
     state.put_pod(pod_object(version=3))
     assert state.pods.get("pod-1") is None, "another has its name by now"
     assert TENANT not in state.lost_pods
+
+
+@pytest.mark.promise("operator-no-ghost")
+def test_an_answer_older_than_the_end_of_another_pod_does_not_bring_it_back() -> None:
+    state = new_state()
+    state.put_node(node_object())
+
+    def other(version: int) -> Json:
+        container = {"resources": {"requests": {"cpu": "2"}}}
+        metadata = {"uid": "other", "name": "other", "namespace": "n", "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": {"nodeName": "node-a", "containers": [container]}}
+
+    state.other_pods.put(other(5))
+    state.other_pods.drop("other", 7)
+    for late in (5, 6, 7):
+        state.other_pods.put(other(late))
+        assert state.other_pods.versions() == {}
+        account = state.cluster.node("node-a")
+        assert account is not None
+        assert account.taken().free.cpu_milli == 8000
+    state.other_pods.put(other(8))
+    state.other_pods.drop("other", 7)
+    assert state.other_pods.versions() == {"other": 8}, "it is selected again, as of a later version"
