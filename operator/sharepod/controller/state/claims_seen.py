@@ -186,7 +186,9 @@ class ClaimsSeen:
     def put_pod(self, raw: Json) -> ClaimPodFacts | None:
         """Take in a Pod that uses claims; return it as it is known now."""
         item = claim_pod_facts(raw)
-        taken, before, _ = self.pods.put(item)
+        taken, before, replaced = self.pods.put(item)
+        if replaced is not None:
+            self._pod_gone(replaced)
         if not taken:
             return self.pods.get(item.uid)
         if before is not None and before.entries != item.entries:
@@ -210,14 +212,17 @@ class ClaimsSeen:
         """Take out a Pod that is gone or has ended."""
         item = self.pods.drop(uid, version)
         if item is not None:
-            concerned = list(self.of_pod(item))
-            self._unused.difference_update(claim.uid for claim in concerned if item.uid in claim.consumers)
-            self._resort(item)
-            self._forget_names(item)
-            self._no_longer_lacking(item)
-            self._bound_lines.get(item.node or "", set()).discard(item.uid)
-            for claim in concerned:
-                self._on_changed(claim.uid)
+            self._pod_gone(item)
+
+    def _pod_gone(self, item: ClaimPodFacts) -> None:
+        concerned = list(self.of_pod(item))
+        self._unused.difference_update(claim.uid for claim in concerned if item.uid in claim.consumers)
+        self._resort(item)
+        self._forget_names(item)
+        self._no_longer_lacking(item)
+        self._bound_lines.get(item.node or "", set()).discard(item.uid)
+        for claim in concerned:
+            self._on_changed(claim.uid)
 
     def distrust_pods(self) -> None:
         """Count each known version of a Pod as the oldest."""

@@ -248,3 +248,18 @@ def test_bound_pods_with_a_line_are_known_by_node_and_carry_it_whatever_is_asked
     assert [(found.uid, found.carried) for found in seen.bound_lines("node-a")] == [("p", Carried(400, 0))]
     seen.drop_pod("p")
     assert list(seen.bound_lines("node-a")) == []
+
+
+def test_a_pod_whose_name_another_has_by_now_uses_no_claim_and_lacks_none(seen: ClaimsSeen) -> None:
+    told: list[str] = []
+    seen.put_pod(line_pod("p", None, node="node-a"))
+    seen.put_pod(line_pod("q", None))
+    seen.put_claim(claim())
+    seen.put_pod(pod("user"))
+    seen._on_changed = told.append
+    for former in ("p", "q", "user"):
+        named_so = pod(f"{former}-2", "others")
+        named_so["metadata"]["name"] = former
+        seen.put_pod(named_so)
+    assert (seen.lacking(), list(seen.bound_lines("node-a")), users(seen), told) == ((), [], [], ["c"])
+    assert ("a", "c") not in seen._users, "nothing is kept of it"
