@@ -149,7 +149,7 @@ class Events:
         about = event.about
         now = datetime.datetime.now(datetime.UTC)
         note = event.note if len(event.note) <= _NOTE_LIMIT else event.note[: _NOTE_LIMIT - 1] + "…"
-        while len(note.encode()) > _NOTE_LIMIT:
+        while len(note.encode("utf-8", "surrogatepass")) > _NOTE_LIMIT:  # half a pair
             note = note[:-2] + "…"
         version = _VERSIONS.get(event.kind, API_VERSION)
         regarding = {"apiVersion": version, "kind": event.kind, "name": about.name, "uid": about.uid}

@@ -113,3 +113,12 @@ async def test_notes_are_cut_to_what_the_api_server_takes() -> None:
     async with world.writing():
         world.tell("team", "ü" * 5000)
     assert len(world.written[0]["note"].encode()) <= events._NOTE_LIMIT
+
+
+async def test_a_note_with_half_a_pair_in_it_is_written() -> None:
+    world = World()
+    async with world.writing():
+        world.tell("team", "\ud83d" * 600)
+    (note,) = world.notes("team")
+    assert note.startswith("\ud83d")
+    assert note.endswith("…")
