@@ -6,6 +6,7 @@ Guarantees:
 - A page of a list may take ten timeouts while more of it arrives within each: one of large objects from a busy server
   is read to its end, instead of once more from its beginning.
 - Every failure is an `ApiError`.
+- Callers whose answers have come at once go on a few in each round of the event loop.
 - An object that cannot be read (too deep, too large) costs neither the list nor the watch that brings it.
 - Proxies of the environment are looked up once, when the connection is made.
 - New connections trust what the files of the configuration say now.
@@ -37,6 +38,7 @@ from .credentials import Rereading, configuration
 from .errors import ApiError, ErrorEventError, GoneError, SilentError, UnauthorizedError, UnavailableError, refusal
 from .exchange import Answer, Exchanges
 from .json_text import OBJECT_LIMIT, ListText, NotAListError, NotAnEventError, Unreadable, parse_event
+from .loop_rounds import LoopRounds
 from .trust import Trust
 
 Json: TypeAlias = dict[str, Any]
@@ -81,6 +83,7 @@ class Connection:
         self._trust = Trust(config)
         self._proxied = config.proxy is not None or _proxy_of_environment(self._host)
         self._exchanges = Exchanges(self._host, self._trust.context, config.tls_server_name, CONNECT_TIMEOUT_S)
+        self._rounds = LoopRounds()
         self._session: aiohttp.ClientSession | None = None
         self._rejected_since: float | None = None
         self._clock_compared_at = float("-inf")
@@ -136,6 +139,7 @@ class Connection:
                 answer = await self._exchange(method, path, body, query or {}, content)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unavailable(call, error) from error
+        await self._rounds.enter()
         self._check(call, answer.status, answer.headers, answer.body)
         return parsed(call, answer.status, answer.body)
 
