@@ -110,6 +110,11 @@ def test_what_decides_whether_work_runs_again_is_read_from_a_status_that_cannot_
     assert (between.status.former_pod, between.ended) == ("p", False)
 
 
+def test_half_a_pair_in_a_status_hides_nothing_of_what_decides() -> None:
+    found = sharepod(status={"podUID": "p\ud800", "endTime": "\udfff", "lastEnd": {"podUID": "\ud800"}})
+    assert (found.status.pod_uid, found.status.former_pod, found.ended) == ("p?", "?", True)
+
+
 @pytest.mark.promise("operator-phase-shown")
 @pytest.mark.parametrize("phase", [*Phase, "Resting", "", 7])
 def test_the_phase_is_shown_and_decides_nothing(phase: object) -> None:

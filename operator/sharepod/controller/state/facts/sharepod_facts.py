@@ -259,12 +259,17 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
 
 def _decides(raw: Json) -> dict[str, Any]:
     """Return what a status says of whether work runs again."""
-    decides: dict[str, Any] = {key: raw[key] for key in _DECIDE if isinstance(raw.get(key), str)}
+    decides: dict[str, Any] = {key: _without_halves(raw[key]) for key in _DECIDE if isinstance(raw.get(key), str)}
     if raw.get("endTime") is not None:
         decides.setdefault("endTime", "")
     elif raw.get("phase") in tuple(Phase):
         decides["phase"] = raw["phase"]
     former = mapping(raw.get("lastEnd")).get("podUID")
     if isinstance(former, str) and len(former) <= MAX_LABEL:
-        decides["lastEnd"] = {"podUID": former}
+        decides["lastEnd"] = {"podUID": _without_halves(former)}
     return decides
+
+
+def _without_halves(text: str) -> str:
+    """Return a text with question marks for halves of pairs, of which a model takes none."""
+    return text.encode("utf-8", "replace").decode()
