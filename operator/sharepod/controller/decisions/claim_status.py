@@ -123,8 +123,7 @@ def unlisted(snapshot: ClaimSnapshot) -> Note | None:
     claim = snapshot.claim
     if claim is None or not claim.ours or claim.deleting:
         return None
-    names = {pod.name for pod in snapshot.pods if pod.waits and claim.name in dict(pod.entries).values()}
-    idle = min(names - {pod.name for pod in snapshot.pods if pod.lists(claim.name)}, default=None)
+    idle = min((pod.name for pod in snapshot.pods if pod.waits and claim.name in pod.unlisted), default=None)
     if idle is None:
         return None
     text = (

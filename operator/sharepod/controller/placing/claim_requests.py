@@ -16,11 +16,8 @@ from operator import attrgetter
 from sharepod.api.gpunode import ClaimReference
 from sharepod.api.units import TenantId
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, ClaimPodFacts
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
-
-MAX_CLAIMS = 16
-"""Claims of one Pod that are placed together; a Pod with more waits, and is told why."""
 
 _MOST_LOOKED_AT = 16
 """Pods on one claim of which one is looked for in one turn whose claims can all be placed."""

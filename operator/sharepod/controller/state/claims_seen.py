@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
+    MAX_CLAIMS,
     ClaimFacts,
     ClaimPodFacts,
     claim_facts,
@@ -39,8 +41,8 @@ class ClaimsSeen:
         self._on_changed = on_changed
         self._users: dict[tuple[str, str], set[str]] = {}
         """Uids of Pods by namespace and name of a claim that they name."""
-        self._made: dict[str, set[str]] = {}
-        """Uids of claims by the uid of the Pod that they were made for."""
+        self._made: dict[str, dict[str, set[str]]] = {}
+        """Uids of claims by the uid of the Pod that they were made for, and its name for each."""
         self._deleted: Latest[None] = Latest()
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
@@ -102,13 +104,13 @@ class ClaimsSeen:
         if not taken:
             return
         self._sorted.pop(item.uid, None)
-        if before is not None and before.made_for not in (None, item.made_for):
+        if before is not None and (before.made_for, before.entry) != (item.made_for, item.entry):
             self._no_longer_made(before)
         waiting = {pod.uid for pod in self.users(item) if pod.node is None} if item.consumers else set()
         if not waiting.issuperset(item.consumers):
             self._unused.discard(item.uid)
         if item.made_for is not None:
-            self._made.setdefault(item.made_for, set()).add(item.uid)
+            self._made.setdefault(item.made_for, {}).setdefault(item.entry, set()).add(item.uid)
         if news:
             self._tell(item)
         if before is None or (before.deleting, before.request is None) != (item.deleting, item.request is None):
@@ -150,9 +152,12 @@ class ClaimsSeen:
     def _no_longer_made(self, item: ClaimFacts) -> None:
         """Forget which Pod a claim was made for."""
         if item.made_for is not None:
-            mine = self._made.get(item.made_for, set())
+            made = self._made.get(item.made_for, {})
+            mine = made.get(item.entry, set())
             mine.discard(item.uid)
             if not mine:
+                made.pop(item.entry, None)
+            if not made:
                 self._made.pop(item.made_for, None)
 
     def _claim_gone(self, item: ClaimFacts) -> None:
@@ -172,9 +177,13 @@ class ClaimsSeen:
             self.on_self_test(item.uid)
 
     def _tell_siblings(self, item: ClaimFacts) -> None:
+        """Tell of the other claims of each Pod that uses a claim and can be placed: it waits for all of them."""
+        told: set[str] = set()
         for pod in self.users(item):
-            if len(pod.entries) > 1:
-                self._tell_claims_of(pod)
+            if 1 < len(pod.entries) <= MAX_CLAIMS:
+                told.update(claim.uid for claim in self.of_pod(pod))
+        for uid in told:
+            self._on_changed(uid)
 
     def share_claim(self, name: str, namespace: str, pod: str) -> ClaimFacts | None:
         """Return the claim of that name if the operator made it for this Pod of a SharePod. `pod`: its uid."""
@@ -230,7 +239,7 @@ class ClaimsSeen:
 
     def _resize(self, pod: ClaimPodFacts) -> None:
         """Bring the sizes of the claims that were made for a Pod up to its line."""
-        for uid in self._made.get(pod.uid, ()):
+        for uid in chain.from_iterable(self._made.get(pod.uid, {}).values()):
             claim = self.claims.get(uid)
             if claim is not None and claim.by_line:
                 self.claims.amend(self._sized(claim))
@@ -327,8 +336,8 @@ class ClaimsSeen:
         """Return one claim of a Pod. One from a template is known by its owner before the Pod's status names it."""
         if name is not None:
             return self.claims.named(name, pod.namespace)
-        made = (self.claims.get(uid) for uid in self._made.get(pod.uid, ()))
-        return next((claim for claim in made if claim is not None and claim.entry == entry), None)
+        made = (self.claims.get(uid) for uid in self._made.get(pod.uid, {}).get(entry, ()))
+        return next((claim for claim in made if claim is not None), None)
 
     def tell_namespace(self, namespace: str) -> None:
         """Tell of every claim of a namespace."""

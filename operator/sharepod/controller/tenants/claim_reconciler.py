@@ -25,12 +25,12 @@ from sharepod.controller.decisions.claim_status import LOST, Note, notes, unlist
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
-from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, next_turn, waiting_pod
+from sharepod.controller.placing.claim_requests import group_of, next_turn, waiting_pod
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, ClaimPodFacts
 from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.placement.state.types import Outlook, Refusal
@@ -322,15 +322,17 @@ class ClaimReconciler:
     def _of_leader(self, claim: ClaimFacts) -> tuple[Refusal | None, str | None]:
         """Return the refusal of the claim by which placement is asked for a Pod, or why placement is not asked."""
         pod = waiting_pod(self._state, claim)
-        if pod is None or not self._state.seen_claims.complete(pod):
+        if pod is None:
+            return None, None
+        if len(pod.entries) > MAX_CLAIMS:
+            return None, f"its pod has {len(pod.entries)} claims; write at most {MAX_CLAIMS}"
+        if not self._state.seen_claims.complete(pod):
             return None, None
         if (container := self._state.seen_claims.crowded(pod)) is not None:
             return None, (
                 f"container {container} uses two claims of class {DEVICE_CLASS}, and a container can have one share: "
                 "write one claim with count, or use each claim in a container of its own"
             )
-        if len(pod.entries) > MAX_CLAIMS:
-            return None, f"its pod has {len(pod.entries)} claims; write at most {MAX_CLAIMS}"
         for other in self._state.seen_claims.of_pod(pod):
             if other.uid == claim.uid:
                 continue

@@ -3,7 +3,7 @@
 Guarantees:
 - No object that has a uid and a name makes these functions raise, whatever else is in it.
 - Of a claim of another class only its name is kept.
-- Reading takes bounded time, whatever the size of the object.
+- Reading takes time in proportion to the object, and no longer than bounded.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from .pod_facts import DEFAULT_SCHEDULER, NEVER_PREEMPTS, pinned_node
 
 MADE_FOR = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: the Pod's name for it."""
+
+MAX_CLAIMS = 16
+"""Claims of one Pod that are placed together; a Pod with more waits, and is told why."""
 
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -106,10 +109,11 @@ class ClaimPodFacts(ObjectFacts):
     """Uid of its controller, such as a ReplicaSet."""
     asks: PodNeeds | None
     """What it asks of its node; None where that cannot be read."""
-    containers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Containers that use more than one of its claims: name, and the Pod's names of the claims."""
-    unlisted: tuple[str, ...] = ()
-    """Its own names of claims that none of its containers lists."""
+    containers: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Containers that use more than one of its claims: name, and the Pod's names of the claims. Not looked at in a Pod
+    with more than `MAX_CLAIMS`, which is not placed."""
+    unlisted: frozenset[str] = frozenset()
+    """Names of ResourceClaims that it uses and none of its containers lists. Not looked at in such a Pod either."""
     line: ClaimRequest | SpecError | None = None
     """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
     carried: Carried = NOTHING
@@ -163,10 +167,6 @@ class ClaimPodFacts(ObjectFacts):
     def claim_of_line(self) -> str | None:
         """Name of the claim that it has by its line; None while it has none."""
         return next((name for entry, name in self.entries if self.line is not None and entry == LINE_CLAIM), None)
-
-    def lists(self, claim: str) -> bool:
-        """Return whether one of its containers lists the claim of that name, which the Pod uses."""
-        return any(name == claim and entry not in self.unlisted for entry, name in self.entries)
 
     @property
     def lacks_claim(self) -> bool:
@@ -299,7 +299,8 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
     }
     conditions = {item.get("type"): item for item in fitted_status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
-    entries, lists = tuple(_entries(spec, made)), tuple(_lists(spec))
+    entries = tuple(_entries(spec, made))
+    lists = list(_lists(spec)) if len(entries) <= MAX_CLAIMS else None
     line = _line(raw, spec)
     return ClaimPodFacts(
         uid=str(metadata["uid"]),
@@ -316,8 +317,8 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         created=str(metadata.get("creationTimestamp") or ""),
         owner=controller_of(metadata, None),
         asks=_needs(spec),
-        containers=tuple((name, listed) for name, listed in lists if len(listed) > 1),
-        unlisted=tuple(entry for entry, _ in entries if all(entry not in listed for _, listed in lists)),
+        containers=tuple(one for one in lists or () if len(one[1]) > 1),
+        unlisted=_unlisted(entries, lists) if lists is not None else frozenset(),
         line=line,
         carried=_carried(line, spec),
         gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
@@ -365,14 +366,21 @@ def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]
     return found
 
 
-def _lists(spec: Json) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the containers that use claims: name, and the Pod's names of the claims, each once."""
+def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the containers that use claims: name, and the Pod's names of the claims."""
     for kind in ("containers", "initContainers"):
         for container in maps(spec.get(kind)):
             used = maps(mapping(container.get("resources")).get("claims"), MAX_ITEMS)
-            names = tuple(dict.fromkeys(str(item.get("name") or "")[:MAX_NAME] for item in used))
+            names = {name for item in used if isinstance(name := item.get("name"), str)}
             if names:
-                yield str(container.get("name") or "")[:MAX_NAME], names
+                yield str(container.get("name") or "")[:MAX_NAME], frozenset(name[:MAX_NAME] for name in names)
+
+
+def _unlisted(entries: tuple[tuple[str, str | None], ...], lists: list[tuple[str, frozenset[str]]]) -> frozenset[str]:
+    """Return the names of claims that no container lists, under whatever name of the Pod's."""
+    listed: frozenset[str] = frozenset().union(*(names for _, names in lists))
+    used = {name for entry, name in entries if entry in listed}
+    return frozenset(name for _, name in entries if name is not None and name not in used)
 
 
 def _needs(spec: Json) -> PodNeeds | None:
