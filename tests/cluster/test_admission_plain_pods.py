@@ -418,6 +418,11 @@ def test_a_claim_without_sizes_is_its_pods_and_the_templates_name_is_taken(api: 
         api.create(templates, template("sharepod", claim_spec()), dryRun="All")
     with pytest.raises(ApiError, match="capacity"):
         api.create(templates, template("mine", sizeless), dryRun="All")
+    for field, value in (("tolerations", [{"operator": "Exists"}]), ("capacity", {}), ("adminAccess", False)):
+        exactly: Object = {"deviceClassName": "sharepod.dev", field: value}
+        other = {"devices": {"requests": [{"name": "line", "exactly": exactly}]}}
+        with pytest.raises(ApiError, match="capacity"):  # the operator would take none of its claims for a line's
+            api.create(templates, template("sharepod", other), dryRun="All")
 
     def claim(*owners: Object) -> Object:
         metadata = {"name": "of-a-line", "ownerReferences": list(owners)}

@@ -27,6 +27,9 @@ from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 from .cel import Validation, listed, refuse, text, texts
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
+LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
+"""Fields of the request of a line's claim. With any other, such as tolerations, it would be none (`claims.of_line`)."""
+
 NAME = "sharepod-claims"
 
 _TEXT = r"""("[^"\\\n]*"|'[^'\\\n]*')"""
@@ -111,7 +114,7 @@ def _of_line(template: str) -> str:
     return (
         f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "
         f"{_REQUESTS}.all(r, r.name == {text(LINE_REQUEST)} && r.?exactly.?count.orValue(1) == 1 && "
-        "r.?exactly.?selectors.orValue([]).size() == 0) && variables.amounts.all(a, size(a) == 0)"
+        f"dyn(r.?exactly.orValue({{}})).all(k, k in {texts(LINE_FIELDS)}))"
     )
 
 

@@ -20,6 +20,7 @@ from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
     MAX_CLAIMS,
+    OF_ANOTHER_SHAPE,
     ClaimFacts,
     ClaimPodFacts,
     claim_facts,
@@ -50,7 +51,7 @@ class ClaimsSeen:
         self.turns: dict[str, int] = {}
         """By uid of a claim: index of the first of its users that have their turn; the very first without."""
         self._lacking: dict[str, set[str]] = {}
-        """Uids of Pods that wait for the claim of their line to be made, by namespace."""
+        """Uids of Pods that wait for the claim of their line to be made, or have another in its place, by namespace."""
         self._bound_lines: dict[str, set[str]] = {}
         """Uids of Pods with a resource line by the node that they are bound to."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
@@ -87,10 +88,9 @@ class ClaimsSeen:
 
     def _sized(self, item: ClaimFacts) -> ClaimFacts:
         """Return a claim with the size that its Pod's line says, if that is where it is said."""
-        if not item.by_line:
-            return item
         request, error = size_by_line(item, self.pods.get(item.made_for or ""))
-        return replace(item, request=request, error=error)
+        same = request is item.request and error is item.error
+        return item if same else replace(item, request=request, error=error)
 
     def put_unreadable_claim(self, metadata: Json, why: str) -> None:
         """Take in a claim of which only the metadata can be read. One that was known keeps what was known of it."""
@@ -111,6 +111,8 @@ class ClaimsSeen:
             self._unused.discard(item.uid)
         if item.made_for is not None:
             self._made.setdefault(item.made_for, {}).setdefault(item.entry, set()).add(item.uid)
+            if item.error is OF_ANOTHER_SHAPE and (pod := self.pods.get(item.made_for)) is not None:
+                self._note_lacking(pod)
         if news:
             self._tell(item)
         if before is None or (before.deleting, before.request is None) != (item.deleting, item.request is None):
@@ -139,7 +141,8 @@ class ClaimsSeen:
     def _note_lost(self, item: ClaimFacts) -> None:
         """Tell of the namespace of a claim that is gone while the Pod waits whose line it was for."""
         pod = self.pods.get(item.made_for or "")
-        if item.by_line and pod is not None and pod.waits and pod.claim_of_line == item.name:
+        of_line = item.by_line or item.error is OF_ANOTHER_SHAPE
+        if of_line and pod is not None and pod.waits and pod.claim_of_line == item.name:
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
@@ -241,11 +244,12 @@ class ClaimsSeen:
         """Bring the sizes of the claims that were made for a Pod up to its line."""
         for uid in chain.from_iterable(self._made.get(pod.uid, {}).values()):
             claim = self.claims.get(uid)
-            if claim is not None and claim.by_line:
+            if claim is not None and claim.ours:
                 self.claims.amend(self._sized(claim))
 
     def _note_lacking(self, pod: ClaimPodFacts) -> None:
-        if pod.lacks_claim:
+        named = self.claims.named(pod.claim_of_line or "", pod.namespace) if pod.waits else None
+        if pod.lacks_claim or (named is not None and named.error is OF_ANOTHER_SHAPE):
             self._lacking.setdefault(pod.namespace, set()).add(pod.uid)
             self.on_claim_lacking(pod.namespace)
         else:

@@ -263,3 +263,42 @@ def test_a_pod_whose_name_another_has_by_now_uses_no_claim_and_lacks_none(seen: 
         seen.put_pod(named_so)
     assert (seen.lacking(), list(seen.bound_lines("node-a")), users(seen), told) == ((), [], [], ["c"])
     assert ("a", "c") not in seen._users, "nothing is kept of it"
+
+
+@pytest.mark.promise("operator-line-template", "operator-line-bound")
+@pytest.mark.parametrize("claim_first", [True, False])
+def test_a_claim_for_a_line_that_says_a_size_of_its_own_is_for_nothing_until_it_is_made_again(
+    claim_first: bool, seen: ClaimsSeen
+) -> None:
+    """A template named `sharepod` may be older than the policy that keeps that name: by its claims each Pod got a share
+    of another size than its line."""
+    told: list[str] = []
+    seen.on_claim_lacking = told.append
+    sized = claim("l", owner="p", **{"resource.kubernetes.io/pod-claim-name": "sharepod"})
+    if claim_first:
+        seen.put_claim(sized)
+        seen.put_pod(line_pod("p", None, milli="100"))
+    else:
+        seen.put_pod(line_pod("p", None, milli="100"))
+        seen.put_claim(sized)
+    assert "delete the claim" in str(size(seen)), "also before the Pod's status names it"
+    seen.put_pod(line_pod("p", "l", milli="100"))
+    assert "delete the claim" in str(size(seen))
+    assert seen.lacking() == ("a",), "its template is looked at, and replaced"
+    told.clear()
+    seen.drop_claim("l", deleted=True)
+    assert told == ["a"]
+    assert [user.uid for user in seen.without_claim()] == ["p"]
+    made = line_claim("new", "p")
+    made["metadata"]["name"] = "l"
+    seen.put_claim(made)
+    seen.put_pod(line_pod("p", "l", milli="100"))
+    assert (size(seen, "new"), seen.lacking()) == (100, ())
+
+
+def test_another_claim_of_a_pod_with_a_line_has_its_own_size(seen: ClaimsSeen) -> None:
+    mine = line_pod("p", "l", milli="100")
+    mine["spec"]["resourceClaims"].append({"name": "other", "resourceClaimTemplateName": "mine"})
+    seen.put_pod(mine)
+    seen.put_claim(claim("c", owner="p", **{"resource.kubernetes.io/pod-claim-name": "other"}))
+    assert (size(seen, "c"), seen.lacking()) == (400, ())

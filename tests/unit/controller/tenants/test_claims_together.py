@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS
 from unit.controller.acting_world import World
 from unit.controller.tenants.claim_steps import lets_go, placed, running
 
@@ -189,3 +190,18 @@ async def test_a_container_with_two_claims_is_told_that_it_can_have_one(world: W
     await world.until(lambda: len(world.told("Waiting")) == 4)
     assert all("container main uses two claims" in note for note in world.told("Waiting"))
     assert world.rows() == {}
+
+
+@pytest.mark.promise("operator-claim-most")
+async def test_a_pod_with_more_claims_than_are_placed_together_gets_none_and_each_says_so(world: World) -> None:
+    """Told at the first look, also where some of its claims are not there."""
+    world.node("node-a", gpus=8)
+    names = [f"c{number}" for number in range(MAX_CLAIMS + 1)]
+    for name in names[1:]:
+        world.claim(name, 10)
+    world.pod_with(*names)
+    await world.look_at_claim(names[1])
+    assert world.loop.waiting() == ()
+    await world.until(lambda: any("has 17 claims; write at most 16" in note for note in world.told("Waiting")))
+    world.pod_with(*names[1:], name="whole")
+    await placed(world, *names[1:])

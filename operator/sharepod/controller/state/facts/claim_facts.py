@@ -47,6 +47,13 @@ MAX_CLAIMS = 16
 
 _TERMINAL = ("Succeeded", "Failed")
 
+OF_ANOTHER_SHAPE = SpecError(
+    "spec.devices.requests",
+    f"says a size, and so does the resource line of its Pod: template {LINE_CLAIM} was another one when the claim was "
+    "made; delete the claim, which is then made as the line says",
+)
+"""Error of a claim for a Pod's line that was not made from the template without sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
@@ -248,11 +255,14 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
 
 
 def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimRequest | None, SpecError | None]:
-    """Return what a claim without sizes is for, or why it is for nothing. `pod`: its owner, as far as that is known.
+    """Return what a claim is for, or why it is for nothing. `pod`: its owner, as far as that is known.
 
-    Only the one claim that the Pod's own status names for its line is sized: users can write neither that status nor
-    another owner into the claim.
+    One that says a size is for that, unless it was made for the Pod's line. Of those without sizes only the one claim
+    that the Pod's own status names for its line is sized: users can write neither that status nor another owner into
+    the claim.
     """
+    if not claim.by_line:
+        return (None, OF_ANOTHER_SHAPE) if _is_for_line(claim, pod) else (claim.request, claim.error)
     if claim.made_for is None:
         return None, _not_of("no Pod")
     if pod is None or pod.namespace != claim.namespace:
@@ -264,6 +274,13 @@ def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimReq
     if pod.claim_of_line != claim.name:
         return None, _not_of(f"Pod {pod.name}, whose line has the claim {pod.claim_of_line}")
     return (None, pod.line) if isinstance(pod.line, SpecError) else (pod.line, None)
+
+
+def _is_for_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> bool:
+    """Return whether a claim was made for the line of its owner."""
+    if pod is None or pod.line is None or pod.namespace != claim.namespace:
+        return False
+    return claim.ours and claim.entry == LINE_CLAIM and pod.claim_of_line in (None, claim.name)
 
 
 def _not_of(owner: str) -> SpecError:
