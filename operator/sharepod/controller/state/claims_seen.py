@@ -5,6 +5,7 @@ Guarantees:
 - Whatever Pod names a claim counts as one that uses it, also where the claim says that it was made for another: anybody
   may write owner references, and kube-scheduler looks at them for claims from templates alone.
 - A change is told by the uids of the claims that it concerns.
+- A claim of one namespace is never one of a Pod of another, whatever owner it names.
 - A claim without sizes has those of the resource line of its Pod, as soon as both are known, and no other user.
 """
 
@@ -20,7 +21,6 @@ from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
     MAX_CLAIMS,
-    OF_ANOTHER_SHAPE,
     ClaimFacts,
     ClaimPodFacts,
     claim_facts,
@@ -111,7 +111,7 @@ class ClaimsSeen:
             self._unused.discard(item.uid)
         if item.made_for is not None:
             self._made.setdefault(item.made_for, {}).setdefault(item.entry, set()).add(item.uid)
-            if item.error is OF_ANOTHER_SHAPE and (pod := self.pods.get(item.made_for)) is not None:
+            if (pod := self.pods.get(item.made_for)) is not None and pod.claim_of_line == item.name:
                 self._note_lacking(pod)
         if news:
             self._tell(item)
@@ -141,8 +141,7 @@ class ClaimsSeen:
     def _note_lost(self, item: ClaimFacts) -> None:
         """Tell of the namespace of a claim that is gone while the Pod waits whose line it was for."""
         pod = self.pods.get(item.made_for or "")
-        of_line = item.by_line or item.error is OF_ANOTHER_SHAPE
-        if of_line and pod is not None and pod.waits and pod.claim_of_line == item.name:
+        if pod is not None and pod.waits and pod.claim_of_line == item.name:
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
@@ -249,7 +248,7 @@ class ClaimsSeen:
 
     def _note_lacking(self, pod: ClaimPodFacts) -> None:
         named = self.claims.named(pod.claim_of_line or "", pod.namespace) if pod.waits else None
-        if pod.lacks_claim or (named is not None and named.error is OF_ANOTHER_SHAPE):
+        if pod.lacks_claim or (named is not None and named.readable and not named.by_line):
             self._lacking.setdefault(pod.namespace, set()).add(pod.uid)
             self.on_claim_lacking(pod.namespace)
         else:
@@ -310,9 +309,9 @@ class ClaimsSeen:
     def _uses_template(self, claim: ClaimFacts) -> bool:
         """Return whether the Pod that a claim was made for has an entry for it, or one whose claim is not named yet."""
         owner = self.pods.get(claim.made_for or "")
-        return owner is not None and any(
-            entry == claim.entry and name in (None, claim.name) for entry, name in owner.entries
-        )
+        if owner is None or owner.namespace != claim.namespace:
+            return False
+        return any(entry == claim.entry and name in (None, claim.name) for entry, name in owner.entries)
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
         """Yield the claims of our class that a Pod uses, as far as they are known, each once, in the Pod's order."""
@@ -341,7 +340,7 @@ class ClaimsSeen:
         if name is not None:
             return self.claims.named(name, pod.namespace)
         made = (self.claims.get(uid) for uid in self._made.get(pod.uid, {}).get(entry, ()))
-        return next((claim for claim in made if claim is not None), None)
+        return next((claim for claim in made if claim is not None and claim.namespace == pod.namespace), None)
 
     def tell_namespace(self, namespace: str) -> None:
         """Tell of every claim of a namespace."""

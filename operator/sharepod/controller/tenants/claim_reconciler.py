@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 
 import structlog
 
@@ -39,6 +40,9 @@ from .claim_writer import ClaimWriter
 from .snapshots import LOOK_AGAIN_S, Snapshots
 
 log = structlog.get_logger(__name__)
+
+MOST_TOLD = 256
+"""Pods on one claim that are told of it, those that wait first: Kubernetes gives a claim to no more at a time."""
 
 
 class ClaimReconciler:
@@ -346,7 +350,7 @@ class ClaimReconciler:
     def _tell(self, snapshot: ClaimSnapshot, claim: ClaimFacts, note: Note) -> None:
         tell = self._events.warning if note.warning else self._events.normal
         tell(claims.KIND, claim, note.reason, note.action, note.message)
-        for pod in snapshot.pods:
+        for pod in islice(snapshot.pods, MOST_TOLD):
             if pod.waits or (note.reason == LOST and pod.runs):
                 tell("Pod", pod, note.reason, note.action, f"claim {claim.name}: {note.message}")
 

@@ -3,7 +3,8 @@ that were deleted while their Pods wait.
 
 Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
-- A template of that name that says something else, older than the policy that keeps the name, is replaced.
+- A template of that name that says something else, older than the policy that keeps the name, is replaced, also once
+  its claims have been made; their Pods are told.
 - A namespace in which no Pod has a line gets none.
 - What the API server forbids, such as a quota, is told to the Pods that wait, and tried again, later each time.
 - A namespace whose claims somebody else keeps from being made is looked at ever more rarely.
@@ -30,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 _LONGEST_PAUSE_S = 60.0
 """Longest pause between two looks at a namespace in which nothing happens."""
+_WAS_ANOTHER = "was another one, and has been replaced: delete the claim, and it is made again as the line says"
 _DEVICES: Json = {
     "requests": [
         {
@@ -142,6 +144,9 @@ class LineTemplates:
         uid = str(found["metadata"]["uid"])
         await self._client.delete(CLAIM_TEMPLATES, LINE_CLAIM, namespace, uid=uid)
         await self._make(namespace)
+        for pod in self._seen.lacking_in(namespace):
+            if (claim := pod.claim_of_line) is not None:
+                self._tell(pod, f"claim {claim} was made from a template {LINE_CLAIM} that {_WAS_ANOTHER}")
 
 
 def _is_ours(template: Json) -> bool:

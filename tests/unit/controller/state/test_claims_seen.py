@@ -302,3 +302,19 @@ def test_another_claim_of_a_pod_with_a_line_has_its_own_size(seen: ClaimsSeen) -
     seen.put_pod(mine)
     seen.put_claim(claim("c", owner="p", **{"resource.kubernetes.io/pod-claim-name": "other"}))
     assert (size(seen, "c"), seen.lacking()) == (400, ())
+
+
+def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen: ClaimsSeen) -> None:
+    """Anybody may write owner references, of any uid, by which a claim is known until the Pod's status names it."""
+    mine = pod("p")
+    mine["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shares"}]
+    seen.put_pod(mine)
+    forged = claim("forged", owner="p", **{"resource.kubernetes.io/pod-claim-name": "gpu"})
+    forged["metadata"]["namespace"] = "b"
+    seen.put_claim(forged)
+    known = seen.pods.get("p")
+    assert known is not None
+    assert (list(seen.of_pod(known)), seen.complete(known), users(seen, "forged")) == ([], False, [])
+    seen.put_claim(claim("made", owner="p", **{"resource.kubernetes.io/pod-claim-name": "gpu"}))
+    assert [item.uid for item in seen.of_pod(known)] == ["made"]
+    assert (seen.complete(known), users(seen, "made"), users(seen, "forged")) == (True, ["p"], [])

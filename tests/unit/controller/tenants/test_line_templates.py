@@ -102,6 +102,31 @@ async def test_a_template_of_another_shape_is_replaced() -> None:
     assert server.there["metadata"]["uid"] != "old"
 
 
+@pytest.mark.promise("operator-line-template")
+@pytest.mark.parametrize("device_class", ["sharepod.dev", "network.example.org"])
+async def test_a_template_of_another_shape_is_replaced_also_where_the_claim_from_it_was_made_at_once(
+    device_class: str,
+) -> None:
+    templates, server, seen = made()
+    wanted: list[str] = []
+    seen.on_claim_lacking = wanted.append
+    server.there = {"metadata": {"name": "sharepod", "uid": "old"}, "spec": {"spec": {"devices": {"requests": []}}}}
+    foreign = line_claim("l", "p")
+    foreign["spec"]["devices"]["requests"][0]["exactly"] |= {"deviceClassName": device_class, "count": 2}
+    seen.put_pod(line_pod("p", "l"))
+    seen.put_claim(foreign)
+    assert wanted == ["a"]
+    await templates.reconcile("a")
+    assert server.calls == ["create", "get", "delete", "create"]
+    ((name, note),) = server.told
+    assert (name, "delete the claim" in note) == ("p", True)
+    wanted.clear()
+    seen.drop_claim("l", deleted=True)
+    assert wanted == ["a"]
+    await templates.reconcile("a")
+    assert server.calls[4:] == ["claim l"], "again, from the one without sizes"
+
+
 @pytest.mark.parametrize(
     "refusal",
     [
