@@ -19,11 +19,13 @@ class EndingNamespaces:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
+        self._uids: dict[str, set[str]] = {}
+        """Uids by name: each look at a tenant asks for its namespace, and some thousands may be stuck."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[str], None] = lambda _name: None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names.values()
+        return name in self._uids
 
     def put(self, raw: Mapping[str, Any]) -> None:
         """Take in a Namespace as it was read. A deletion is undone where etcd is restored from a backup before it."""
@@ -35,13 +37,17 @@ class EndingNamespaces:
             return
         self._versions[uid] = version
         if uid not in self._names:
-            self._names[uid] = str(raw["metadata"]["name"])
-            self.on_changed(self._names[uid])
+            name = self._names[uid] = str(raw["metadata"]["name"])
+            self._uids.setdefault(name, set()).add(uid)
+            self.on_changed(name)
 
     def drop(self, uid: str) -> None:
         """Take out a Namespace that is gone, by its uid."""
         self._versions.pop(uid, None)
         if (name := self._names.pop(uid, None)) is not None:
+            self._uids[name].discard(uid)
+            if not self._uids[name]:
+                del self._uids[name]
             self.on_changed(name)
 
     def distrust(self) -> None:

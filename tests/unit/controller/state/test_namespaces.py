@@ -62,3 +62,26 @@ def test_labels_are_those_of_the_newest_version_and_each_change_is_told_once() -
     known.drop("u-1")
     known.drop("u-1")
     assert (known.by_name(), known.versions(), len(told)) == ({}, {}, 3)
+
+
+class Compared(str):
+    """Name that counts how often it is compared."""
+
+    __slots__ = ("times",)
+    __hash__ = str.__hash__
+
+    def __init__(self, _text: str) -> None:
+        self.times = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.times += 1
+        return str.__eq__(self, other)
+
+
+def test_to_look_for_a_namespace_costs_the_same_however_many_are_stuck_in_their_deletion() -> None:
+    ending = EndingNamespaces()
+    for number in range(1000):
+        ending.put(namespace(f"stuck-{number}", f"u-{number}"))
+    name = Compared("another")
+    assert name not in ending
+    assert name.times < 10
