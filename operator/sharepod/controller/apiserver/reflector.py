@@ -241,7 +241,7 @@ class Reflector:
             self._distrust()
         while True:
             history = self._histories
-            version = await self._pages()
+            version = await self._pages(history)
             if version < self._seen:
                 self._distrust()
             elif history == self._histories:
@@ -251,13 +251,16 @@ class Reflector:
         self.listed = True
         log.debug("listed", kind=self.kind, version=version)
 
-    async def _pages(self) -> int:
-        """List page by page, once more if the list expires on the way; return its version."""
+    async def _pages(self, history: int) -> int:
+        """List page by page, once more if the list expires on the way; return its version.
+
+        Nothing is gone by a list on whose way the versions went back: `history` is not the present one then.
+        """
         self._on_listing()
         for last in (False, False, True):
             present: set[str] = set()
             try:
-                version = await self._read_pages(present)
+                version = await self._read_pages(present, history)
                 break
             except GoneError:
                 if last:
@@ -267,6 +270,8 @@ class Reflector:
             if self._clock() > turn:
                 await asyncio.sleep(0)
                 turn = self._clock() + _TURN_S
+            if history != self._histories:
+                break
             if uid not in present and known <= version:
                 if self.listed:
                     log.info("object is gone, and no watch said so", kind=self.kind, uid=uid)
@@ -274,7 +279,7 @@ class Reflector:
                 self._mirror.drop(uid, version, None)
         return version
 
-    async def _read_pages(self, present: set[str]) -> int:
+    async def _read_pages(self, present: set[str], history: int) -> int:
         def take(raw: Json) -> None:
             present.add(_uid(raw.get("metadata")))
             self._put(raw)
@@ -306,7 +311,7 @@ class Reflector:
             self._grow_page(self._clock() - began)
             version = version or _number(page.get("resourceVersion"))
             token = tokens.after(page)
-            if not token:
+            if not token or history != self._histories:
                 return version
 
     def _shrink_page(self, error: UnavailableError, took: float) -> bool:

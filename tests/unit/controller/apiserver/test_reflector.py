@@ -532,6 +532,29 @@ async def test_a_list_on_whose_way_another_kind_showed_that_versions_went_back_i
     await idle.client.close()
 
 
+@pytest.mark.promise("operator-restored-backup")
+async def test_a_list_that_is_to_be_read_again_is_read_no_further_and_nothing_is_gone_by_it(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"o{number:02d}" for number in range(25)]
+    for name in names:
+        idle.create(name)
+    await idle.reflector.list_all()
+    page, asked, gone = idle.client.page, itertools.count(), list[str]()
+
+    async def noticed(*arguments: Any, **options: Any) -> Json:
+        found = await page(*arguments, **options)
+        if options.get("limit") != 1 and next(asked) == 0:
+            idle.reflector.replace_all()
+        return found
+
+    monkeypatch.setattr(idle.client, "page", noticed)
+    monkeypatch.setattr(idle.mirror, "drop", lambda uid, _version, _last: gone.append(uid))
+    await idle.reflector.list_all()
+    assert (gone, next(asked), idle.mirror.names()) == ([], 1 + 3, names)
+    await idle.client.close()
+
+
 async def test_others_get_a_turn_while_many_objects_that_are_gone_are_taken_out(
     idle: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
