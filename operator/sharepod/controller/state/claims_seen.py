@@ -142,6 +142,7 @@ class ClaimsSeen:
         """Tell of the namespace of a claim that is gone while the Pod waits whose line it was for."""
         pod = self.pods.get(item.made_for or "")
         if pod is not None and pod.waits and pod.claim_of_line == item.name:
+            self._note_lacking(pod)
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
@@ -247,12 +248,16 @@ class ClaimsSeen:
                 self.claims.amend(self._sized(claim))
 
     def _note_lacking(self, pod: ClaimPodFacts) -> None:
-        named = self.claims.named(pod.claim_of_line or "", pod.namespace) if pod.waits else None
-        if pod.lacks_claim or (named is not None and named.readable and not named.by_line):
+        if pod.lacks_claim or (pod.waits and self._has_another(pod)):
             self._lacking.setdefault(pod.namespace, set()).add(pod.uid)
             self.on_claim_lacking(pod.namespace)
         else:
             self._no_longer_lacking(pod)
+
+    def _has_another(self, pod: ClaimPodFacts) -> bool:
+        """Return whether a claim that is none of a line was made for the line of a Pod."""
+        claim = self.claims.named(pod.claim_of_line or "", pod.namespace)
+        return claim is not None and claim.made_for == pod.uid and claim.readable and not claim.by_line
 
     def _no_longer_lacking(self, pod: ClaimPodFacts) -> None:
         some = self._lacking.get(pod.namespace, set())

@@ -1,0 +1,174 @@
+"""Claims and Pods as watches show them, in any order: what is known of them is what they say, and nothing is kept of
+those that are gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.state.facts.claim_facts import MADE_FOR
+
+Json = dict[str, Any]
+_NAMES, _ENTRIES = st.sampled_from("xyz"), st.sampled_from(["sharepod", "one", "two"])
+_CLAIMS, _PODS = st.sampled_from(["c0", "c1", "c2"]), st.sampled_from(["p0", "p1", "p2"])
+_NAMESPACES = st.sampled_from("ab")
+
+_CLAIM = st.fixed_dictionaries(
+    {
+        "uid": _CLAIMS,
+        "name": _NAMES,
+        "namespace": _NAMESPACES,
+        "owner": st.none() | _PODS,
+        "entry": _ENTRIES,
+        "of_line": st.booleans(),
+        "deleting": st.booleans(),
+        "given": st.lists(_PODS, max_size=2, unique=True),
+    }
+)
+_POD = st.fixed_dictionaries(
+    {
+        "uid": _PODS,
+        "namespace": _NAMESPACES,
+        "entries": st.dictionaries(_ENTRIES, st.none() | _NAMES, max_size=3),
+        "made": st.dictionaries(_ENTRIES, _NAMES, max_size=2),
+        "node": st.sampled_from([None, None, "node-a", "node-b"]),
+        "line": st.booleans(),
+    }
+)
+_STEPS = st.lists(_CLAIM | _POD | _CLAIMS | _PODS, max_size=14)
+"""A claim or a Pod that comes or changes, or the uid of one that goes."""
+_FIXED = ("name", "namespace", "of_line", "entries", "line")
+"""Fields that stay while an object lives."""
+
+
+def claim(said: Json, version: int) -> Json:
+    metadata: Json = {"uid": said["uid"], "name": said["name"], "namespace": said["namespace"]}
+    metadata |= {"resourceVersion": str(version), "annotations": {MADE_FOR: said["entry"]}}
+    if said["owner"] is not None:
+        metadata["ownerReferences"] = [{"kind": "Pod", "uid": said["owner"], "name": "any", "controller": True}]
+    if said["deleting"]:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    exactly: Json = {"deviceClassName": "sharepod.dev", "allocationMode": "ExactCount", "count": 1}
+    if not said["of_line"]:
+        exactly["capacity"] = {"requests": {"timeMilli": "400"}}
+    given_to = [{"resource": "pods", "name": uid, "uid": uid} for uid in said["given"]]
+    return {
+        "metadata": metadata,
+        "spec": {"devices": {"requests": [{"name": "line" if said["of_line"] else "gpu", "exactly": exactly}]}},
+        "status": {"reservedFor": given_to},
+    }
+
+
+def pod(said: Json, version: int) -> Json:
+    entries = [
+        {"name": entry, **({"resourceClaimTemplateName": "sharepod"} if name is None else {"resourceClaimName": name})}
+        for entry, name in said["entries"].items()
+    ]
+    limits = {"sharepod.dev/gpu-milli": "100"} if said["line"] else {}
+    return {
+        "metadata": {
+            "uid": said["uid"],
+            "name": said["uid"],
+            "namespace": said["namespace"],
+            "resourceVersion": str(version),
+        },
+        "spec": {
+            "nodeName": said["node"],
+            "resourceClaims": entries,
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
+        },
+        "status": {
+            "resourceClaimStatuses": [
+                {"name": entry, "resourceClaimName": name} for entry, name in said["made"].items()
+            ],
+        },
+    }
+
+
+class Known:
+    """Objects that were shown, and the state that knows them."""
+
+    def __init__(self) -> None:
+        self.seen = ClaimsSeen(lambda uid: None)
+        self.there: dict[str, Json] = {}
+        """Words of each object that is there, by uid."""
+        self.lives: Counter[str] = Counter()
+        self.version = 0
+
+    def uid(self, of: str) -> str:
+        """The uid of the object of that name that lives now: none comes twice."""
+        return f"{of}-{self.lives[of]}"
+
+    def show(self, step: Json | str) -> None:
+        self.version += 1
+        if isinstance(step, str):
+            self._gone(self.uid(step))
+            return
+        said = {**step, "uid": self.uid(step["uid"])}
+        before = self.there.get(said["uid"], {})
+        said |= {field: before[field] for field in _FIXED if field in before}
+        if "owner" in said:
+            said |= {"owner": said["owner"] and self.uid(said["owner"]), "given": [*map(self.uid, said["given"])]}
+            for uid, other in list(self.there.items()):
+                same = (other.get("name"), other["namespace"]) == (said["name"], said["namespace"])
+                if same and uid != said["uid"]:
+                    self._gone(uid)
+        elif before.get("node"):
+            said["node"] = before["node"]
+        self.there[said["uid"]] = said
+        self._put(self.seen, said)
+
+    def _put(self, seen: ClaimsSeen, said: Json) -> None:
+        if "owner" in said:
+            seen.put_claim(claim(said, self.version))
+        else:
+            seen.put_pod(pod(said, self.version))
+
+    def _gone(self, uid: str) -> None:
+        self.lives[uid.partition("-")[0]] += 1
+        if self.there.pop(uid, {"owner": None}).keys() >= {"owner"}:
+            self.seen.drop_claim(uid, deleted=True)
+        else:
+            self.seen.drop_pod(uid)
+
+    def again(self) -> ClaimsSeen:
+        """The state of a process that begins now and sees Pods first, then claims."""
+        seen = ClaimsSeen(lambda uid: None)
+        for said in sorted(self.there.values(), key=lambda said: "owner" in said):
+            self._put(seen, said)
+        return seen
+
+    def end(self) -> None:
+        for uid in list(self.there):
+            self._gone(uid)
+
+
+def told(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
+    """Everything that follows from what is there. The size of a claim of a line whose Pod is gone is of no use."""
+    sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
+    return {
+        "sizes": {one.uid: (one.request, str(one.error)) for one in sized},
+        "users": {one.uid: [user.uid for user in seen.users(one)] for one in seen.claims},
+        "claims": {one.uid: {claim.uid for claim in seen.of_pod(one)} for one in seen.pods},
+        "complete": {one.uid: seen.complete(one) for one in seen.pods},
+        "lacking": set(seen.lacking()),
+        "lines": {node: {one.uid for one in seen.bound_lines(node)} for node in ("node-a", "node-b")},
+    }
+
+
+@pytest.mark.promise("operator-line-bound", "operator-claim-no-over-commit")
+@given(_STEPS)
+def test_what_is_known_is_what_claims_and_pods_say_whatever_came_first(steps: list[Json | str]) -> None:
+    known = Known()
+    for step in steps:
+        known.show(step)
+        assert told(known.seen, known.there) == told(known.again(), known.there)
+    known.end()
+    seen = known.seen
+    left = (seen._users, seen._made, seen._sorted, seen.turns, seen._lacking)
+    assert not any(left), "nothing is kept of what is gone"
+    assert not any(seen._bound_lines.values())
