@@ -2,10 +2,12 @@
 
 asyncio's own waits for whole milliseconds, rounded up: a GPU would idle for half a millisecond, on average, wherever a
 hand-off goes by a timer. The wait itself is C (native/timed_wait.c): every hand-off begins and ends with one. So are
-the looks at who gives signs of life, which are due some 200 times a second while tenants share a GPU (`Vigil`).
+the looks at who gives signs of life, which are due some 200 times a second while tenants share a GPU (`Vigil`), and the
+hand-offs that were decided on before (`LoopHandOffs`, native/hand_offs.c).
 
 Guarantees:
 - A timer that is due within `_EXACT_NS` fires when it is due; one that is due later, up to a millisecond after it.
+- A hand-off that the wait has carried out is told of before anything else is called.
 - Where such a timer cannot be made or set, the loop is asyncio's own.
 """
 
@@ -17,7 +19,7 @@ import os
 import select
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sharepod.agent._timed_wait import ffi as _ffi
 from sharepod.agent._timed_wait import lib as _lib
@@ -37,6 +39,9 @@ _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _wait = _lib.shp_timed_wait
+_hand_on, _next_made = _lib.shp_hand_on, _lib.shp_next_made
+_WANTS: int = _lib.SHP_WANTS
+"""Number of the order for a holder that wants more."""
 _Result = TypeVar("_Result")
 
 
@@ -49,6 +54,8 @@ class OnTimeSelector(selectors.EpollSelector):
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.vigil = _ffi.new("shp_vigil *")
         """Alarm and tenants that are looked after while this waits."""
+        self.hand_offs = LoopHandOffs()
+        """Hand-offs that are carried out while this waits."""
         self._poller = self.fileno()
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:
@@ -57,10 +64,15 @@ class OnTimeSelector(selectors.EpollSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait until a descriptor is ready or `timeout` is over, in seconds; None: without end."""
+        hand_offs = self.hand_offs
+        if hand_offs.stale:
+            hand_offs.prepare()
         # A timeout is rounded up: a timer that fired early would be set again for the rest.
         wait_ns = -1 if timeout is None else int(timeout * 1e9) + 1 if timeout > 0 else 0
         timer = self._timer if 0 < wait_ns < _EXACT_NS else -1
-        count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.vigil)
+        count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.vigil, hand_offs.kept)
+        if hand_offs.kept.made:
+            hand_offs.tell()
         if count < 0:
             raise OSError(-count, os.strerror(-count))
         keys: dict[int, selectors.SelectorKey] = self._fd_to_key  # type: ignore[attr-defined]
@@ -82,6 +94,129 @@ class OnTimeSelector(selectors.EpollSelector):
         if self._timer >= 0:
             os.close(self._timer)
             self._timer = -1
+
+
+class Order(NamedTuple):
+    """Grant that the wait sends once the holder has drained, between two moments in nanoseconds of CLOCK_MONOTONIC."""
+
+    socket: int
+    """Descriptor of the successor's socket."""
+    packet: bytes
+    since: int
+    until: int
+
+
+class Made(NamedTuple):
+    """Hand-off that was carried out. Moments in nanoseconds of CLOCK_MONOTONIC."""
+
+    place: int
+    wanting: bool
+    """The holder wants more."""
+    seen_at: int
+    """Moment at which its DRAINED was seen."""
+    sent_at: int
+    """Moment at which the grant had been sent."""
+
+
+class LoopHandOffs:
+    """Hand-offs that the loop's wait carries out by itself, one for each of `PLACES` GPUs.
+
+    Guarantees:
+    - What is prepared is carried out once, and never once it was dropped.
+    - Python is told of each before anything else is called, in the order in which the holders drained.
+    """
+
+    PLACES: int = _lib.SHP_HAND_OFFS_MOST
+
+    def __init__(self) -> None:
+        self.kept = _ffi.new("shp_hand_offs *")
+        self.stale = False
+        """True if `prepare` is to be called before the next wait."""
+        self._prepare: Callable[[], object] | None = None
+        self._made: Callable[[Made], object] | None = None
+        self._told: Callable[[], object] | None = None
+        self.kept.until = _NEVER_NS
+        for place in self.kept.places:
+            place.socket = -1
+
+    def claim(self, prepare: Callable[[], object], made: Callable[[Made], object], told: Callable[[], object]) -> bool:
+        """Have these called; return False if hand-offs are another's.
+
+        Args:
+            prepare: Called before a wait, if `stale` was set since the last.
+            made: Called for each hand-off that was carried out.
+            told: Called after all that were.
+        """
+        if self._prepare is not None:
+            return False
+        self._prepare, self._made, self._told = prepare, made, told
+        return True
+
+    def release(self) -> None:
+        """Give them back; nothing is carried out any more."""
+        for place in range(self.PLACES):
+            self.drop(place)
+        self._prepare = self._made = self._told = None
+        self.stale, self.kept.made, self.kept.count = False, 0, 0
+        for place in self.kept.places:
+            place.made = 0
+
+    def end_by(self, moment: int | None) -> None:
+        """Carry nothing out later than at that moment; None: whenever."""
+        self.kept.until = _NEVER_NS if moment is None else moment
+
+    def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
+        """Carry out a hand-off once `holder` has drained.
+
+        Args:
+            place: Number of the GPU.
+            holder: Descriptor of its holder's socket.
+            grant_id: Id of the grant that it drains.
+            orders: What is sent then if it wants more, and if it does not; None: nothing.
+        """
+        kept = self.kept.places[place]
+        for order, into in zip(orders, kept.orders, strict=True):
+            into.size = 0 if order is None else len(order.packet)
+            if order is not None:
+                into.since, into.until, into.socket = order.since, order.until, order.socket
+                _ffi.memmove(into.grant, order.packet, into.size)
+        kept.grant_id, kept.socket = grant_id, holder
+        self.kept.count = max(self.kept.count, place + 1)
+
+    def drop(self, place: int) -> None:
+        """Carry out nothing of a GPU."""
+        self.kept.places[place].socket = -1
+
+    def look(self) -> bool:
+        """Carry out what is due; return whether anything was."""
+        return bool(_hand_on(self.kept))
+
+    def prepare(self) -> None:
+        """Have hand-offs prepared."""
+        self.stale = False
+        if self._prepare is not None:
+            self._guarded(self._prepare)
+
+    def tell(self) -> None:
+        """Tell of what was carried out."""
+        kept = self.kept
+        while kept.made and self._made is not None:
+            number = _next_made(kept)
+            place = kept.places[number]
+            self._guarded(self._made, Made(number, place.order == _WANTS, place.seen_at, place.sent_at))
+            _hand_on(kept)
+        if self._told is not None:
+            self._guarded(self._told)
+
+    def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call what must not end the loop."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            for place in range(self.PLACES):
+                self.drop(place)
+            message = "a hand-off that was prepared has failed"
+            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 class LoopAlarm:
@@ -230,7 +365,7 @@ def _ignored(_due: int) -> None:
 
 
 class OnTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose timers are on time, with an alarm and a vigil."""
+    """Event loop whose timers are on time, with an alarm, a vigil and hand-offs."""
 
     def __init__(self) -> None:
         selector = OnTimeSelector()
@@ -238,6 +373,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         self._looked_after = selector.vigil
         self.alarm = LoopAlarm(selector.vigil)
         self.vigil = Vigil(selector.vigil)
+        self.hand_offs = selector.hand_offs
         # Never written: the wait tells of it when the alarm rings and when a tenant is silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._looked_after.descriptor = self._bell
@@ -248,6 +384,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         if not self.is_closed():
             self.alarm.release()
             self.vigil.end()
+            self.hand_offs.release()
             self.remove_reader(self._bell)
             os.close(self._bell)
         super().close()

@@ -1,7 +1,7 @@
 """Token scheduler for GPU time: decides which tenant holds which GPU, and for how long. See README.md."""
 
 from .account import Account, AccountSnapshot, TimeUsage
-from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
+from .actions import Action, Preemption, PreparedHandOff, Suspension, TokenGrant, TokenRevocation
 from .gpu_time import GpuTime
 from .parameters import Parameters
 from .scheduler import Scheduler
@@ -14,6 +14,7 @@ __all__ = [
     "GpuTime",
     "Parameters",
     "Preemption",
+    "PreparedHandOff",
     "Scheduler",
     "Suspension",
     "TimeUsage",

@@ -219,6 +219,11 @@ class Account:
         self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
         self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
+    @property
+    def in_arrears(self) -> bool:
+        """True while a surcharge is being paid from what fills the assured bucket."""
+        return self._unpaid > 0
+
     def lag_ns(self) -> int:
         """Return how far the tenant lags behind its request: the level of the assured bucket over the request, in
         nanoseconds. Negative: it is ahead. 0 without a request."""

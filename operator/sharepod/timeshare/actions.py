@@ -49,4 +49,20 @@ class Suspension:
     grant_id: int
 
 
+@dataclass(frozen=True)
+class PreparedHandOff:
+    """Hand-off of one GPU that is carried out if its holder drains between two moments, in nanoseconds of the clock."""
+
+    gpu: str
+    holder: str
+    held_id: int
+    """Id of the grant that the holder drains."""
+    wanting: bool
+    """The holder wants more as it drains."""
+    grant: TokenGrant
+    """Grant of the next tenant, which it has from the moment at which the holder has drained."""
+    since: int
+    until: int
+
+
 Action = TokenGrant | TokenRevocation | Preemption | Suspension

@@ -63,6 +63,12 @@ class Occupancy:
         """Return whether a tenant of the GPU has other GPUs, too."""
         return gpu in self._gangs_on
 
+    def sole_tenant(self, gpu: str) -> TokenTenant | None:
+        """Return the holder of a GPU on which nobody else has work, and which no gang shares; None if there is none."""
+        if gpu in self._gangs_on or gpu in self._yielding or self._preempted.get(gpu):
+            return None
+        return self.holder.get(gpu)
+
     def occupy(self, tenant: TokenTenant) -> None:
         """Make the tenant the holder of its GPUs, which have to be free."""
         for gpu in tenant.gpus:

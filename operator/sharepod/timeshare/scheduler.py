@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
-from .actions import Action, TokenGrant
+from .actions import Action, PreparedHandOff, TokenGrant
+from .foresight import Foresight
 from .gpu_time import GpuTime
 from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
@@ -45,6 +46,7 @@ class Scheduler:
         self._tenants: dict[str, TokenTenant] = {}
         self._occupancy = Occupancy()
         self._policy = TurnPolicy(self._parameters, self._occupancy)
+        self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
@@ -285,6 +287,34 @@ class Scheduler:
             actions.extend(self._grant_free_gpus(now))
         return actions
 
+    def prepare(self, now: int, gpu: str) -> list[PreparedHandOff]:
+        """Decide on the hand-offs of a GPU that follow if its holder drains soon, by whether it wants more. Each is
+        what `drained` and `tick` would lead to, at any moment of its window, as long as nothing else is called that
+        changes the GPU's tenants."""
+        turns = self._foresight.turns(self._advance_clock(now), gpu)
+        if turns:
+            self._grants += 1
+        prepared: list[PreparedHandOff] = []
+        for turn in turns:
+            tenant, hold = turn.tenant, turn.holder.hold
+            assert hold is not None, "the holder has a hold"
+            short = self._occupancy.beside_interactive(tenant)
+            grant = TokenGrant(tenant.id, self._grants, turn.quantum_ns, True, short=short, prompt=tenant.prompt)
+            prepared.append(
+                PreparedHandOff(gpu, turn.holder.id, hold.grant_id, turn.wanting, grant, turn.since, turn.until)
+            )
+        return prepared
+
+    def hand_off(self, now: int, prepared: PreparedHandOff) -> None:
+        """Take note that a hand-off was carried out as it was prepared: the holder has drained at `now`, and the next
+        tenant has its grant since then."""
+        now = self._advance_clock(now)
+        self.drained(now, prepared.holder, wanting=prepared.wanting)
+        grant = prepared.grant
+        self._policy.settle(now, prepared.gpu)
+        self._changed_gpus.discard(prepared.gpu)
+        self._grant(now, Turn(self._tenants[grant.tenant], grant.quantum_ns, backfill=False), grant.grant_id)
+
     def next_deadline(self) -> int | None:
         """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
         it has nothing to do."""
@@ -487,7 +517,8 @@ class Scheduler:
         for gpu in tenant.gpus:
             self._occupancy.cease_waiting(now, gpu)
 
-    def _grant(self, now: int, turn: Turn) -> TokenGrant:
+    def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
+        """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
         tenant = turn.tenant
         if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
             self._occupancy.settle_around(now, tenant)
@@ -498,9 +529,11 @@ class Scheduler:
         unlimited = self._unlimited(now, tenant) and not turn.backfill
         deadline = None if unlimited else now + turn.quantum_ns
         metered = not unlimited or self._accompanied(tenant)
-        self._grants += 1
+        if grant_id is None:
+            self._grants += 1
+            grant_id = self._grants
         hold = Hold(
-            self._grants,
+            grant_id,
             now,
             now,
             deadline,

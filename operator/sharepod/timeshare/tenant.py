@@ -10,7 +10,7 @@ from .habits import Habits
 from .hold import Hold
 from .parameters import Parameters
 
-_CREDIT_KEPT_NS = 1_000_000
+CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
 _RESCUES_MOST = 10
 """Rescues up to which each doubles the wait for the next: 10, so that it grows to some three hours."""
@@ -121,6 +121,11 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
         least[gpu, kind] = before if lowest is None or lowest < before else lowest
 
 
+def common_credit_ns(burst_ns: int) -> int:
+    """Return the lag beyond which credit that all have alike is cancelled: three quarters of an assured bucket."""
+    return burst_ns * 3 // 4
+
+
 def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_ns: int) -> None:
     """Cancel a part of the credit that all competing tenants of a GPU have alike, before an assured bucket is full.
 
@@ -133,7 +138,7 @@ def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_
     common: dict[str, int] = {}
     competing: list[TokenTenant] = []
     for gpu, tenants in tenants_on.items():
-        full = burst_ns * 3 // 4
+        full = common_credit_ns(burst_ns)
         for tenant in tenants:
             if tenant.account.assured > full * tenant.account.request_milli:
                 break
@@ -142,7 +147,7 @@ def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_
         active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
         lags = [tenant.account.assured // tenant.account.request_milli for tenant in active]
         if len(active) > 1 and max(lags) > full:
-            common[gpu] = min(min(lags) - _CREDIT_KEPT_NS, burst_ns // 4)
+            common[gpu] = min(min(lags) - CREDIT_KEPT_NS, burst_ns // 4)
             competing.extend(active)
     for tenant in dict.fromkeys(competing):
         cut = min(common.get(gpu, 0) for gpu in tenant.gpus)

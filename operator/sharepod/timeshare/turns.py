@@ -127,10 +127,19 @@ class TurnPolicy:
             competing,
             {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
             now=now,
-            quantum=lambda tenant: self._length(tenant, weights, hastened=wakes and key(tenant)[0] == 0),
+            quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] == 0),
             shortest_ns=self._parameters.turn_min_ns,
             overrun=lambda tenant: tenant.habits.overrun_ns,
         )
+
+    def settle(self, now: int, gpu: str) -> None:
+        """Settle what `next_turn` does before it decides, of one GPU that nobody holds."""
+        tenants = self._occupancy.tenants_on[gpu]
+        for tenant in tenants:
+            if tenant.waiting_since is not None and not tenant.throttled:
+                self._occupancy.settle(now, tenant)
+        cancel_common_credit({gpu: tenants}, self._parameters.assured_burst_ns)
+        update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
         """Return what `next_turns` would, for one GPU that nobody holds and no gang waits for; None if it stays free.
@@ -172,7 +181,7 @@ class TurnPolicy:
         if awaited is not None:
             return awaited
         weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
-        return Turn(first, self._length(first, weights, hastened=wakes and place[0] == 0), backfill=False)
+        return Turn(first, self.length(first, weights, hastened=wakes and place[0] == 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
         """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
@@ -201,9 +210,9 @@ class TurnPolicy:
 
     def quantum(self, tenant: TokenTenant) -> int:
         """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
-        return self._length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
+        return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
-    def _length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
+    def length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:
         """Return the quantum among competing tenants of these weights by GPU and kind, the tenant among them, cut to
         its ceiling (S6). `hastened`: it goes before tenants with more credit, by when it wanted to."""
         whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])

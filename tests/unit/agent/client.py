@@ -170,6 +170,13 @@ class Client:
         assert isinstance(frame, protocol.Grant), f"{frame} came, not Grant"
         return frame
 
+    async def granted_anew(self) -> protocol.Grant:
+        """The next grant that is no renewal, and no new terms, of an earlier one."""
+        while (frame := await self.receive()) is not None:
+            if isinstance(frame, protocol.Grant) and not frame.renews:
+                return frame
+        raise AssertionError("the connection has ended")
+
     async def nothing_comes(self, for_s: float = 0.1) -> bool:
         """True if no frame comes for a while."""
         try:

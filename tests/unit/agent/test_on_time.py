@@ -35,11 +35,11 @@ class Kernel:
     def timerfd_create(self, *arguments: object) -> int:
         return -1 if self.refuses == "create" else self._libc.timerfd_create(*arguments)  # type: ignore[attr-defined]
 
-    def wait(self, poller: int, timer: int, timeout_ns: int, ready: object, most: int, vigil: object) -> int:
+    def wait(self, poller: int, timer: int, timeout_ns: int, ready: object, most: int, *looked_after: object) -> int:
         if timer >= 0:
             self.set_ns.append(timeout_ns)
             timer = NO_TIMER if self.refuses == "set" else timer
-        return self._wait(poller, timer, timeout_ns, ready, most, vigil)
+        return self._wait(poller, timer, timeout_ns, ready, most, *looked_after)
 
 
 @pytest.fixture(params=["nothing", "create", "set"])

@@ -13,6 +13,8 @@
 enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
+static const int64_t REST_NS = 100000; /* for which the wait goes on after a hand-off: the successor runs meanwhile,
+                                        * which may be on this processor, and the agent's books are in no hurry */
 static const int64_t PUT_OFF_NS = 20000000; /* how far off a look is at most: what ends a program's work is its word */
 
 static int64_t monotonic(void) {
@@ -111,7 +113,10 @@ static bool looked_after(shp_vigil *vigil, int64_t now) {
 }
 
 /* Wait, and look after what `vigil` says. As `shp_timed_wait`, but for signals: -EINTR. */
-static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil) {
+static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil,
+                         shp_hand_offs *hand_offs) {
+    if (hand_offs->made > 0)
+        timeout_ns = 0;
     int64_t now = monotonic(), end = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
     for (;;) {
         int64_t look = next_look(vigil), own = vigil->alarm < look ? vigil->alarm : look;
@@ -121,6 +126,13 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
         if (count < 0)
             return count;
         bool only_timer = count == 1 && ready[0].descriptor == vigil->timer;
+        if (count > 0 && !only_timer && shp_hand_on(hand_offs) > 0) {
+            count = wait_once(poller, -1, 0, ready, most - 1); /* what they have taken is there no more */
+            if (count < 0)
+                return count;
+            int64_t rested = monotonic() + REST_NS;
+            end = rested < end ? rested : end;
+        }
         now = monotonic();
         if (looked_after(vigil, now)) {
             ready[count] = (shp_ready){.descriptor = vigil->descriptor, .events = EPOLLIN};
@@ -131,7 +143,8 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
     }
 }
 
-int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil) {
-    int count = wait_and_look(poller, timer, timeout_ns, ready, most, vigil);
+int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil,
+                   shp_hand_offs *hand_offs) {
+    int count = wait_and_look(poller, timer, timeout_ns, ready, most, vigil, hand_offs);
     return count == -EINTR ? 0 : count;
 }

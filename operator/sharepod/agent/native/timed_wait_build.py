@@ -1,6 +1,6 @@
 """Build of `sharepod.agent._timed_wait`, the wait of the agent's event loop in C, by cffi in API mode.
 
-The declarations are read from the header. setuptools runs this file (`cffi_modules` in setup.py).
+The declarations are read from the headers. setuptools runs this file (`cffi_modules` in setup.py).
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADER, SOURCE = HERE / "timed_wait.h", HERE / "timed_wait.c"
+HEADERS = HERE / "hand_offs.h", HERE / "timed_wait.h"
+"""Each comes before those that include it."""
+SOURCES = HERE / "hand_offs.c", HERE / "timed_wait.c"
 ROOT = HERE.parents[3]
 PROTOCOL = ROOT / "shim" / "include"
 
 ffi = FFI()
-ffi.cdef("\n".join(line for line in HEADER.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
+lines = [line for header in HEADERS for line in header.read_text(encoding="utf-8").splitlines()]
+ffi.cdef("\n".join(line for line in lines if not line.startswith("#")))
 ffi.set_source(
     "sharepod.agent._timed_wait",
-    f'#include "{HEADER.name}"\n',
-    sources=[str(SOURCE.relative_to(ROOT))],
+    f'#include "{HEADERS[-1].name}"\n',
+    sources=[str(source.relative_to(ROOT)) for source in SOURCES],
     include_dirs=[str(HERE), str(PROTOCOL)],
-    depends=[str(HEADER), str(SOURCE), str(PROTOCOL / "sharepod" / "protocol.h")],
+    depends=[*map(str, HEADERS), *map(str, SOURCES), str(PROTOCOL / "sharepod" / "protocol.h")],
     extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"],
     py_limited_api=False,
 )

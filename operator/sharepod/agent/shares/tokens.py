@@ -11,6 +11,7 @@ Guarantees:
 - E4 siblings: a process that wants the token while siblings hold it waits for no longer than their quantum: it joins a
   grant without end at once, another one when that is renewed.
 - Every call takes effect at once; what has to happen later is one timer.
+- A hand-off that the loop's wait has carried out (`prepared.py`) leaves behind what one through `drained` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -29,6 +30,7 @@ from sharepod.timeshare import (
     GpuTime,
     Parameters,
     Preemption,
+    PreparedHandOff,
     Scheduler,
     Suspension,
     TimeUsage,
@@ -40,6 +42,7 @@ from sharepod.timeshare import (
 from .deadline import Deadline
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 from .looks import STALL_NS, Looks
+from .prepared import PreparedHandOffs, Ready, SocketClient
 from .silence import AHEAD_NS, PATIENCE_MOST_NS, LookAgain, Silence
 
 log = structlog.get_logger(__name__)
@@ -135,6 +138,7 @@ class Tokens:
         self._sweep: asyncio.TimerHandle | None = None
         self._looks = Looks(clock, self._listen)
         """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
+        self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
 
@@ -162,6 +166,7 @@ class Tokens:
             bar: Called to let no launch begin under the grant of that id, or of a lower one.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
+        self._prepared.change(gpus)
         self._scheduler.set_tenant(
             self._now(),
             tenant_id,
@@ -177,6 +182,7 @@ class Tokens:
     def set_open(self, gpus: frozenset[str] | None) -> None:
         """Grant on these GPUs alone from now on (E3); None: on all."""
         self._open = gpus
+        self._prepared.change_all()
         now = self._now()
         for tenant_id, token in self._tokens.items():
             closes = self._closes(token.gpus)
@@ -204,7 +210,9 @@ class Tokens:
 
     def remove(self, tenant_id: str) -> None:
         """Remove a tenant; its GPUs are free at once."""
-        if self._tokens.pop(tenant_id, None) is not None:
+        token = self._tokens.pop(tenant_id, None)
+        if token is not None:
+            self._prepared.change(token.gpus)
             self._scheduler.remove(self._now(), tenant_id)
             self._pump()
 
@@ -214,6 +222,7 @@ class Tokens:
         displaced = self._scheduler.displaced(tenant_id)
         if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
             return  # it was told of a grant meanwhile
+        self._prepared.change(token.gpus)
         if token.closed:
             token.wanting.add(client)
             return
@@ -235,6 +244,7 @@ class Tokens:
     def set_connected(self, tenant_id: str, *, connected: bool) -> None:
         """Note whether any process of the tenant is connected, and so may want the token at any moment."""
         if tenant_id in self._tokens:
+            self._prepared.change(self._tokens[tenant_id].gpus)
             self._scheduler.set_connected(self._now(), tenant_id, connected=connected)
             self._pump()
 
@@ -247,6 +257,7 @@ class Tokens:
         token = self._tokens[tenant_id]
         if token.undrained.get(client) != frame.grant_id:
             return
+        self._prepared.change(token.gpus)
         now = self._now()
         token.silence.spoke(now)
         token.ending[client] = now + frame.expected_ns
@@ -265,6 +276,7 @@ class Tokens:
             if frame.wanting:
                 self.want(tenant_id, client)
             return
+        self._prepared.change(token.gpus)
         token.forget(client)
         token.disconnected.discard(client.pid)
         if frame.wanting:
@@ -277,6 +289,7 @@ class Tokens:
         token = self._tokens.get(tenant_id)
         if token is None:
             return
+        self._prepared.change(token.gpus)
         token.wanting.discard(client)
         if client in token.undrained:
             token.forget(client)
@@ -292,6 +305,7 @@ class Tokens:
         """Note that a process has exited: nothing of it is on a GPU any more."""
         token = self._tokens.get(tenant_id)
         if token is not None and pid in token.disconnected:
+            self._prepared.change(token.gpus)
             token.disconnected.discard(pid)
             self._end_grant_if_drained(tenant_id, token)
 
@@ -309,6 +323,7 @@ class Tokens:
 
     def surcharge(self, tenant_id: str, ns: int) -> None:
         """Charge a tenant for time in which its kernels ran although it did not hold the token."""
+        self._prepared.change(self._tokens[tenant_id].gpus)
         self._scheduler.surcharge(self._now(), tenant_id, ns)
         self._pump()
 
@@ -336,12 +351,14 @@ class Tokens:
             self._sweep = None
         self._deadline.close()
         self._looks.close()
+        self._prepared.close()
 
     def _now(self) -> int:
         """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
         now = self._clock()
         if self._due is not None and now - self._due >= STALL_NS:
             due, self._due = self._due, None
+            self._prepared.change_all()
             self._scheduler.stalled(now)
             log.warning("the agent was held up; nobody is charged for that time", milliseconds=(now - due) // 1_000_000)
         return now
@@ -389,9 +406,10 @@ class Tokens:
         # 1. Carry out the scheduler's actions.
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
+            self._prepared.change(token.gpus)
             if isinstance(action, TokenGrant):
-                before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
                 if action.grant_id == token.grant_id:  # renewed, or on new terms
+                    before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
                     for client, told in () if token.closed else list(token.undrained.items()):
                         if told == action.grant_id:  # those of an earlier one end that first
                             self._send_grant(token, client, action, renews=True)
@@ -399,17 +417,10 @@ class Tokens:
                         self._join(action.tenant, token, action)
                     continue
                 granted = True
-                token.grant_id = action.grant_id
-                if token.wanted_at is not None:
-                    token.waits.add(now - token.wanted_at)
-                    token.wanted_at = None
-                wanting, token.wanting = token.wanting, set()
+                wanting = self._begin_grant(now, token, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
-                watched = self._scheduler.is_waited_for(action.tenant) and self._watch(action.tenant)
-                if wanting and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
-                    since = max(token.told_at[client] for client in wanting)
-                    self._looks.by(max(now, since + token.silence.patience_ns))
+                self._watch_new(now, action.tenant, token, wanting)
             elif isinstance(action, TokenRevocation):
                 for client in token.undrained:
                     client.send(protocol.Revoke(action.grant_id))
@@ -424,6 +435,7 @@ class Tokens:
         # 2. Come back at the scheduler's next deadline.
         self._due = due = self._scheduler.next_deadline()
         self._deadline.set(due)
+        self._prepared.end_by(None if due is None else due + STALL_NS - 1)
         if due is not None and not self._looks.pending:
             self._looks.by(now + PATIENCE_MOST_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
@@ -438,6 +450,62 @@ class Tokens:
         for tenant_id in waiting:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
         return (self._pump() or granted) if waiting else granted
+
+    @staticmethod
+    def _begin_grant(now: int, token: _Token, grant: TokenGrant) -> set[TokenClient]:
+        """Take note of a tenant's new grant; return the clients that are to be told of it."""
+        token.grant_id = grant.grant_id
+        token.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
+        if token.wanted_at is not None:
+            token.waits.add(now - token.wanted_at)
+            token.wanted_at = None
+        wanting, token.wanting = token.wanting, set()
+        return wanting
+
+    def _watch_new(self, now: int, tenant_id: str, token: _Token, told: set[TokenClient]) -> None:
+        """Have signs of life of a tenant that has just been granted looked at; `told`: its clients that know."""
+        watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
+        if told and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
+            since = max(token.told_at[client] for client in told)
+            self._looks.by(max(now, since + token.silence.patience_ns))
+
+    def _prepare(self, gpu: str) -> Ready | None:
+        """Decide on the next hand-off of a GPU, if it is between two processes and nothing else is open."""
+        turns = self._scheduler.prepare(self._now(), gpu)
+        if not turns:
+            return None
+        grant = turns[0].grant
+        holder, next_one = self._tokens[turns[0].holder], self._tokens[grant.tenant]
+        if holder.closed or holder.disconnected or holder.wanting or holder.grant_id != turns[0].held_id:
+            return None
+        if next_one.closed or next_one.disconnected or next_one.undrained or len(next_one.wanting) != 1:
+            return None
+        told = [client for client, grant_id in holder.undrained.items() if grant_id == holder.grant_id]
+        [successor] = next_one.wanting
+        if len(told) != 1 or len(holder.undrained) != 1:
+            return None
+        frames = tuple(_frame(next_one, turn.grant) for turn in turns)
+        return Ready(cast(SocketClient, told[0]), cast(SocketClient, successor), tuple(turns), frames)
+
+    def _handed_off(self, ready: Ready, turn: PreparedHandOff, seen_at: int, sent_at: int) -> None:
+        """Take note of a hand-off that was carried out: as `drained` and `_pump`, for the moment at which the holder
+        was seen to have drained."""
+        holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
+        # 1. The holder has drained.
+        holder.forget(client)
+        holder.grant_id = None
+        self._looks.drop(turn.holder)
+        if turn.wanting:
+            holder.wanting.add(client)
+        holder.wanted_at = seen_at if turn.wanting else None
+        self._scheduler.hand_off(seen_at, turn)
+        # 2. The successor has its grant.
+        token = self._tokens[turn.grant.tenant]
+        told = self._begin_grant(seen_at, token, turn.grant)
+        for successor in told:
+            self._note_told(token, successor, turn.grant, lambda: seen_at)
+        self._watch_new(seen_at, turn.grant.tenant, token, told)
+        self.hand_offs.add(sent_at - seen_at)
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: _Token) -> None:
         if token.closed:
@@ -510,22 +578,17 @@ class Tokens:
             yield None if client.heartbeat is None else client.heartbeat.read(self._clock), told_at
 
     def _send_grant(self, token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
+        self._note_told(token, client, grant, self._clock)
+        client.send(_frame(token, grant, renews=renews))
+
+    def _note_told(self, token: _Token, client: TokenClient, grant: TokenGrant, at: Callable[[], int]) -> None:
+        """Take note that a client is told of a grant, at the moment that `at` returns."""
         if token.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(self._clock)
-            token.told_at[client] = sign.at if sign is not None and sign.waits else self._clock()
+            told_at = at()
+            token.told_at[client] = min(sign.at, told_at) if sign is not None and sign.waits else told_at
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
-        frame = protocol.Grant(
-            grant.grant_id,
-            grant.quantum_ns,
-            token.gpu_mask,
-            grant.metered,
-            announce=grant.metered,
-            renews=renews,
-            short=grant.short,
-            prompt=grant.prompt,
-        )
-        client.send(frame)
 
     def _hint_neighbours(self, tenant_id: str) -> None:
         """Raise the hints of all tenants that share a GPU with this one, now; a sweep takes them down."""
@@ -546,3 +609,16 @@ class Tokens:
         if token.hinted != contended:
             token.hinted = contended
             token.contended(contended)
+
+
+def _frame(token: _Token, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
+    return protocol.Grant(
+        grant.grant_id,
+        grant.quantum_ns,
+        token.gpu_mask,
+        grant.metered,
+        announce=grant.metered,
+        renews=renews,
+        short=grant.short,
+        prompt=grant.prompt,
+    )

@@ -99,6 +99,8 @@ class HookConnection:
         frame."""
         self.heartbeat: protocol.Heartbeat | None = None
         """Signs of life of the process; None: it has no pulse page."""
+        self.closing: Callable[[], None] | None = None
+        """Called before the socket is closed."""
         self.streak = self.longest_streak = 0
         """See `inbox.Sender`."""
         self._spoke_of_memory = False
@@ -152,7 +154,15 @@ class HookConnection:
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Send a frame; close the client if its socket is full. Never raises, never waits."""
-        self._send(protocol.encode(frame, version=self._version))
+        self._send(self.packet(frame))
+
+    def packet(self, frame: protocol.AgentFrame) -> bytes:
+        """Return a frame as it is sent to this client."""
+        return protocol.encode(frame, version=self._version)
+
+    def taken(self) -> None:
+        """Count a frame of this client that was taken from its socket before it could be read."""
+        self._inbox.charge_frame()
 
     def refuse(self, reason: RefusedReason, text: str) -> None:
         """Send the reason, then close."""
@@ -165,6 +175,8 @@ class HookConnection:
             return
         self._alive = False
         self._hello_timer.cancel()
+        if self.closing is not None:
+            self.closing()
         self._inbox.remove(self)
         self._sock.close()
         self._loop.call_soon(self._closed, self)

@@ -175,6 +175,10 @@ class Inbox:
         """Charge the tenant for time that its clients took from the agent other than by frames."""
         self._limiter.charge(min(seconds, _CHARGED_S) / _FRAME_S)
 
+    def charge_frame(self) -> None:
+        """Charge the tenant for a frame that was handled without being read here."""
+        self._limiter.charge(1)
+
     def _turn(self) -> None:
         # 1. Take this tenant's part of the loop's turn.
         begun = now = self._loop.time()

@@ -1,0 +1,167 @@
+"""Hand-offs that are decided on before the holder drains, and that the event loop's wait carries out.
+
+Guarantees:
+- What is prepared of a GPU is dropped as soon as anything of its tenants changes, or one of the two sockets is closed,
+  and prepared anew before the loop waits.
+- On another loop than the agent's nothing is prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from sharepod import protocol
+from sharepod.agent.on_time import LoopHandOffs, Made, Order
+from sharepod.timeshare import PreparedHandOff
+
+
+class SocketClient(Protocol):
+    """Connection of one process, as the loop's wait uses it."""
+
+    closing: Callable[[], None] | None
+    """Called before its socket is closed."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of its socket; negative: it is closed."""
+
+    def packet(self, frame: protocol.AgentFrame) -> bytes:
+        """Return a frame as it is sent."""
+
+    def taken(self) -> None:
+        """Count a frame of the client that the loop's wait has taken from its socket."""
+
+
+class Ready(NamedTuple):
+    """Hand-off of one GPU as it was prepared."""
+
+    holder: SocketClient
+    successor: SocketClient
+    turns: tuple[PreparedHandOff, ...]
+    """By whether the holder wants more; at most one of each."""
+    grants: tuple[protocol.Grant, ...]
+    """What the successor is sent in each of them."""
+
+
+class PreparedHandOffs:
+    """Prepared hand-offs of a node, on the running loop.
+
+    Args:
+        clock: Nanoseconds that never go back.
+        prepare: Decides on the next hand-off of a GPU; None: there is none that could be prepared.
+        made: Called for each hand-off that was carried out, with what was prepared and the turn that it was; `seen_at`
+            and `sent_at` are nanoseconds of the clock.
+        told: Called after all that were.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        prepare: Callable[[str], Ready | None],
+        made: Callable[[Ready, PreparedHandOff, int, int], None],
+        told: Callable[[], object],
+    ) -> None:
+        self._on_time = clock is time.monotonic_ns
+        self._prepare_one = prepare
+        self._tell = made
+        self._told = told
+        self._loop: LoopHandOffs | None = None
+        self._places: dict[str, int] = {}
+        """Number of each GPU that anything was prepared for."""
+        self._gpus: list[str] = []
+        """By that number."""
+        self._dropping: list[Callable[[], None]] = []
+        self._ready: list[Ready | None] = []
+        self._changed: set[str] = set()
+        """GPUs of which the next hand-off is to be decided on."""
+
+    def change(self, gpus: Iterable[str]) -> None:
+        """Drop what is prepared of these GPUs, because something of their tenants is about to change."""
+        if self._loop is None and not self._claimed():
+            return
+        assert self._loop is not None, "it was claimed"
+        for gpu in gpus:
+            place = self._places.get(gpu)
+            if place is not None:
+                self._loop.drop(place)
+            self._changed.add(gpu)
+        self._loop.stale = True
+
+    def change_all(self) -> None:
+        """Drop what is prepared of all GPUs."""
+        self.change(self._gpus)
+
+    def end_by(self, moment: int | None) -> None:
+        """Have nothing carried out later than at that moment; None: whenever."""
+        if self._loop is not None:
+            self._loop.end_by(moment)
+
+    def close(self) -> None:
+        """Prepare nothing any more."""
+        if self._loop is not None:
+            self._loop.release()
+            self._loop = None
+        self._on_time = False
+
+    def _claimed(self) -> bool:
+        loop: LoopHandOffs | None = None
+        if self._on_time:
+            loop = getattr(asyncio.get_running_loop(), "hand_offs", None)
+        if loop is None or not loop.claim(self._prepare, self._made, self._told):
+            self._on_time = False
+            return False
+        self._loop = loop
+        return True
+
+    def _prepare(self) -> None:
+        assert self._loop is not None, "its loop calls this"
+        several = len(self._changed) > 1
+        while self._changed:
+            gpu = self._changed.pop()
+            ready = self._prepare_one(gpu)
+            if ready is not None:
+                self._put(gpu, ready)
+            if several and self._loop.look():
+                self._loop.stale = bool(self._changed)  # the others' turn comes once this was told of
+                return
+
+    def _put(self, gpu: str, ready: Ready) -> None:
+        place = self._place_of(gpu)
+        holder, socket = ready.holder.fileno(), ready.successor.fileno()
+        if place is None or holder < 0 or socket < 0:
+            return
+        wants: Order | None = None
+        wants_not: Order | None = None
+        for turn, grant in zip(ready.turns, ready.grants, strict=True):
+            order = Order(socket, ready.successor.packet(grant), turn.since, turn.until)
+            if turn.wanting:
+                wants = order
+            else:
+                wants_not = order
+        self._ready[place] = ready
+        ready.holder.closing = ready.successor.closing = self._dropping[place]
+        assert self._loop is not None, "it was claimed"
+        self._loop.put(place, holder, ready.turns[0].held_id, (wants, wants_not))
+
+    def _place_of(self, gpu: str) -> int | None:
+        place = self._places.get(gpu)
+        if place is None:
+            place = len(self._gpus)
+            if place == LoopHandOffs.PLACES:
+                return None
+            self._places[gpu] = place
+            self._gpus.append(gpu)
+            self._ready.append(None)
+            self._dropping.append(lambda: self.change((gpu,)))
+        return place
+
+    def _made(self, made: Made) -> None:
+        ready = self._ready[made.place]
+        assert ready is not None, "it was prepared"
+        self._ready[made.place] = None
+        [turn] = [turn for turn in ready.turns if turn.wanting == made.wanting]
+        ready.holder.taken()
+        self.change((turn.gpu,))
+        self._tell(ready, turn, made.seen_at, made.sent_at)

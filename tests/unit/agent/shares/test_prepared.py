@@ -1,0 +1,191 @@
+"""Hand-offs that the loop's wait carries out, between processes with sockets of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharepod import protocol
+from sharepod.agent import on_time
+from sharepod.agent.shares.tokens import Tokens
+from sharepod.agent.tenants.registry import TenantRegistry
+from sharepod.rate_limit import RateLimiter
+from unit.agent.client import GPU0, Client, row, served_in, settings_in, tenants_with, until
+
+
+@dataclass
+class Two:
+    """Two tenants of one GPU: `holder` has the token since a moment ago, and `waiter` waits for it."""
+
+    tenants: TenantRegistry
+    holder: Client
+    waiter: Client
+    grant: protocol.Grant
+    read: list[protocol.Drained]
+    """Frames that were read in Python, of those that say that a holder has drained."""
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.tenants._tokens
+
+    @property
+    def prepared(self) -> bool:
+        """True if the hand-off is prepared."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, on_time.OnTimeLoop)
+        return bool(loop.hand_offs.kept.places[0].socket >= 0)
+
+
+@contextlib.asynccontextmanager
+async def two(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    read: list[protocol.Drained] = []
+    drained = Tokens.drained
+
+    def noting(self: Tokens, tenant_id: str, client: Any, frame: protocol.Drained) -> None:
+        read.append(frame)
+        drained(self, tenant_id, client, frame)
+
+    monkeypatch.setattr(Tokens, "drained", noting)
+    async with tenants_with(settings_in(directory), [row("a"), row("b")]) as tenants:
+        holder, waiter = [await Client.connect(tenants.directory(name)) for name in "ab"]
+        grant = await holder.granted()
+        waiter.send(protocol.Want(1))
+        world = Two(tenants, holder, waiter, grant, read)
+        terms = await holder.receive()
+        assert isinstance(terms, protocol.Grant), "its turn ends now that another waits"
+        await until(lambda: world.prepared)
+        await asyncio.sleep(0.002)
+        try:
+            yield world
+        finally:
+            holder.close()
+            waiter.close()
+
+
+def played(directory: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[[Two], Coroutine[Any, Any, None]]) -> None:
+    """Play with two tenants, on the agent's loop."""
+
+    async def main() -> None:
+        async with two(directory, monkeypatch) as world:
+            await play(world)
+
+    on_time.run(main())
+
+
+@pytest.mark.promise("time-prepared")
+def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(world: Two) -> None:
+        tokens, holder, waiter, grant = world.tokens, world.holder, world.waiter, world.grant
+        for wanting in (True, False):
+            before = sum(tokens.hand_offs.counts)
+            holder.send(protocol.Drained(grant.grant_id, wanting=wanting, idle=not wanting))
+            granted = await waiter.granted_anew()
+            assert granted.grant_id > grant.grant_id
+            assert granted.metered
+            assert granted.announce
+            assert granted.quantum_ns > 0
+            assert sum(tokens.hand_offs.counts) == before + 1
+            holder, waiter, grant = waiter, holder, granted
+            if wanting:
+                await until(lambda: world.prepared)
+                await asyncio.sleep(0.002)
+        assert world.read == [], "all of it was handed on by the wait"
+        opened = tokens.gpu_time(GPU0)
+        usage = [tokens.usage(name) for name in "ab"]
+        assert opened is not None
+        assert sum(each.grants for each in usage) == 3
+        assert opened.stalled_ns == 0
+        assert abs(sum(each.held_ns for each in usage) - opened.held_ns) < 10_000_000, "read one after the other"
+        begun, first = time.monotonic_ns(), sum(astuple(opened))
+        last = tokens.gpu_time(GPU0)
+        assert last is not None
+        assert 0 <= sum(astuple(last)) - first <= time.monotonic_ns() - begun + 1_000_000
+
+    played(tmp_path, monkeypatch, play)
+
+
+def test_a_frame_that_the_wait_has_taken_is_charged_to_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(world: Two) -> None:
+        charged: list[float] = []
+        monkeypatch.setattr(RateLimiter, "charge", lambda _self, amount: charged.append(amount))
+        world.holder.send(protocol.Drained(world.grant.grant_id, wanting=True))
+        await world.waiter.expect(protocol.Grant)
+        assert charged == [1]
+
+    played(tmp_path, monkeypatch, play)
+
+
+def test_nothing_is_sent_to_a_descriptor_that_has_become_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(world: Two) -> None:
+        [served] = [each for each in served_in(world.tenants) if each.row.id == "b"]
+        [connection] = served._connections
+        number = connection.fileno()
+        connection.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
+        world.holder.send(protocol.Drained(world.grant.grant_id, wanting=True))
+        await until(lambda: len(world.read) == 1)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(100)
+        if other is not None:
+            os.close(other)
+        ours.close()
+        theirs.close()
+
+    played(tmp_path, monkeypatch, play)
+
+
+@pytest.mark.parametrize("what", ["closed", "removed", "lost", "waited for by two"])
+def test_what_changes_after_a_hand_off_was_prepared_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def play(world: Two) -> None:
+        tenants, more = world.tenants, list[Client]()
+        if what == "closed":
+            tenants.set_open(frozenset())
+        elif what == "removed":
+            await tenants.apply([row("a")])
+        elif what == "lost":
+            world.waiter.close()
+            await until(lambda: not world.prepared)
+        else:
+            more.append(await Client.connect(tenants.directory("b")))
+            more[0].send(protocol.Want(1))
+            await until(lambda: not world.prepared)
+        world.holder.send(protocol.Drained(world.grant.grant_id, wanting=True))
+        await until(lambda: len(world.read) == 1)
+        if what == "waited for by two":
+            assert (await more[0].expect(protocol.Grant)) == (await world.waiter.expect(protocol.Grant))
+        elif what != "removed" and what != "lost":
+            assert await world.waiter.nothing_comes()
+        for client in more:
+            client.close()
+
+    played(tmp_path, monkeypatch, play)
+
+
+def test_an_agent_that_ends_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one may have begun."""
+
+    async def play(world: Two) -> None:
+        world.tokens.close()
+        assert not world.prepared
+        world.tokens.want("b", world.tenants._entries["b"].serving._connections.copy().pop())  # type: ignore[union-attr]
+        await asyncio.sleep(0.001)
+        assert not world.prepared
+
+    played(tmp_path, monkeypatch, play)
