@@ -21,6 +21,7 @@ from sharepod.api.admission.line_webhook import plain_pod_webhook, plain_volume_
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.quota_policies import quota_policies
 from sharepod.api.admission.request import request_policy
+from sharepod.api.admission.scheduler_claim_policy import scheduler_claim_policy
 from sharepod.api.admission.share_claim_policy import share_claim_policy
 from sharepod.api.crd.budget_definition import gpubudget_crd
 from sharepod.api.crd.definitions import gpunode_crd, gpustatement_crd, sharepod_crd
@@ -68,6 +69,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         policies / "sharepod-immutable.yaml": immutability_policy(),
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-share-claims.yaml": share_claim_policy(),
+        ROOT / "manifests" / "claims" / "sharepod-scheduler-claims.yaml": scheduler_claim_policy(),
         ROOT / "manifests" / "plain" / "sharepod-plain-pods.yaml": plain_pod_policies(),
         ROOT / "manifests" / "plain" / "sharepod-quota.yaml": quota_policies(),
         ROOT / "manifests" / "plain-webhook" / "sharepod-plain-pods.yaml": plain_pod_webhook(),

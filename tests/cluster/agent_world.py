@@ -4,6 +4,7 @@ operator and kubelet.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.services import Service
 from sharepod.agent.kubelet.wire import csi_pb2 as csi
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
 
 ROOT = Path(__file__).parents[2]
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
@@ -109,6 +111,7 @@ class OneNode:
             "INVENTORY_FILE": self.root / "inventory.yaml",
             "INVENTORY_INTERVAL_S": "0.1",
             "HOOK_FILE": self.root / "hook.so",
+            "CDI_DIRS": json.dumps([str(self.root / "cdi")]),
             "HTTP_BIND": "127.0.0.1",
             "HTTP_PORT": "0",
         }
@@ -148,7 +151,27 @@ class OneNode:
         ]
         return subprocess.run(command, capture_output=True, check=False, timeout=10).returncode == 0
 
+    # The container toolkit's part
+
+    def write_cdi(self) -> None:
+        """Name the GPUs as CDI devices."""
+        devices = [{"name": uuid, "containerEdits": {"env": [f"GPU={uuid}"]}} for uuid in GPUS]
+        spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
+        (self.root / "cdi").mkdir(exist_ok=True)
+        (self.root / "cdi" / "nvidia.yaml").write_text(yaml.safe_dump(spec))
+
     # The kubelet's part
+
+    def registered(self, plugin: str) -> None:
+        """Tell a plugin, by the name of its socket, that the kubelet has registered it."""
+        socket = self.root / "kubelet/plugins_registry" / plugin
+        wait_until(socket.exists, what=f"the socket {plugin}", timeout=30)
+        self.call(
+            socket,
+            "/pluginregistration.Registration/NotifyRegistrationStatus",
+            registration.RegistrationStatus(plugin_registered=True),
+            registration.RegistrationStatusResponse,
+        )
 
     @property
     def csi_socket(self) -> Path:

@@ -11,8 +11,10 @@ import yaml
 from cluster.claims_world import CLAIMS, claim_path, claim_spec, serves_claims
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
-from harness.installation import MANIFESTS
+from harness.installation import MANIFESTS, NAMESPACE
+from sharepod.agent.cluster.device_slice import slice_body, slice_name, slice_spec
 from sharepod.api.claims import lower
+from sharepod.api.scheduled_claims import fault, is_scheduled
 from sharepod.api.sharepod import SpecError
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "claims").glob("*.yaml"))
@@ -264,6 +266,43 @@ def test_the_class_by_the_name_of_an_extended_resource_is_refused(api: Api, kind
     api.create("/api/v1/namespaces/default/pods", {**body, "spec": {"containers": [other]}}, dryRun="All")
 
 
+@pytest.mark.promise("operator-scheduler-pool-agents-alone")
+def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: Api) -> None:
+    """An administrator publishes none, and an agent none of another driver, node or pool."""
+    first, second = server.add_fake_nodes(2, prefix="slices")
+    uid = api.get(f"/api/v1/nodes/{first}")["metadata"]["uid"]
+    body = slice_body(first, uid, slice_spec(first, [], 1))
+    with pytest.raises(ApiError, match="published by SharePod's agents alone"):
+        api.create(f"{CLAIMS}/resourceslices", body)
+    agents = {
+        node: server.api_for(server.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node))
+        for node in (first, second)
+    }
+    for changes in (
+        {"driver": "gpu.example"},
+        {"nodeName": second},
+        {"pool": {**body["spec"]["pool"], "name": second}},
+    ):
+        with pytest.raises(ApiError, match=r"driver scheduler.sharepod.dev, of node and pool slices-0 only"):
+            agents[first].create(f"{CLAIMS}/resourceslices", {**body, "spec": {**body["spec"], **changes}})
+    path = f"{CLAIMS}/resourceslices/{slice_name(first)}"
+    made = agents[first].create(f"{CLAIMS}/resourceslices", body)
+    with pytest.raises(ApiError, match="of node and pool slices-1 only"):
+        agents[second].delete(path)
+    with pytest.raises(ApiError, match="of node and pool slices-1 only"):
+        agents[second].request("PUT", path, made)
+    agents[first].delete(path)
+
+
+@pytest.mark.promise("operator-claim-class")
+def test_the_class_of_pool_scheduler_selects_devices_of_its_driver_and_is_no_extended_resource(api: Api) -> None:
+    path = f"{CLAIMS}/deviceclasses/scheduler.sharepod.dev"
+    with pytest.raises(ApiError, match=r"spec.selectors: must have the expression"):
+        api.patch(path, {"spec": {"selectors": []}})
+    with pytest.raises(ApiError, match=r"spec.extendedResourceName: counts whole devices"):
+        api.patch(path, {"spec": {"extendedResourceName": "example.com/gpu"}})
+
+
 @pytest.mark.promise("operator-claim-no-slices")
 def test_nobody_publishes_devices_of_the_driver(api: Api) -> None:
     assert "only allocator" in published(api)
@@ -279,4 +318,8 @@ def test_an_example_applies_and_says_what_is_read(api: Api, server: Cluster, pat
         if document["kind"] == "ResourceClaim":
             lower(api.get(f"{place}/resourceclaims/{metadata['name']}"))
         if document["kind"] == "ResourceClaimTemplate":
-            lower(api.get(f"{place}/resourceclaimtemplates/{metadata['name']}")["spec"])
+            body = api.get(f"{place}/resourceclaimtemplates/{metadata['name']}")["spec"]
+            if is_scheduled(body):
+                assert fault(body) is None
+            else:
+                lower(body)

@@ -14,8 +14,11 @@ import grpc
 import pytest
 import yaml
 from cluster.agent_world import GPUNODES, GPUS, LEASES, OneNode, one_node, row
+from cluster.claims_world import serves_claims
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, suppress_reason, wait_until
+from harness.installation import MANIFESTS
+from sharepod.agent.cluster.device_slice import slice_name
 from sharepod.agent.cluster.own_node_check import OwnNodeCheck
 from sharepod.agent.cluster.status_report import Readiness
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
@@ -393,3 +396,45 @@ def test_a_failed_gpu_and_a_strangers_process_are_in_the_status_until_they_are_g
     assert "process 1 on the node uses it" in status["gpus"][1]["reason"]
     play(healthy)
     node.await_status(lambda status: gpus(status) == [("Healthy", True)] * 2, "both can be shared again")
+
+
+@pytest.mark.promise("operator-scheduler-pool-slice", "operator-scheduler-pool-leaves")
+def test_on_a_node_of_pool_scheduler_its_gpus_are_published_until_the_ledger_says_that_it_leaves(node: OneNode) -> None:
+    """With the agent's own rights and token, under the policies."""
+    if not serves_claims(node.api):
+        pytest.skip("the API server does not serve resource.k8s.io/v1")
+    node.write_cdi()
+    node.cluster.kubectl("apply", "-f", MANIFESTS / "claims" / "no-slices.yaml")
+    node.make_gpunode()
+    node.api.patch(node.path, {"spec": {"pool": "scheduler"}})
+    node.start_agent()
+    for plugin in ("gpu.sharepod.dev-reg.sock", "gpu.sharepod.dev-dra-reg.sock", "scheduler.sharepod.dev-dra-reg.sock"):
+        node.registered(plugin)
+    node.await_status(lambda seen: condition(seen, "SlicesPublished").get("status") == "True", "SlicesPublished")
+    path = f"/apis/resource.k8s.io/v1/resourceslices/{slice_name(node.name)}"
+
+    def devices(found: Object | None) -> list[str]:
+        return [
+            device["attributes"]["uuid"]["string"] for device in ((found or {}).get("spec") or {}).get("devices", ())
+        ]
+
+    made = node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS, what="both GPUs as devices")
+    assert made is not None
+    assert made["metadata"]["ownerReferences"][0]["name"] == node.name
+    capacity = made["spec"]["devices"][0]["capacity"]
+    assert (capacity["timeMilli"]["value"], capacity["memory"]["value"]) == ("1k", "40Gi")
+    node.api.delete(path)
+    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS, what="what was deleted is published again")
+    inventory = node.root / "inventory.yaml"
+    gpus = yaml.safe_load(inventory.read_text())["gpus"]
+    inventory.write_text(yaml.safe_dump({"gpus": gpus[1:]}))
+    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS[1:], what="a GPU that is gone is no device")
+    node.api.patch(node.path, {"spec": {"leaving": True}})
+    status = node.await_status(
+        lambda seen: condition(seen, "SlicesPublished").get("reason") == "Withdrawn",
+        "what it has published is withdrawn",
+    )
+    generation = node.api.get(node.path)["metadata"]["generation"]
+    assert status["observedGeneration"] == generation
+    with pytest.raises(ApiError, match="not found"):
+        node.api.get(path)

@@ -12,6 +12,7 @@ from cluster import frameworks
 from cluster.claims_world import allocation, claim_path, make_claim
 from cluster.operator_world import GIB, World, wait
 from cluster.plain_world import install_plain, need_mutating_policies
+from cluster.scheduler_world import CLASS, pool_of_scheduler
 from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
 
@@ -69,7 +70,10 @@ def on(specs: list[Object], label: str) -> list[Object]:
 @pytest.mark.parametrize("path", CLAIM_EXAMPLES, ids=lambda path: path.stem)
 def test_each_pod_of_an_example_is_bound_with_its_share(world: World, path: Path) -> None:
     name = path.stem[3:]
-    world.nodes(name, 2)
+    if CLASS in path.read_text():
+        pool_of_scheduler(world, name)
+    else:
+        world.nodes(name, 2)
     documents = list(yaml.safe_load_all(path.read_text()))
     pods = claims = 0
     for document in documents:

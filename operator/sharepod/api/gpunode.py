@@ -36,6 +36,10 @@ CONDITION_CLAIMS_ATTACH = "ClaimsAttach"
 while one has been seen not to."""
 CLAIMS_ATTACH_STARTING = "Starting"
 """Reason of that condition until the node's self-test by a claim has had time to run."""
+CONDITION_SLICES_PUBLISHED = "SlicesPublished"
+"""Condition of a GPUNode of pool `scheduler`: True while its agent publishes its GPUs, in a ResourceSlice."""
+SLICES_WITHDRAWN = "Withdrawn"
+"""Reason of that condition once a node that leaves the pool publishes no device any more."""
 ENV_INJECTION_ACCEPTED = "Accepted"
 """Reason of that condition where the administrator has accepted it: the node takes tenants."""
 
@@ -66,10 +70,12 @@ class Latency(StrEnum):
 
 
 class Pool(StrEnum):
-    """Owner of a node's GPUs: SharePod alone, or NVIDIA's device plugin, from which holders take them."""
+    """Owner of a node's GPUs: SharePod alone; NVIDIA's device plugin, from which holders take them; or SharePod, with
+    kube-scheduler as the one that gives shares away."""
 
     DEDICATED = "dedicated"
     DEVICE_PLUGIN = "device-plugin"
+    SCHEDULER = "scheduler"
 
 
 class TenantState(StrEnum):
@@ -170,7 +176,10 @@ class GPUNodeSpec(Model):
     """Ledger of the node, written by the operator alone."""
 
     pool: Pool = Pool.DEDICATED
-    """dedicated: the GPUs are SharePod's; device-plugin: NVIDIA's device plugin owns them."""
+    """dedicated: the GPUs are SharePod's; device-plugin: NVIDIA's device plugin owns them; scheduler: kube-scheduler
+    allocates shares of them."""
+    leaving: bool = False
+    """The node leaves pool scheduler: its agent publishes no device any more."""
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
     """Reservations, one row for each tenant."""
     holders: Annotated[tuple[PluginHolder, ...], Field(max_length=MAX_GPUS)] = ()

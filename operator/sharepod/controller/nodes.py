@@ -42,7 +42,7 @@ _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 
 _LOOK_AGAIN_S = 1.0
 """Seconds until a node with tenants is looked for again that is gone: no watch shows one that comes back without the
-pool label."""
+pool label. And until one is looked at again that leaves pool `scheduler`."""
 _ADVERTISED_S = 5.0
 """Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
 
@@ -142,8 +142,10 @@ class NodeReconciler:
             if node.pool in tuple(Pool):
                 await self._create(node)
         else:
-            if node.pool in tuple(Pool) and gpunode.spec.pool != node.pool:
+            if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
+                if gpunode.spec.pool is Pool.SCHEDULER:  # no change of the node tells that its last claim is free
+                    self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
             await self._advertise(node, gpunode)
             await self._show_device_plugin(node, gpunode)
@@ -233,7 +235,8 @@ class NodeReconciler:
 
     def _wanted(self, gpunode: GpuNodeFacts) -> Mapping[str, int]:
         """Return what a Node is to advertise of the resources of the line."""
-        ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False]
+        by_scheduler = gpunode.spec.pool is Pool.SCHEDULER
+        ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False and not by_scheduler]
         return advertised(ours, self._lines_on(gpunode), in_force=bool(self.lines_in_force))
 
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:

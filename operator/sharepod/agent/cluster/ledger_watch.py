@@ -125,6 +125,16 @@ class LedgerWatch:
         """The GPUNode as last seen; None if it does not exist."""
         return self._object
 
+    @property
+    def of_scheduler(self) -> bool:
+        """True if the ledger in force, as the API server has it, says that the node is of pool `scheduler`."""
+        return self.uid is not None and self._spec.get("pool") == Pool.SCHEDULER
+
+    @property
+    def publishes(self) -> bool:
+        """True if that ledger says so and the node does not leave the pool, as far as is known."""
+        return self.of_scheduler and self._absent is None and not self._spec.get("leaving")
+
     async def changed(self) -> None:
         """Wait until rows, generation or object next change."""
         await self._moved.wait()
@@ -219,7 +229,7 @@ class LedgerWatch:
                 self._move()
             return
         tenants, holders = spec.get("tenants") or (), read_holders(spec.get("holders") or ())
-        pool = Pool.DEVICE_PLUGIN if spec.get("pool") == Pool.DEVICE_PLUGIN else Pool.DEDICATED
+        pool = Pool(spec["pool"]) if spec.get("pool") in tuple(Pool) else Pool.DEDICATED
         self._on_ledger(pool, holders)
         rows, self._unreadable = read_rows(tenants, self._in_force)
         if self._unreadable:

@@ -10,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,13 @@ from sharepod.agent.kubelet.hook_integrity import HookIntegrity
 from sharepod.agent.kubelet.nvidia_dra import nvidia_dra_socket
 from sharepod.agent.kubelet.plugin_pods import HELD_INTERVAL_S, INTERVAL_S, PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
-from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
+from sharepod.agent.kubelet.registration import (
+    DRA_PLUGIN,
+    SCHEDULER_PLUGIN,
+    KubeletRegistration,
+    pods_dir,
+    warn_of_propagation,
+)
 from sharepod.agent.kubelet.self_test import SelfTest
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
 from sharepod.agent.settings import EnvInjection
@@ -44,6 +50,10 @@ from sharepod.api.gpunode import (
     CONDITION_ENV_INJECTION,
     CONDITION_HOOK_LOADS,
     CONDITION_OWN_NODE,
+    CONDITION_SLICES_PUBLISHED,
+    ENV_INJECTION_ACCEPTED,
+    Gpu,
+    Health,
     Pool,
     Tenant,
 )
@@ -53,6 +63,7 @@ from sharepod.tasks import Supervisor
 from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
 from .own_node_check import OwnNodeCheck
+from .slice_publisher import SlicePublisher
 from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
 
 _TWICE = (
@@ -131,6 +142,9 @@ async def run(agent: AnyAgent) -> None:
         )
         kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
         dra = KubeletRegistration(settings.kubelet_root, claim_driver.services(), DRA_PLUGIN, changed=agent.changed.set)
+        dra_of_scheduler = KubeletRegistration(
+            settings.kubelet_root, claim_driver.services(), SCHEDULER_PLUGIN, changed=agent.changed.set
+        )
         lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
         self_test = SelfTest(
             settings.state_dir,
@@ -141,18 +155,33 @@ async def run(agent: AnyAgent) -> None:
             settings.state_dir, prepared_for_s=self_test_claims.prepared_for_s, changed=agent.changed.set
         )
         own_node = OwnNodeCheck(api, namespace=settings.namespace, changed=agent.changed.set)
-        report = StatusReport(
-            api,
-            node=node,
-            ledger=ledger,
-            facts=agent.facts,
-            readiness=lambda: {
+
+        def conditions() -> Mapping[str, Readiness]:
+            return {
                 CONDITION_AGENT_READY: readiness(agent, ledger, kubelet),
                 CONDITION_CDI_DEVICES: cdi_readiness(cdi, dra),
                 CONDITION_CLAIMS_ATTACH: Readiness(*claim_self_test.claims_attach),
                 CONDITION_OWN_NODE: own_node.verdict,
                 CONDITION_HOOK_LOADS: Readiness(*self_test.hook_loads),
                 CONDITION_ENV_INJECTION: Readiness(*self_test.env_injection),
+            }
+
+        slices = SlicePublisher(
+            api,
+            node=node,
+            ledger=ledger,
+            gpus=lambda: attachable(agent, cdi),
+            unfit=lambda: unfit(conditions(), dra_of_scheduler),
+            changed=agent.changed.set,
+        )
+        report = StatusReport(
+            api,
+            node=node,
+            ledger=ledger,
+            facts=agent.facts,
+            readiness=lambda: {
+                **conditions(),
+                **({CONDITION_SLICES_PUBLISHED: said} if (said := slices.verdict) is not None else {}),
             },
             consumption=lambda: agent.consumption,
             woken=agent.changed,
@@ -162,6 +191,7 @@ async def run(agent: AnyAgent) -> None:
         await kubelet.start()
         try:
             await dra.start()
+            await dra_of_scheduler.start()
             async with Supervisor() as supervisor:
                 for name, loop in {
                     "ledger-follow": ledger.follow(),
@@ -173,6 +203,9 @@ async def run(agent: AnyAgent) -> None:
                     "self-test-claims": claim_self_test.run(),
                     "kubelet": kubelet.run(),
                     "kubelet-dra": dra.run(),
+                    "kubelet-dra-scheduler": dra_of_scheduler.run(),
+                    "slices": slices.run(),
+                    "slices-follow": slices.follow(),
                     "cdi": cdi.run(),
                     "residue": pod_residue.run(),
                     "plugin-pods": plugin_pods.run(agent.know_plugin_pods, partial(_interval_s, agent)),
@@ -180,7 +213,7 @@ async def run(agent: AnyAgent) -> None:
                     supervisor.start(name, loop)
                 await supervisor.wait()
         finally:
-            await asyncio.gather(dra.stop(), kubelet.stop())
+            await asyncio.gather(dra_of_scheduler.stop(), dra.stop(), kubelet.stop())
             await claims.close()
             if not agent.successor_waits():
                 await report.say_stopped()
@@ -234,6 +267,33 @@ def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration
     if rival is not None:
         return Readiness(ReadyReason.DRA_DRIVER_PRESENT, _TWICE.format(rival))
     return Readiness(ReadyReason.SERVING)
+
+
+def attachable(agent: AnyAgent, cdi: CdiWatch) -> tuple[Gpu, ...]:
+    """Return the GPUs of this node that take tenants by claims."""
+    gpus = [gpu for gpu in agent.gpus() if gpu.shareable and gpu.health is Health.HEALTHY]
+    attached = cdi.devices([gpu.uuid for gpu in gpus])
+    return tuple(gpu for gpu in gpus if gpu.uuid in attached)
+
+
+def unfit(conditions: Mapping[str, Readiness], dra: KubeletRegistration) -> str | None:
+    """Return why this node takes no tenants by claims that kube-scheduler allocates; None if it does.
+
+    Args:
+        conditions: Readiness of the agent, by type of the condition.
+        dra: Registration of the driver of those claims.
+    """
+    if conditions[CONDITION_AGENT_READY].reason is not ReadyReason.SERVING:
+        return f"the agent is not ready: {conditions[CONDITION_AGENT_READY].message}"
+    if dra.problem is not None:
+        return f"{dra.problem}; claims need Kubernetes 1.34 or newer on the node"
+    for kind in (CONDITION_HOOK_LOADS, CONDITION_CLAIMS_ATTACH):
+        if conditions[kind].reason.status == "False":
+            return f"see condition {kind}: {conditions[kind].message}"
+    injects = conditions[CONDITION_ENV_INJECTION].reason
+    if injects.status == "True" and injects.value != ENV_INJECTION_ACCEPTED:
+        return f"see condition {CONDITION_ENV_INJECTION}: {conditions[CONDITION_ENV_INJECTION].message}"
+    return None
 
 
 def cdi_watch(agent: AnyAgent) -> CdiWatch:

@@ -24,7 +24,7 @@ import structlog
 from sharepod.agent.agent import AgentFacts
 from sharepod.agent.kubelet.claim_self_test import ClaimsAttachReason
 from sharepod.agent.kubelet.self_test import EnvInjectionReason, HookLoadsReason
-from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
+from sharepod.api.gpunode import CONDITION_AGENT_READY, SLICES_WITHDRAWN, Gpu, Tenant
 from sharepod.api.objects import ConditionReason
 from sharepod.api.units import format_fraction
 from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
@@ -79,11 +79,30 @@ class OwnNodeReason(ConditionReason):
     NOT_ASKED = "NotAsked", "Unknown"
 
 
+class SliceReason(ConditionReason):
+    """Reason of the condition `SlicesPublished`."""
+
+    PUBLISHED = "Published", "True"
+    STARTING = "Starting", "Unknown"
+    NOT_READY = "NotReady", "False"
+    NO_SHARES = "NoConsumableCapacity", "False"
+    REFUSED = "Refused", "False"
+    WITHDRAWN = SLICES_WITHDRAWN, "False"
+
+
 @dataclass(frozen=True)
 class Readiness:
     """Readiness of the agent to run a pod that is placed here now, in one respect."""
 
-    reason: ReadyReason | CdiReason | OwnNodeReason | HookLoadsReason | EnvInjectionReason | ClaimsAttachReason
+    reason: (
+        ReadyReason
+        | CdiReason
+        | OwnNodeReason
+        | HookLoadsReason
+        | EnvInjectionReason
+        | ClaimsAttachReason
+        | SliceReason
+    )
     message: str = ""
     """Sentence for people."""
 

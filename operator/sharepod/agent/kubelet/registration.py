@@ -22,7 +22,7 @@ import structlog
 from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.agent.kubelet.wire.rpc import ReadOnlyError, SocketError, UnixServer, service
-from sharepod.api.objects import CLAIM_DRIVER, CSI_DRIVER
+from sharepod.api.objects import CLAIM_DRIVER, CSI_DRIVER, SCHEDULER_DRIVER
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +57,16 @@ DRA_PLUGIN = KubeletPlugin(
     "DRAPlugin", "dra.sock", f"{CLAIM_DRIVER}-dra-reg.sock", ("v1.DRAPlugin",), "resource claims", CLAIM_DRIVER
 )
 """The DRA driver. Kubelets serve version 1 since Kubernetes 1.34."""
+
+SCHEDULER_PLUGIN = KubeletPlugin(
+    "DRAPlugin",
+    "dra.sock",
+    f"{SCHEDULER_DRIVER}-dra-reg.sock",
+    ("v1.DRAPlugin",),
+    "resource claims that kube-scheduler allocates",
+    SCHEDULER_DRIVER,
+)
+"""The DRA driver again, by the name of the devices that kube-scheduler allocates."""
 
 
 class KubeletRegistration:

@@ -16,6 +16,7 @@ from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_DRIVER, device_name
 from sharepod.api.sharepod import SpecError
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import of_claims
 
@@ -121,7 +122,7 @@ def unlisted(snapshot: ClaimSnapshot) -> Note | None:
     """Return what the owner should know of a Pod that has the share and whose containers get no GPU; None if there is
     none."""
     claim = snapshot.claim
-    if claim is None or not claim.ours or claim.deleting:
+    if claim is None or not (claim.ours or claim.scheduled) or claim.deleting:
         return None
     idle = min((pod.name for pod in snapshot.pods if pod.waits and claim.name in pod.unlisted), default=None)
     if idle is None:
@@ -143,6 +144,8 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
         waited: It was told before that there is no place.
     """
     claim = snapshot.claim
+    if claim is not None and claim.scheduled:
+        yield from _notes_of_scheduled(claim, blocked, lives=snapshot.lives)
     if claim is None or not claim.ours or claim.deleting:
         return
     if claim.allocation is not None:
@@ -171,3 +174,20 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
             yield Note(True, "Waiting", "Place", blocked)
         elif refusal is not None:
             yield Note(True, refusal.outlook.value, "Place", clipped(of_claims(refusal.message)))
+
+
+def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bool) -> Iterator[Note]:
+    """Yield what the owner of a claim should know that kube-scheduler allocates.
+
+    Args:
+        claim: The claim.
+        not_entered: Why the ledger has no row of what it was given; None if it has.
+        lives: A Pod is on a node with it.
+    """
+    given = claim.allocation.scheduled if claim.allocation is not None else None
+    error = given if isinstance(given, SpecError) else claim.error
+    if error is not None:
+        yield Note(True, "Invalid", "Place", str(error))
+    elif given is not None and not_entered is not None:
+        text = f"kube-scheduler has given it a share that it cannot have yet: {not_entered}"
+        yield Note(True, LOST if lives else "Waiting", "Place", text)

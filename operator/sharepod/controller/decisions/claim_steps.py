@@ -131,7 +131,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
     """Return the next step for a claim that has an allocation."""
     mine = next((item for item in snapshot.reserved if holds(item, allocation)), None)
     for reserved in snapshot.reserved:
-        if reserved is not mine and not snapshot.in_use and (step := _drop(snapshot, reserved)) is not None:
+        if reserved is not mine and not snapshot.in_use and (step := drop(snapshot, reserved)) is not None:
             return step
     if mine is not None and mine.forced and not snapshot.lives:
         return RemoveRow(mine.node, RemovalReason.FORCED)
@@ -165,7 +165,7 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
         ends = reserved.releasing or reserved.wanted.releasing or reserved.forced or reserved.override is not None
         if mine is None and wanted and fresh and not ends:
             mine = reserved
-        elif (step := _drop(snapshot, reserved)) is not None:
+        elif (step := drop(snapshot, reserved)) is not None:
             return step
     if mine is not None:
         if mine.written is None:
@@ -182,12 +182,12 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
 def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
     """Return the step by which the rows of a claim that is gone go; None once there are none."""
     for reserved in snapshot.reserved:
-        if (step := _drop(snapshot, reserved)) is not None:
+        if (step := drop(snapshot, reserved)) is not None:
             return step
     return Wait() if snapshot.reserved else None
 
 
-def _drop(snapshot: ClaimSnapshot, reserved: ReservationSnapshot) -> ClaimStep | None:
+def drop(snapshot: ClaimSnapshot, reserved: ReservationSnapshot) -> Unreserve | BeginRelease | RemoveRow | None:
     """Return the step by which a row ends; None while the ledger or its agent is awaited."""
     if reserved.written is None:
         return Unreserve(reserved.node)

@@ -25,6 +25,8 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
+from .pools import InPool, next_pool
+
 _LONGEST_PAUSE_S = 300.0
 """Longest pause between two tries of a write that is refused; from 1 s, it doubles with each."""
 
@@ -94,11 +96,13 @@ class LedgerWriter:
             self._again(node)
             return
         leaving = self._leaving.get(node, set())
+        in_pool = self._pool(base)
         operations = patch(
             base,
             changed=[row.row() for row in self._state.cluster.pending(node)],
             leaving=leaving,
-            pool=self._pool(node, base),
+            pool=in_pool.pool,
+            leaving_pool=in_pool.leaving,
             holders=self.holders_of(base),
         )
         if not operations:
@@ -142,12 +146,14 @@ class LedgerWriter:
             if self._state.cluster.nothing_in_flight(base.name):
                 self._state.on_room_changed()
 
-    def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
+    def _pool(self, base: GpuNodeFacts) -> InPool:
         """Return the pool of a node. It stays what it is while there are tenants or holders: each pool ends its own."""
-        if base.spec.tenants or base.spec.holders:
-            return base.spec.pool
-        node = self._state.nodes.named(name)
-        return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
+        node = self._state.nodes.named(base.name)
+        label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
+        if label is base.spec.pool:
+            return InPool(label)
+        pending = bool(self._state.cluster.pending(base.name))
+        return next_pool(base, label, occupied=pending or self._state.seen_claims.scheduled_on(base.name))
 
     async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
         """Find out why a patch was refused: False if the spec had moved on, True if the API server rejects it."""
@@ -213,6 +219,7 @@ def patch(
     changed: Sequence[Tenant],
     leaving: Iterable[str],
     pool: Pool,
+    leaving_pool: bool = False,
     holders: tuple[PluginHolder, ...] = (),
 ) -> list[Json]:
     """Return the JSON Patch that sets the `changed` rows, removes the `leaving` ones, and sets pool and holders.
@@ -224,6 +231,8 @@ def patch(
     operations: list[Json] = []
     if base.spec.pool is not pool:
         operations.append({"op": "add", "path": "/spec/pool", "value": pool.value})
+    if base.spec.leaving is not leaving_pool:
+        operations.append({"op": "add", "path": "/spec/leaving", "value": leaving_pool})
     if base.spec.holders != holders:
         operations.append({"op": "add", "path": "/spec/holders", "value": [row.dump() for row in holders]})
     places: Mapping[str, int] = {row.id: place for place, row in enumerate(base.spec.tenants)}

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from sharepod.api.scheduled_claims import ScheduledShare
 from sharepod.api.self_test_claim import has_name_of_self_test
 
 from .facts.claim_facts import (
@@ -172,7 +173,7 @@ class ClaimsSeen:
 
     def _tell(self, item: ClaimFacts) -> None:
         """Tell of a claim that has changed or is gone."""
-        if item.ours:
+        if item.ours or item.scheduled:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:
             self.on_share_claim(item.made_for)
@@ -215,7 +216,7 @@ class ClaimsSeen:
             self._bound_lines.setdefault(item.node, set()).add(item.uid)
         self._resort(item)
         if item.node is not None:
-            self._unused.difference_update(claim.uid for claim in self.of_pod(item))
+            self._unused.difference_update(claim.uid for claim in self._followed(item))
         if before is None or before.says() != item.says():
             self._tell_claims_of(item)
         return item
@@ -227,7 +228,7 @@ class ClaimsSeen:
             self._pod_gone(item)
 
     def _pod_gone(self, item: ClaimPodFacts) -> None:
-        concerned = list(self.of_pod(item))
+        concerned = list(self._followed(item))
         self._unused.difference_update(claim.uid for claim in concerned if item.uid in claim.consumers)
         self._resort(item)
         self._forget_names(item)
@@ -281,7 +282,7 @@ class ClaimsSeen:
 
     def _resort(self, pod: ClaimPodFacts) -> None:
         """Drop the order of users of each claim that a Pod uses."""
-        for claim in self.of_pod(pod):
+        for claim in self._followed(pod):
             self._sorted.pop(claim.uid, None)
 
     def _forget_names(self, item: ClaimPodFacts) -> None:
@@ -293,7 +294,7 @@ class ClaimsSeen:
                 self._users.pop(key, None)
 
     def _tell_claims_of(self, pod: ClaimPodFacts) -> None:
-        for claim in self.of_pod(pod):
+        for claim in self._followed(pod):
             self._on_changed(claim.uid)
 
     # Which belong together
@@ -320,8 +321,23 @@ class ClaimsSeen:
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
         """Yield the claims of our class that a Pod uses, as far as they are known, each once, in the Pod's order."""
+        yield from (claim for claim in self._followed(pod) if claim.ours)
+
+    def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
+        """Yield the claims of a Pod that have a row or may get one: of our class, and those that kube-scheduler
+        allocates of our GPUs. As far as they are known, each once, in the Pod's order."""
         known = (self._named(pod, *entry) for entry in pod.entries)
-        yield from {claim.uid: claim for claim in known if claim is not None and claim.ours}.values()
+        followed = [claim for claim in known if claim is not None and (claim.ours or claim.scheduled)]
+        yield from {claim.uid: claim for claim in followed}.values()
+
+    def scheduled_on(self, node: str) -> bool:
+        """Return whether kube-scheduler has allocated a GPU of this node to a claim, as far as is known."""
+        return any(
+            claim.allocation is not None
+            and isinstance(claim.allocation.scheduled, ScheduledShare)
+            and claim.allocation.scheduled.node == node
+            for claim in self.claims
+        )
 
     def crowded(self, pod: ClaimPodFacts) -> str | None:
         """Return the container of a Pod that uses two claims of our class; None if there is none."""
@@ -350,5 +366,5 @@ class ClaimsSeen:
     def tell_namespace(self, namespace: str) -> None:
         """Tell of every claim of a namespace."""
         for claim in self.claims:
-            if claim.ours and claim.namespace == namespace:
+            if (claim.ours or claim.scheduled) and claim.namespace == namespace:
                 self._on_changed(claim.uid)

@@ -268,7 +268,7 @@ class ClusterState:
         if self.asking(tenant) is not None:
             return False
         known = self.seen_claims.claims.get(tenant)
-        if known is not None and known.ours:
+        if known is not None and (known.ours or known.scheduled):
             return True
         rows = (row for _, row in self.cluster.reservations_of(TenantId(tenant)))
         return any(row.claim is not None and row.claim.uid == tenant for row in rows)
@@ -414,5 +414,5 @@ class ClusterState:
         """Return every tenant that has a SharePod, a claim, a Pod or a reservation."""
         rows = {row for gpunode in self.gpunodes for row in gpunode.rows}
         decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
-        claims = {claim.uid for claim in self.seen_claims.claims if claim.ours}
+        claims = {claim.uid for claim in self.seen_claims.claims if claim.ours or claim.scheduled}
         return self.sharepods.uids() | claims | set(self._pods_of) | rows | decided

@@ -77,6 +77,8 @@ class ClaimMemo:
     """Uid of the Pod that waits with the claim allocated, since when, and what kube-scheduler had said by then."""
     refused_since: float | None = None
     """When kube-scheduler was first seen to say something else of that Pod."""
+    not_entered: str | None = None
+    """Why the ledger has no row of what kube-scheduler has given it; None if it has, or is not asked."""
     waited: bool = False
     """It was told that there is no place for it: the place that it gets is news."""
 

@@ -49,6 +49,7 @@ def node_state(
             for gpu in (gpunode.status.gpus if gpunode else ())
         ),
         device_plugin=plugin,
+        by_scheduler=Pool.SCHEDULER in (node.pool, gpunode.spec.pool if gpunode else None),
         no_claims=_no_claims(gpunode) if gpunode else None,
     )
 
@@ -65,14 +66,13 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
     if node.error is not None:
         return node.error
     if node.pool not in tuple(Pool):
-        known = " or ".join(Pool)
-        return f'has the label sharepod.dev/pool "{node.pool}", which is neither {known}'
+        return f'has the label sharepod.dev/pool "{node.pool}", which is none of {", ".join(Pool)}'
     if gpunode is None:
         return "has no GPUNode yet"
     if gpunode.error is not None:
         return gpunode.error
     if gpunode.spec.pool != node.pool:
-        return f"leaves pool {gpunode.spec.pool} once its tenants have ended and its holders are given back"
+        return f"leaves pool {gpunode.spec.pool} once its tenants have ended and what that pool has given is taken back"
     if node.double_booked:
         return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
     if not node.ready:

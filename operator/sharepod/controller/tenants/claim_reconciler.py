@@ -21,9 +21,10 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
-from sharepod.controller.decisions import claim_steps
+from sharepod.controller.decisions import claim_steps, scheduled_claim_steps
 from sharepod.controller.decisions.claim_status import LOST, Note, notes, unlisted
 from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
+from sharepod.controller.decisions.scheduled_claim_steps import Adopt, HoldClaim, LetClaimGo, ScheduledClaimStep
 from sharepod.controller.decisions.snapshot import ReservationSnapshot
 from sharepod.controller.decisions.steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 from sharepod.controller.placing.claim_requests import group_of, next_turn, waiting_pod
@@ -37,6 +38,7 @@ from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.placement.state.types import Outlook, Refusal
 
 from .claim_writer import ClaimWriter
+from .scheduled_shares import ScheduledShares
 from .snapshots import LOOK_AGAIN_S, Snapshots
 
 log = structlog.get_logger(__name__)
@@ -77,6 +79,7 @@ class ClaimReconciler:
         self._listed = listed
         """True once all claims were listed: only then one that is not known can be gone."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
+        self._scheduled = ScheduledShares(state, ledger, self._writer)
         self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
         self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers, state.namespace_of)
 
@@ -94,14 +97,15 @@ class ClaimReconciler:
                 return
             snapshot = self._take(uid, memo)
         # 2. Decide the next step, and 3. do it.
-        step = claim_steps.next_step(snapshot)
+        scheduled = snapshot.claim is not None and snapshot.claim.scheduled
+        step = scheduled_claim_steps.next_step(snapshot) if scheduled else claim_steps.next_step(snapshot)
         await self._act(snapshot, uid, memo, step)
         if isinstance(step, Wait) and snapshot.claim is not None:
             turn_s = next_turn(self._state, snapshot.claim)
             if turn_s is not None:
                 self.queue.add_after(uid, turn_s)
         # 4. Show the share, and tell the owner what stands in the way.
-        if isinstance(step, Wait | Place):
+        if isinstance(step, Wait | Place | Adopt):
             await self._show(snapshot, uid, memo)
 
     # What is known
@@ -183,7 +187,9 @@ class ClaimReconciler:
 
     # What is done
 
-    async def _act(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep) -> None:
+    async def _act(
+        self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep | ScheduledClaimStep
+    ) -> None:
         """Do the step."""
         log.debug("step", claim=uid, step=step)
         if not isinstance(step, Place):
@@ -209,6 +215,11 @@ class ClaimReconciler:
                         memo.not_before = self._clock() + memo.next_pause_s(min(self._settings.seen_timeout, held_s))
                     self._taken_back(snapshot, claim, memo, avoided, message)
                     self.queue.add(uid)
+            case Adopt() | HoldClaim() | LetClaimGo():
+                if await self._scheduled.act(step, memo, snapshot.now):
+                    self.queue.add(uid)
+                else:
+                    self.queue.add_after(uid, LOOK_AGAIN_S)
             case Unreserve(node=node):
                 self._state.ledgers.unreserve(node, uid)
                 self.queue.add(uid)
@@ -316,7 +327,7 @@ class ClaimReconciler:
                 self.on_share_of_line(row.node)
         if (idle := unlisted(snapshot)) is not None:
             self._tell(snapshot, claim, idle)
-        refusal, blocked = memo.refusal, None
+        refusal, blocked = memo.refusal, memo.claim.not_entered if claim.scheduled else None
         if snapshot.waited_for and not snapshot.leads and not snapshot.reserved:
             refusal, blocked = self._of_leader(claim)
         for note in notes(snapshot, refusal, blocked, waited=memo.claim.waited):

@@ -17,6 +17,7 @@ import structlog
 
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CLAIM_FINALIZER, GPUS_ANNOTATION, SHARE_REQUEST
+from sharepod.api.scheduled_claims import hold_entry, is_hold
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says
@@ -90,6 +91,23 @@ class ClaimWriter:
     async def deallocate(self, claim: ClaimFacts) -> bool:
         """Take an allocation back. Return False if the claim is not as it was last seen; it is read again."""
         return await self._write(claim, lambda: self._patch_status(claim, {"allocation": None, "devices": None}))
+
+    async def hold(self, claim: ClaimFacts, node: str, uid: str) -> bool:
+        """Add the operator's entry for a row on `node`. `uid`: of its GPUNode.
+
+        Return False if the claim is not as it was last seen; it is read again.
+        """
+        entries = [*claim.reserved_for, hold_entry(node, uid)]
+        return await self._write(claim, lambda: self._patch_status(claim, {"reservedFor": entries}))
+
+    async def let_go(self, claim: ClaimFacts) -> bool:
+        """Take the operator's entry out; with the last entry the allocation.
+
+        Return False if the claim is not as it was last seen; it is read again.
+        """
+        left = [entry for entry in claim.reserved_for if not is_hold(entry)]
+        status: Json = {"reservedFor": left} if left else {"reservedFor": None, "allocation": None}
+        return await self._write(claim, lambda: self._patch_status(claim, status))
 
     async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
         """Bring `status.devices` up to date, if it says something else."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharepod.api.objects import MAX_TENANTS
+from sharepod.api.gpunode import Pool
+from sharepod.api.objects import MAX_TENANTS, SCHEDULER_CLASS
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.needs import UNSCHEDULABLE_TAINT, integer
 from sharepod.placement.state.types import (
@@ -182,6 +183,17 @@ def _too_small(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return f"{_nodes(nodes, 'is', 'are')} too small even when empty ({short})"
 
 
+def _placed_here(node: NodeAccount, request: PlacementRequest) -> bool:
+    return not _state(node).by_scheduler
+
+
+def _placed_by_scheduler(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
+    return (
+        f"{_nodes(nodes, 'is', 'are')} of pool {Pool.SCHEDULER}, where kube-scheduler gives shares away (use a "
+        f"ResourceClaim of class {SCHEDULER_CLASS} there)"
+    )
+
+
 def _enough_gpus(node: NodeAccount, request: PlacementRequest) -> bool:
     return len(node.gpus) >= request.gpu.count
 
@@ -271,6 +283,7 @@ STATIC = (
     NodeFilter("NodeAffinity", _affinity_matches, _affinity_differs),
     NodeFilter("Taint", _untainted, _tainted),
     NodeFilter("TooSmall", _large_enough, _too_small),
+    NodeFilter("SchedulerPool", _placed_here, _placed_by_scheduler),
 )
 DYNAMIC = (
     NodeFilter("Unavailable", _available, _unavailable),

@@ -151,6 +151,7 @@ class NodeState:
     `unavailable`: why it takes no tenants at the moment, in words that fit after "the node" ("is not ready", "has no
     agent: its lease ended"); None: it takes tenants. `allocatable` and `pods`: what it has for pods in all.
     `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get those that holders of ours have got from it.
+    `by_scheduler`: kube-scheduler alone gives shares of its GPUs away, or has done so.
     `no_claims`: why GPUs cannot be attached by claims there, in such words; None: they can.
     """
 
@@ -162,6 +163,7 @@ class NodeState:
     pods: int = 110
     gpus: tuple[GpuState, ...] = ()
     device_plugin: bool = False
+    by_scheduler: bool = False
     no_claims: str | None = None
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from sharepod.api import plain_pods
+from sharepod.api import plain_pods, scheduled_claims
 from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
 from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
 from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried, carried
+from sharepod.api.scheduled_claims import ScheduledShare
 from sharepod.api.share_claims import is_share_claim
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.reading.fitting import METADATA, POD
@@ -63,6 +64,9 @@ class Allocation:
     node: str | None
     devices: tuple[tuple[str, str, str], ...]
     ours: bool
+    scheduled: ScheduledShare | SpecError | None = None
+    """Share that kube-scheduler has given it of GPUs of pool `scheduler`, or why it is none; None: it has given it no
+    such device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,13 @@ class ClaimFacts(ObjectFacts):
     finalizers: tuple[str, ...] = ()
     asks: Json = field(default_factory=dict, repr=False)
     """All of it that `request` was read from."""
+    scheduled: bool = False
+    """True for one that kube-scheduler allocates, of the class of pool `scheduler` or with devices of that pool. Its
+    `error` says what cannot be had there."""
+    hold: tuple[str, ...] = ()
+    """Uids of the operator's own entries in `status.reservedFor`."""
+    reserved_for: tuple[Json, ...] = ()
+    """Entries of `status.reservedFor` of one with `scheduled`."""
     of_sharepod: bool = False
     """True for one that the operator made for the Pod of a SharePod: `made_for`. Its share is the SharePod's."""
     readable: bool = True
@@ -226,7 +237,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if is_share_claim(raw):
         return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
-        return ClaimFacts(**common, ours=False)
+        return _scheduled_facts(raw, common, held) if _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
     said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
     by_line = of_line(raw)
     asks: Json = {"metadata": {"annotations": said}, "spec": spec}
@@ -251,6 +262,26 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
         error=error,
         asks=asks,
         shown=tuple(item for item in maps(status.get("devices"), MAX_ITEMS) if item.get("driver") == CLAIM_DRIVER),
+    )
+
+
+def _is_scheduled(raw: Json, held: Mapping[str, Any]) -> bool:
+    allocation = held["allocation"]
+    return scheduled_claims.is_scheduled(raw) or (allocation is not None and allocation.scheduled is not None)
+
+
+def _scheduled_facts(raw: Json, common: Mapping[str, Any], held: Mapping[str, Any]) -> ClaimFacts:
+    """Read a claim that kube-scheduler allocates."""
+    entries = tuple(maps(mapping(raw.get("status")).get("reservedFor"), MAX_ITEMS))
+    hold = tuple(str(item.get("uid") or "")[:MAX_NAME] for item in entries if scheduled_claims.is_hold(item))
+    return ClaimFacts(
+        **common,
+        **{**held, "consumers": tuple(uid for uid in held["consumers"] if uid not in hold)},
+        ours=False,
+        scheduled=True,
+        hold=hold,
+        reserved_for=entries,
+        error=scheduled_claims.fault(raw),
     )
 
 
@@ -297,6 +328,7 @@ def _allocation(value: object) -> Allocation | None:
         node=pinned_node(mapping(value.get("nodeSelector"))),
         devices=tuple((request, pool, device) for request, pool, device in devices),
         ours=bool(results) and all(item.get("driver") == CLAIM_DRIVER for item in results),
+        scheduled=scheduled_claims.share(results),
     )
 
 

@@ -70,7 +70,7 @@ class NodeFacts(ObjectFacts):
     @property
     def double_booked(self) -> bool:
         """True if the Node's GPUs are SharePod's by its label, and NVIDIA's device plugin gives them to other pods."""
-        return self.pool == Pool.DEDICATED and bool(self.plugin_resources)
+        return self.pool in (Pool.DEDICATED, Pool.SCHEDULER) and bool(self.plugin_resources)
 
     @property
     def out_of_service(self) -> bool:

@@ -1,0 +1,94 @@
+"""ResourceSlice of a node of pool `scheduler`: its GPUs as devices that kube-scheduler gives shares of. Pure.
+
+Guarantees:
+- A device is named by its GPU's UUID, as in a claim that the operator allocates.
+- kube-scheduler can give away no more of a GPU than the ledger takes: the time, the memory, and the number of rows.
+- A claim that names no size gets a whole GPU, never a sliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sharepod.api.claims import LIMIT, MEMORY, TIME
+from sharepod.api.gpunode import Gpu
+from sharepod.api.objects import MAX_TENANTS, SCHEDULER_DRIVER, device_name
+from sharepod.api.units import WHOLE_GPU
+from sharepod.kube import Json
+
+API_VERSION = "resource.k8s.io/v1"
+KIND = "ResourceSlice"
+TENANTS = "tenants"
+"""Capacity of which each share takes one: a ledger has `MAX_TENANTS` rows."""
+
+_MIB = 1 << 20
+_TEXT_MAX = 64
+"""Characters of an attribute, as the API server limits it."""
+
+
+def slice_name(node: str) -> str:
+    """Return the name of the ResourceSlice of a node."""
+    return f"{SCHEDULER_DRIVER}-{node}"
+
+
+def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
+    """Return the spec of a node's slice. `generation`: of its pool; kube-scheduler goes by the highest."""
+    rows = MAX_TENANTS // max(1, len(gpus))
+    return {
+        "driver": SCHEDULER_DRIVER,
+        "nodeName": node,
+        "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+        "devices": [_device(gpu, rows) for gpu in gpus if gpu.memory >= _MIB],
+    }
+
+
+def slice_body(node: str, node_uid: str, spec: Json) -> Json:
+    """Return the slice as it is created: it goes with its Node."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": slice_name(node), "ownerReferences": [owner]},
+        "spec": spec,
+    }
+
+
+def says_the_same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Return whether two specs differ in the generation of the pool at most."""
+    return {**one, "pool": None} == {**other, "pool": None}
+
+
+def shares_devices(spec: Mapping[str, object]) -> bool:
+    """Return whether the API server has kept what makes a device one for several claims. Without the feature gate it
+    drops that, and kube-scheduler would give a whole GPU to the first claim, whatever that asks."""
+    devices = spec.get("devices")
+    return all(
+        isinstance(device, Mapping) and device.get("allowMultipleAllocations") is True
+        for device in (devices if isinstance(devices, list) else ())
+    )
+
+
+def _device(gpu: Gpu, rows: int) -> Json:
+    memory = gpu.memory // _MIB
+    return {
+        "name": device_name(gpu.uuid),
+        "allowMultipleAllocations": True,
+        "attributes": {
+            "uuid": {"string": gpu.uuid[:_TEXT_MAX]},
+            "model": {"string": gpu.model[:_TEXT_MAX]},
+        },
+        "capacity": {
+            TIME: _capacity(str(WHOLE_GPU), least="0", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)),
+            # Never used up: it carries the claim's limit to the ledger.
+            LIMIT: _capacity(
+                str(WHOLE_GPU * MAX_TENANTS), least="1", most=str(WHOLE_GPU), step="1", default=str(WHOLE_GPU)
+            ),
+            MEMORY: _capacity(f"{memory}Mi", least="1Mi", most=f"{memory}Mi", step="1Mi", default=f"{memory}Mi"),
+            TENANTS: _capacity(str(rows), least="1", most="1", step=None, default="1"),
+        },
+    }
+
+
+def _capacity(value: str, *, least: str, most: str, step: str | None, default: str) -> Json:
+    chosen = {"min": least, "max": most, **({"step": step} if step is not None else {})}
+    return {"value": value, "requestPolicy": {"default": default, "validRange": chosen}}

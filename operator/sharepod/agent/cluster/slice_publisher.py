@@ -1,0 +1,267 @@
+"""Publisher of the node's ResourceSlice: while the ledger says pool `scheduler`, kube-scheduler sees the node's GPUs.
+
+Guarantees:
+- A slice is there only while the ledger in force says that the node is of the pool and does not leave it.
+- That the slice is withdrawn is said only while this process has written none since it was deleted.
+- A slice that somebody has changed or deleted, as a kubelet does while the agent is away, is written again.
+- A GPU that takes no tenants, and every GPU of a node that takes none, is no device of the slice. Claims that have one
+  keep it: kube-scheduler goes on counting them.
+- Where the API server does not know shares of devices, nothing is published: a dry run asks it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from sharepod.api.gpunode import Gpu
+from sharepod.api.objects import SCHEDULER_DRIVER
+from sharepod.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    Connection,
+    ForbiddenError,
+    InvalidError,
+    Json,
+    NotFoundError,
+    UnavailableError,
+    backoff,
+)
+
+from .device_slice import says_the_same, shares_devices, slice_body, slice_name, slice_spec
+from .ledger_watch import LedgerWatch
+from .status_report import Readiness, SliceReason
+
+log = structlog.get_logger(__name__)
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+"""Path of the ResourceSlices in the API."""
+LOOK_S = 2.0
+"""Seconds between two looks at the GPUs: their health changes by time alone."""
+_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_NODE_UID = "authentication.kubernetes.io/node-uid"
+"""Extra of a user whose token is bound to a node, or to a Pod there."""
+
+_NO_SHARES = (
+    "the API server keeps no shares of devices: turn on the feature gate DRAConsumableCapacity everywhere (on by "
+    "default from Kubernetes 1.36), or take the label sharepod.dev/pool=scheduler off the node"
+)
+_NOT_BOUND = (
+    "the token of the agent names no node; it must be bound to the agent's pod, as tokens that the kubelet mounts are"
+)
+
+
+class SlicePublisher:
+    """Publisher of one node's slice, run by `run` and `follow`."""
+
+    def __init__(
+        self,
+        api: Connection,
+        *,
+        node: str,
+        ledger: LedgerWatch,
+        gpus: Callable[[], Sequence[Gpu]],
+        unfit: Callable[[], str | None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Args:
+        api: connection to the API server.
+        node: name of the node.
+        ledger: the node's ledger.
+        gpus: returns the GPUs that take tenants by claims.
+        unfit: returns why the node takes no tenants by claims; None if it does.
+        changed: called when `verdict` may have changed.
+        """
+        self._api = api
+        self._node = node
+        self._path = f"{SLICES}/{slice_name(node)}"
+        self._query = {"fieldSelector": f"metadata.name={slice_name(node)}"}
+        self._ledger = ledger
+        self._gpus = gpus
+        self._unfit = unfit
+        self._changed = changed
+        self._woken = asyncio.Event()
+        self._seen: Json | None = None
+        """The slice as last read or written; None: there is none, as far as is known."""
+        self._written: tuple[Json, Json] | None = None
+        """Spec that this process has written last, and the API server's answer."""
+        self._node_uid: str | None = None
+        self._proven = False
+        """The API server has been seen to keep shares of devices."""
+        self._withdrawn = False
+        """The slice was deleted, and none was written since."""
+        self._verdict = Readiness(SliceReason.STARTING, "the API server has not been asked yet")
+
+    @property
+    def verdict(self) -> Readiness | None:
+        """Readiness of the node for claims that kube-scheduler allocates; None where the node is not of the pool."""
+        if not self._ledger.of_scheduler:
+            return None
+        if self._ledger.publishes:
+            return self._verdict
+        return Readiness(SliceReason.WITHDRAWN if self._withdrawn else SliceReason.STARTING, "the node leaves the pool")
+
+    async def run(self) -> None:
+        """Keep the slice as it is to be, until cancelled."""
+        attempt = 0
+        while True:
+            self._woken.clear()
+            try:
+                await self.step()
+                attempt = 0
+            except (NotFoundError, ForbiddenError, InvalidError) as error:
+                self._tell(SliceReason.REFUSED, _why(error))
+                attempt += 1
+            except ApiError as error:
+                log.warning("cannot publish the node's GPUs; trying again", error=str(error))
+                attempt += 1
+            if attempt:
+                await backoff(attempt)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._woken.wait()
+
+    async def follow(self) -> None:
+        """Watch the slice while the node is of the pool, and wake at each change of it or of the ledger."""
+        attempt = 0
+        while True:
+            if not self._ledger.publishes:
+                await self._ledger.changed()
+                self._woken.set()
+                continue
+            try:
+                await self._watch()
+                attempt = 0
+            except (UnavailableError, ApiError) as error:
+                log.debug("cannot follow the node's slice", error=str(error))
+                attempt += 1
+                await backoff(attempt)
+
+    async def step(self) -> None:
+        """Bring the slice to what the ledger in force asks for. Raise `ApiError`."""
+        if self._ledger.uid is None:
+            return  # what an earlier agent has published stays until the ledger is known
+        if self._ledger.publishes:
+            await self._publish()
+        elif not self._withdrawn:
+            await self._withdraw()
+
+    async def _publish(self) -> None:
+        if self._node_uid is None:
+            self._node_uid = await self._own_node_uid()
+        if self._node_uid is None:
+            self._tell(SliceReason.REFUSED, _NOT_BOUND)
+            return
+        unfit = self._unfit()
+        gpus = () if unfit is not None else tuple(sorted(self._gpus(), key=lambda gpu: gpu.index))
+        generation = int(self._seen["spec"]["pool"]["generation"]) if self._seen is not None else 0
+        wanted = slice_spec(self._node, gpus, generation + 1)
+        if self._seen is None:
+            if not await self._keeps_shares(wanted):
+                return
+            body = slice_body(self._node, self._node_uid, wanted)
+            await self._write(lambda: self._api.create(SLICES, body), wanted)
+        elif not self._is_as_written(self._seen, wanted):
+            body = {**self._seen, "spec": wanted}
+            await self._write(lambda: self._api.call("PUT", self._path, body), wanted)
+        if unfit is not None:
+            self._tell(SliceReason.NOT_READY, unfit)
+        else:
+            self._tell(SliceReason.PUBLISHED, "" if gpus else "no GPU of the node takes tenants")
+
+    async def _keeps_shares(self, wanted: Json) -> bool:
+        """Ask the API server, by a dry run, whether it keeps shares of devices."""
+        if not self._proven:
+            body = slice_body(self._node, str(self._node_uid), wanted)
+            with contextlib.suppress(AlreadyExistsError):  # an earlier agent has been told
+                kept = await self._api.call("POST", SLICES, body, query={"dryRun": "All"})
+                if not shares_devices(kept["spec"]):
+                    self._tell(SliceReason.NO_SHARES, _NO_SHARES)
+                    return False
+                self._proven = bool(wanted["devices"])
+        return True
+
+    def _is_as_written(self, seen: Json, wanted: Json) -> bool:
+        """Return whether the slice is as this process wrote it, and that is what is wanted.
+
+        The API server writes amounts in a form of its own: the slice is compared with its answer.
+        """
+        if self._written is None:
+            return False
+        asked, answered = self._written
+        return says_the_same(asked, wanted) and says_the_same(answered, seen["spec"])
+
+    async def _write(self, write: Callable[[], Awaitable[Json]], wanted: Json) -> None:
+        self._withdrawn = False
+        try:
+            made = await write()
+        except (AlreadyExistsError, ConflictError):
+            self._seen = await self._api.get(self._path)
+        except NotFoundError:
+            if self._seen is None:
+                raise
+            self._seen = None  # deleted meanwhile
+        else:
+            self._seen, self._written = made, (wanted, made["spec"])
+            log.info("published the node's GPUs", devices=len(wanted["devices"]))
+            return
+        self._woken.set()
+
+    async def _withdraw(self) -> None:
+        try:
+            await self._api.call("DELETE", self._path)
+            log.info("the node's GPUs are published no more")
+        except NotFoundError:
+            pass
+        except ForbiddenError:  # an agent without the right has never published anything
+            if self._ledger.of_scheduler:
+                raise
+        self._seen, self._withdrawn = None, True
+        self._changed()
+
+    async def _own_node_uid(self) -> str | None:
+        """Return the uid of this node's Node, as the agent's own token names it; None if it names none."""
+        body: Json = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        user = (await self._api.create(_REVIEWS, body)).get("status", {}).get("userInfo", {})
+        found = (user.get("extra") or {}).get(_NODE_UID) or ()
+        return str(found[0]) if found else None
+
+    async def _watch(self) -> None:
+        """List and watch the slice, until the server ends the watch or the node leaves the pool."""
+        listed = await self._api.get(SLICES, self._query)
+        items = listed.get("items") or []
+        self._take(items[0] if items else None)
+        async for event in self._api.watch(SLICES, self._query, str(listed["metadata"]["resourceVersion"])):
+            if event["type"] in ("ADDED", "MODIFIED"):
+                self._take(event["object"])
+            elif event["type"] == "DELETED":
+                self._take(None)
+            if not self._ledger.publishes:
+                return
+
+    def _take(self, found: Json | None) -> None:
+        if found is not None and self._seen is not None and _version(found) < _version(self._seen):
+            return
+        self._seen = found
+        self._woken.set()
+
+    def _tell(self, reason: SliceReason, message: str) -> None:
+        verdict = Readiness(reason, message)
+        if verdict != self._verdict:
+            if reason.status != "True":
+                log.warning("the node's GPUs are not published", driver=SCHEDULER_DRIVER, why=message)
+            self._verdict = verdict
+            self._changed()
+
+
+def _version(found: Json) -> int:
+    return int(found["metadata"]["resourceVersion"])
+
+
+def _why(error: ApiError) -> str:
+    hint = "the API server has no ResourceSlices of resource.k8s.io/v1: " if isinstance(error, NotFoundError) else ""
+    return f"{hint}{error}"

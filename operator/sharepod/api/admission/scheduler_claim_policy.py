@@ -1,0 +1,107 @@
+"""Admission policy on claims of class `scheduler.sharepod.dev` and their templates: what kube-scheduler cannot give, or
+would give otherwise than it is meant, is refused at apply. Pure.
+
+It refuses what `scheduled_claims.fault` would refuse later, in nearly the same words, and sizes by which kube-scheduler
+would take more than was meant: it gives all of what a claim does not name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.bounds import MAX_ITEMS
+from sharepod.api.claims import LIMIT, MEMORY, TIME
+from sharepod.api.dialects import STARTS
+from sharepod.api.objects import SCHEDULER_CLASS
+from sharepod.api.scheduled_claims import ADMIN_ACCESS, ANNOTATED, SEVERAL
+
+from .cel import Validation, listed, refuse, text
+
+NAME = "sharepod-scheduler-claims"
+
+BOTH = (
+    f"kube-scheduler gives all of what a claim does not name; write both {TIME} and {MEMORY}, or neither for whole GPUs"
+)
+
+
+def scheduler_claim_policy() -> list[dict[str, Any]]:
+    """Return the policy on claims and templates, and its binding."""
+    template = "object.kind == 'ResourceClaimTemplate'"
+    is_class = f"?deviceClassName.orValue('') == {text(SCHEDULER_CLASS)}"
+    ours = f"(r.?exactly.{is_class} || r.?firstAvailable.orValue([]).exists(a, a.{is_class}))"
+    spec = f"({template} ? object.spec.?spec : object.?spec)"
+    requests = listed(f"{spec}.?devices.?requests")
+    annotations = f"({template} ? object.spec.?metadata.?annotations : object.metadata.?annotations).orValue({{}})"
+    alternatives = f"r.?firstAvailable.orValue([]).filter(a, a.{is_class})"
+    starts = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
+    variables = [
+        ("said", f"size({annotations}) > {MAX_ITEMS} ? [] : {annotations}.filter(k, {starts})"),
+        ("requests", f"{requests}.filter(r, {ours})"),
+        ("asked", f"variables.requests.map(r, {alternatives} + (r.?exactly.{is_class} ? [r.exactly] : []))"),
+        ("amounts", "variables.asked.map(l, l.map(e, e.?capacity.?requests.orValue({})))"),
+    ]
+    changed = (
+        "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
+        "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
+    )
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims", "resourceclaimtemplates"],
+    }
+    api, metadata = "admissionregistration.k8s.io/v1", {"name": NAME}
+    return [
+        {
+            "apiVersion": api,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": metadata,
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [rule]},
+                "matchConditions": [
+                    {"name": "of-the-class", "expression": f"{requests}.exists(r, {ours})"},
+                    {"name": "new-or-annotations-changed", "expression": changed},
+                ],
+                "variables": [{"name": name, "expression": expression} for name, expression in variables],
+                "validations": _validations(),
+            },
+        },
+        {
+            "apiVersion": api,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": metadata,
+            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def _validations() -> list[Validation]:
+    def each(unless: str, message: str) -> Validation:
+        return refuse(
+            f"variables.amounts.all(l, l.all(a, {unless}))", f"'spec.devices.requests: capacity.requests{message}'"
+        )
+
+    time, limit = (f"quantity(string(a['{name}']))" for name in (TIME, LIMIT))
+    whole = "({0}.isInteger() && {0}.asInteger() >= {1} && {0}.asInteger() <= 1000)"
+    unit = "is not a whole number of thousandths of one GPU"
+    return [
+        refuse(
+            "variables.said.size() == 0", f"'metadata.annotations[' + variables.said[0] + ']: ' + {text(ANNOTATED)}"
+        ),
+        refuse(
+            "variables.asked.all(l, l.all(e, !e.?adminAccess.orValue(false)))",
+            f"'spec.devices.requests: adminAccess: {ADMIN_ACCESS}'",
+        ),
+        refuse("variables.requests.size() <= 1", f"'spec.devices.requests: ' + {text(SEVERAL)}"),
+        each(f"('{TIME}' in a) == ('{MEMORY}' in a)", f": {BOTH}"),
+        each(
+            f"!('{TIME}' in a) || {whole.format(time, 0)}",
+            f".{TIME}: {unit}; write 0 to 1000, and several GPUs with count",
+        ),
+        each(f"!('{LIMIT}' in a) || {whole.format(limit, 1)}", f".{LIMIT}: {unit}; write 1 to 1000, or leave it out"),
+        each(
+            f"!('{LIMIT}' in a) || ('{TIME}' in a && {limit}.compareTo({time}) >= 0)",
+            f".{LIMIT}: is less than {TIME}; write that or more",
+        ),
+    ]

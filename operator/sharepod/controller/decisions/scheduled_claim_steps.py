@@ -1,0 +1,137 @@
+"""The next step for a claim that kube-scheduler has allocated GPUs of pool `scheduler`. Pure.
+
+kube-scheduler decides, and the ledger follows: the row says what the allocation says. The agent serves rows alone, so a
+Pod runs once its claim has one. The operator's own entry in `status.reservedFor`, the hold, keeps the allocation, and
+with it kube-scheduler's count, until nothing of the Pod is left on the node.
+
+Guarantees, whatever order things happen in:
+- S1 row-after-allocation: a row is written only of an allocation that a Pod uses or waits with, and says exactly what
+  that consumes.
+- S2 one place at a time: a row is written only while no ledger has another one of the claim.
+- S3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. Before, kube-scheduler could
+  not take the allocation of a Pod back that does not fit.
+- S4 row-before-hold: the hold goes only once no ledger has a row of the claim, and the allocation goes with it unless a
+  Pod has the claim by then.
+- S5 no share is given away under a process: `claim_steps` A3 holds for these rows, too.
+- S6 an unreadable row, or claim, decides nothing.
+
+A claim that is gone although it had a row is `claim_steps`' matter: that row goes in two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import ClaimReference
+from sharepod.api.objects import device_name
+from sharepod.api.scheduled_claims import ScheduledShare
+from sharepod.api.units import GpuUuid, TenantId
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.placement.state.types import Reservation
+
+from .claim_steps import ClaimSnapshot, drop
+from .snapshot import ReservationSnapshot
+from .steps import BeginRelease, RemovalReason, RemoveRow, Unreserve, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Enter the share that kube-scheduler has given the claim in the ledger of its node."""
+
+    claim: ClaimFacts
+    share: ScheduledShare
+
+
+@dataclass(frozen=True, slots=True)
+class HoldClaim:
+    """Add the operator's entry to `status.reservedFor`. `node`: whose ledger has the row."""
+
+    claim: ClaimFacts
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetClaimGo:
+    """Take the operator's entry, if there is one, out of `status.reservedFor`; where none is left, the allocation, too.
+    kube-controller-manager does that only for a claim that is being deleted, or with the entry of a Pod."""
+
+    claim: ClaimFacts
+
+
+ScheduledClaimStep = Adopt | HoldClaim | LetClaimGo | Unreserve | BeginRelease | RemoveRow | Wait
+
+
+def next_step(snapshot: ClaimSnapshot) -> ScheduledClaimStep:
+    """Return the next step for a claim with `scheduled`, which is known."""
+    claim = snapshot.claim
+    assert claim is not None
+    if snapshot.unreadable_row or not claim.readable:  # S6
+        return Wait()
+    share = claim.allocation.scheduled if claim.allocation is not None else None
+    given = share if isinstance(share, ScheduledShare) else None
+    mine = next((item for item in snapshot.reserved if given is not None and is_of(item, given)), None)
+    for reserved in snapshot.reserved:
+        if reserved is not mine and (step := drop(snapshot, reserved)) is not None:
+            return step
+    if mine is None:
+        return _without_row(snapshot, claim, given)
+    return _with_row(snapshot, claim, mine)
+
+
+def _without_row(snapshot: ClaimSnapshot, claim: ClaimFacts, given: ScheduledShare | None) -> ScheduledClaimStep:
+    """Return the next step for a claim without the row of its allocation, if it has one."""
+    if snapshot.reserved:  # S2
+        return Wait()
+    if given is not None and _is_wanted(snapshot, claim) and claim.error is None:
+        return Adopt(claim, given)  # S1
+    if claim.hold and (claim.consumers or not snapshot.in_use):
+        return LetClaimGo(claim)  # S4
+    idle = not (claim.reserved_for or snapshot.in_use or snapshot.waited_for or claim.deleting)
+    return LetClaimGo(claim) if given is not None and idle else Wait()
+
+
+def _with_row(snapshot: ClaimSnapshot, claim: ClaimFacts, mine: ReservationSnapshot) -> ScheduledClaimStep:
+    """Return the next step for a claim whose allocation has its row."""
+    if mine.written is None:
+        return Wait()
+    if mine.forced and not snapshot.lives:
+        return RemoveRow(mine.node, RemovalReason.FORCED)
+    if any(pod.runs for pod in snapshot.pods) and not claim.hold and not claim.deleting:
+        return HoldClaim(claim, mine.node)  # S3
+    if snapshot.in_use or snapshot.waited_for:
+        return Wait()
+    return drop(snapshot, mine) or Wait()
+
+
+def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
+    """Return whether a row, decided or written, is this share and is not being released."""
+    row = reserved.wanted
+    return (
+        not (reserved.releasing or row.releasing)
+        and reserved.node == share.node
+        and tuple(map(device_name, row.gpus)) == share.devices
+        and (row.request_milli, row.limit_milli, row.memory) == (share.request_milli, share.limit_milli, share.memory)
+    )
+
+
+def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str]) -> Reservation | str:
+    """Return the row of a share, or why there is none. `gpus`: UUIDs of the node's GPUs by the names of devices."""
+    missing = [device for device in share.devices if device not in gpus]
+    if missing:
+        return f"node {share.node} has no GPU {', '.join(missing)}"
+    return Reservation(
+        tenant=TenantId(claim.uid),
+        namespace=claim.namespace,
+        pod_name="",
+        gpus=tuple(GpuUuid(gpus[device]) for device in share.devices),
+        request_milli=share.request_milli,
+        limit_milli=share.limit_milli,
+        memory=share.memory,
+        claim=ClaimReference(name=claim.name, uid=claim.uid),
+    )
+
+
+def _is_wanted(snapshot: ClaimSnapshot, claim: ClaimFacts) -> bool:
+    """Return whether a Pod has the claim, by its status, that runs or is to run."""
+    return any(pod.uid in claim.consumers and not (pod.deleting or pod.ended) for pod in snapshot.pods)

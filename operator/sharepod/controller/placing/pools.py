@@ -1,0 +1,51 @@
+"""The pool that a node is in, which may lag behind its label. Pure.
+
+Guarantees:
+- P1 one allocator: a node changes its pool only while its ledger is empty, nothing is on its way there, and nothing of
+  the former pool is left: no holder, and no claim that kube-scheduler has allocated there.
+- P2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has put the ledger in force that tells it
+  to leave, and has said that it publishes no device. An earlier word does not count.
+- A node whose label says its pool again stays in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import CONDITION_SLICES_PUBLISHED, SLICES_WITHDRAWN, Pool
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class InPool:
+    """Pool of a node, as its ledger says it. `leaving`: the node takes no new claim there."""
+
+    pool: Pool
+    leaving: bool = False
+
+
+def next_pool(base: GpuNodeFacts, label: Pool, *, occupied: bool) -> InPool:
+    """Return the pool that the ledger is to say.
+
+    Args:
+        base: The GPUNode as it is.
+        label: The pool by the Node's label.
+        occupied: A decision is on its way to the ledger, or a claim is allocated there by kube-scheduler.
+    """
+    now = base.spec.pool
+    if label is now:
+        return InPool(now)
+    left = bool(base.spec.tenants or base.spec.holders) or occupied
+    if now is not Pool.SCHEDULER:
+        return InPool(now if left else label)  # P1
+    if left or not base.spec.leaving or not withdrawn(base):
+        return InPool(now, leaving=True)
+    return InPool(label)  # P2
+
+
+def withdrawn(base: GpuNodeFacts) -> bool:
+    """Return whether the agent has put this very ledger in force and publishes no device."""
+    said = any(
+        item.type == CONDITION_SLICES_PUBLISHED and item.reason == SLICES_WITHDRAWN for item in base.status.conditions
+    )
+    return said and (base.status.observed_generation or 0) >= base.generation

@@ -1,0 +1,68 @@
+"""Claims that kube-scheduler allocates: enters their shares in the ledger, holds them, and lets them go.
+
+Guarantees:
+- A share is entered only in the ledger of a node of pool `scheduler`, and only where it fits beside the rows there:
+  what was given away beyond that is not entered, and told.
+- Every other guarantee of a write is `ClaimWriter`'s, and of a row `LedgerWriter`'s.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from sharepod.api.gpunode import Pool
+from sharepod.api.objects import SCHEDULER_CLASS, device_name
+from sharepod.api.scheduled_claims import ScheduledShare
+from sharepod.controller.decisions.scheduled_claim_steps import Adopt, HoldClaim, LetClaimGo, reservation
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.controller.state.memos import TenantMemo
+from sharepod.placement.state.types import PlacementError
+
+from .claim_writer import ClaimWriter
+
+log = structlog.get_logger(__name__)
+
+
+class ScheduledShares:
+    """Acts on claims that kube-scheduler allocates. `act` may raise an `ApiError` or `NotLeadingError`."""
+
+    def __init__(self, state: ClusterState, ledger: LedgerWriter, writer: ClaimWriter) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._writer = writer
+
+    async def act(self, step: Adopt | HoldClaim | LetClaimGo, memo: TenantMemo, now: float) -> bool:
+        """Do a step. Return False if it is not done: `memo.claim.not_entered` says why, or the claim is read again.
+        `now`: monotonic seconds."""
+        match step:
+            case Adopt(claim=claim, share=share):
+                why, until = memo.avoid.get(share.node, ("", 0.0))  # the API server has refused the row
+                memo.claim.not_entered = f"node {share.node} {why}" if now < until else self._enter(claim, share)
+                return memo.claim.not_entered is None
+            case HoldClaim(claim=claim, node=node):
+                gpunode = self._state.gpunodes.named(node)
+                return gpunode is not None and await self._writer.hold(claim, node, gpunode.uid)
+            case LetClaimGo(claim=claim):
+                return await self._writer.let_go(claim)
+
+    def _enter(self, claim: ClaimFacts, share: ScheduledShare) -> str | None:
+        """Decide the row of a share; return why there is none."""
+        gpunode = self._state.gpunodes.named(share.node)
+        if gpunode is None or gpunode.spec.pool is not Pool.SCHEDULER:
+            pool = "no pool" if gpunode is None else f"pool {gpunode.spec.pool}"
+            return f"node {share.node} is of {pool}, where class {SCHEDULER_CLASS} gets nothing: delete the pod"
+        row = reservation(claim, share, {device_name(uuid): uuid for uuid in gpunode.gpus})
+        if isinstance(row, str):
+            return row
+        try:
+            self._state.cluster.reserve(share.node, row)
+        except PlacementError as error:
+            return (
+                f"{error}: somebody else than kube-scheduler has allocated it, too, or a former pod has not ended yet"
+            )
+        log.info("entered a share that kube-scheduler has given", claim=f"{claim.namespace}/{claim.name}", row=row)
+        self._state.seen_claims.booked(claim.uid)
+        self._ledger.add(share.node)
+        return None

@@ -1,0 +1,239 @@
+"""Nodes of pool `scheduler`: the real kube-scheduler allocates from the slices, the ledger follows, and the operator
+holds each share until the agent has said that nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.claims_world import (
+    FINALIZER,
+    allocation,
+    claim_of,
+    claim_path,
+    make_claim,
+    make_pod,
+    make_template,
+    row_of,
+    runs,
+)
+from cluster.operator_world import GIB, World, gpu_uuid, wait
+from cluster.scheduler_world import (
+    CLASS,
+    SliceAgent,
+    holds,
+    is_free,
+    make_scheduled,
+    most_reserved,
+    pool_of_scheduler,
+    relabel,
+)
+from harness.api import ApiError
+
+WORLD_HAS_CLAIMS = True
+"""The file's world has claims."""
+
+
+def refused(world: World, namespace: str, name: str) -> bool:
+    conditions = ((world.pod(namespace, name) or {}).get("status") or {}).get("conditions") or []
+    return any("cannot allocate all claims" in (item.get("message") or "") for item in conditions)
+
+
+@pytest.mark.promise("operator-scheduler-pool-row")
+def test_two_shares_of_one_gpu_run_and_a_third_waits_for_the_end_of_one(world: World) -> None:
+    node = pool_of_scheduler(world, "two", gpus=1).node
+    namespace = world.cluster.namespace("two")
+    make_scheduled(world, namespace, "small", time_milli=400, memory="4Gi")
+    make_template(world, namespace, "large", time_milli=600, memory="8Gi", deviceClassName=CLASS)
+    make_pod(world, namespace, "one", on="two", claims=("small",))
+    make_pod(world, namespace, "two", on="two", template="large")
+    for name in ("one", "two"):
+        runs(world, namespace, name)
+    wait(lambda: len(world.rows(node)) == 2, what="both shares are in the ledger")
+    row = row_of(world, node, "small")
+    assert row is not None
+    assert row["id"] == (claim_of(world, namespace, "small") or {})["metadata"]["uid"]
+    assert (row["requestMilli"], row["limitMilli"], row["memory"]) == (400, 1000, 4 * GIB)
+    assert row["gpus"] == [gpu_uuid(node, 0)]
+    assert most_reserved(world, node) == 1000
+    wait(lambda: holds(world, namespace, "small") == [node], what="the operator holds the claim")
+    make_scheduled(world, namespace, "next", time_milli=300)
+    make_pod(world, namespace, "three", on="two", claims=("next",))
+    wait(lambda: refused(world, namespace, "three"), what="the third waits")
+    world.kubelets.finish(namespace, "one")
+    runs(world, namespace, "three")
+    wait(lambda: is_free(world, namespace, "small"), what="the first claim is free")
+    assert row_of(world, node, "small") is None
+    make_pod(world, namespace, "four", on="two", claims=("small",))
+    wait(lambda: refused(world, namespace, "four"), what="it has no room again: 300 are taken")
+
+
+@pytest.mark.promise("operator-scheduler-pool-hold")
+def test_after_a_forced_deletion_kube_scheduler_gives_the_share_to_nobody_until_nothing_is_left(world: World) -> None:
+    node = pool_of_scheduler(world, "forcibly", gpus=1).node
+    namespace = world.cluster.namespace("forcibly")
+    make_template(world, namespace, "share", time_milli=900, deviceClassName=CLASS)
+    make_pod(world, namespace, "one", on="forcibly", template="share")
+    runs(world, namespace, "one")
+    wait(lambda: world.rows(node), what="the share is in the ledger")
+    (row,) = world.rows(node)
+    name = row["claim"]["name"]
+    wait(lambda: holds(world, namespace, name) == [node], what="the operator holds the claim")
+    world.agents.leave_behind(row["id"])
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    wait(lambda: [item["state"] for item in world.rows(node)] == ["Releasing"], what="the row is being released")
+    make_pod(world, namespace, "two", on="forcibly", template="share")
+    wait(lambda: refused(world, namespace, "two"), what="the next waits")
+    assert allocation(claim_of(world, namespace, name)) is not None
+    assert world.operator is not None
+    world.operator.stop(grace=0)
+    world.start_operator()
+    world.agents.end(row["id"])
+    runs(world, namespace, "two")
+    wait(lambda: claim_of(world, namespace, name) is None, what="the claim is gone")
+    wait(lambda: [item["id"] != row["id"] for item in world.rows(node)] == [True], what="the next one's row alone")
+
+
+def test_an_operator_that_is_killed_at_any_moment_leaves_neither_rows_nor_holds(world: World) -> None:
+    agent = pool_of_scheduler(world, "killed")
+    namespace = world.cluster.namespace("killed")
+    names = [f"pod{number}" for number in range(8)]
+    make_template(world, namespace, "share", time_milli=240, deviceClassName=CLASS)
+    for number, name in enumerate(names):
+        make_pod(world, namespace, name, on="killed", template="share")
+        if number % 3 == 2:
+            assert world.operator is not None
+            world.operator.stop(grace=0)
+            world.start_operator()
+    for name in names:
+        runs(world, namespace, name)
+    wait(lambda: len(world.rows(agent.node)) == len(names), what="a row for each", timeout=60)
+    assert most_reserved(world, agent.node) <= 1000
+    for number, name in enumerate(names):
+        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
+        if number % 3 == 1:
+            assert world.operator is not None
+            world.operator.stop(grace=0)
+            world.start_operator()
+    wait(lambda: not world.rows(agent.node), what="no row is left", timeout=60)
+    wait(lambda: not world.api.get(claim_path(namespace))["items"], what="no claim is left", timeout=60)
+
+
+def test_shares_stay_while_the_agent_is_away_and_others_follow_once_it_is_back(world: World) -> None:
+    agent = pool_of_scheduler(world, "away", gpus=1)
+    namespace = world.cluster.namespace("away")
+    for name, milli in (("first", 400), ("second", 400)):
+        make_scheduled(world, namespace, name, time_milli=milli)
+    make_pod(world, namespace, "one", on="away", claims=("first",))
+    runs(world, namespace, "one")
+    wait(lambda: row_of(world, agent.node, "first"), what="its row")
+    world.agents.stop(agent.node)
+    agent.remove()
+    make_pod(world, namespace, "two", on="away", claims=("second",))
+    wait(lambda: refused(world, namespace, "two"), what="nothing is published")
+    assert row_of(world, agent.node, "first") is not None
+    world.agents.start(agent.node)
+    agent.publish()
+    runs(world, namespace, "two")
+    wait(lambda: row_of(world, agent.node, "second"), what="its row")
+    assert most_reserved(world, agent.node) == 800
+
+
+@pytest.mark.promise("operator-scheduler-pool-one-allocator")
+def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_what_to_use(world: World) -> None:
+    node = pool_of_scheduler(world, "alone").node
+    namespace = world.cluster.namespace("alone")
+    world.apply(namespace, "share", {"request": 0.3}, on="alone")
+    make_claim(world, namespace, "claim", time_milli=300)
+    make_pod(world, namespace, "plain", on="alone", claims=("claim",))
+    said = world.condition(namespace, "share", "Placed", status="False", reason="NeverFits")
+    assert "pool scheduler, where kube-scheduler gives shares away (use a ResourceClaim of class scheduler" in said
+    wait(lambda: any("pool scheduler" in text for _, text in world.events(namespace, "plain")), what="an Event says so")
+    assert world.rows(node) == []
+
+
+@pytest.mark.promise("operator-scheduler-pool-one-allocator")
+def test_a_node_that_changes_its_pool_has_one_allocator_at_a_time(world: World) -> None:
+    """Pods of both doors come all the time, while the label goes back and forth."""
+    agent = pool_of_scheduler(world, "both", gpus=1)
+    node, namespace = agent.node, world.cluster.namespace("both")
+    make_template(world, namespace, "scheduled", time_milli=600, deviceClassName=CLASS)
+    make_template(world, namespace, "placed", time_milli=600)
+    most = 0
+
+    def pools_are(pool: str) -> bool:
+        nonlocal most
+        most = max(most, most_reserved(world, node))
+        return bool(agent.spec()["pool"] == pool)
+
+    for turn in range(3):
+        for door in ("scheduled", "placed"):
+            make_pod(world, namespace, f"{door}{turn}", on="both", template=door)
+        runs(world, namespace, f"scheduled{turn}")
+        relabel(world, node, "dedicated")
+        agent.leave()
+        assert pools_are("scheduler"), "its tenant runs"
+        world.kubelets.finish(namespace, f"scheduled{turn}")
+        wait(lambda: pools_are("dedicated"), what="the node is the operator's")
+        runs(world, namespace, f"placed{turn}")
+        relabel(world, node, "scheduler")
+        wait(lambda: pools_are("dedicated"), what="its tenant runs")
+        world.kubelets.finish(namespace, f"placed{turn}")
+        wait(lambda: pools_are("scheduler"), what="the node is kube-scheduler's")
+        agent.publish()
+    assert most <= 1000
+
+
+def test_a_node_whose_label_says_its_pool_again_publishes_again(world: World) -> None:
+    agent = pool_of_scheduler(world, "again")
+    relabel(world, agent.node, "dedicated")
+    wait(lambda: agent.spec().get("leaving"), what="the node leaves its pool")
+    relabel(world, agent.node, "scheduler")
+    wait(lambda: not agent.spec().get("leaving"), what="the node stays in its pool")
+    assert agent.spec()["pool"] == "scheduler"
+
+
+@pytest.mark.promise("operator-scheduler-pool-over-commit")
+def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: World) -> None:
+    agent: SliceAgent = pool_of_scheduler(world, "meddled", gpus=1)
+    namespace = world.cluster.namespace("meddled")
+    make_scheduled(world, namespace, "first", time_milli=700)
+    make_pod(world, namespace, "one", on="meddled", claims=("first",))
+    runs(world, namespace, "one")
+    wait(lambda: row_of(world, agent.node, "first"), what="its row")
+    given = allocation(claim_of(world, namespace, "first"))
+    make_scheduled(world, namespace, "second", time_milli=700)
+    make_pod(world, namespace, "two", on="meddled", claims=("second",))
+    wait(lambda: refused(world, namespace, "two"), what="kube-scheduler has no room")
+    made = world.api.patch(claim_path(namespace, "second"), {"metadata": {"finalizers": [FINALIZER]}})
+    version = {"resourceVersion": made["metadata"]["resourceVersion"]}
+    patch = {"metadata": version, "status": {"allocation": given}}
+    world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
+    wait(lambda: any("cannot have yet" in text for _, text in world.events(namespace, "second")), what="it is told")
+    assert row_of(world, agent.node, "second") is None
+    world.kubelets.finish(namespace, "one")
+    wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")
+
+
+@pytest.mark.promise("operator-scheduler-pool-refused")
+@pytest.mark.parametrize(
+    ("annotations", "spec", "said"),
+    [
+        ({"sharepod.dev/gpu-affinity": "a"}, {}, "sharepod.dev/gpu-affinity.: is not for claims of class scheduler"),
+        ({}, {"adminAccess": True}, "goes past every share"),
+        ({}, {"memory": None}, "write both timeMilli and memory"),
+        ({}, {"capacity": {"requests": {"timeMilli": "1001", "memory": "1Gi"}}}, "thousandths of one GPU; write 0 to"),
+        (
+            {},
+            {"capacity": {"requests": {"timeMilli": "500", "limitMilli": "400", "memory": "1Gi"}}},
+            "is less than timeMilli",
+        ),
+    ],
+)
+def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
+    world: World, annotations: dict[str, str], spec: dict[str, object], said: str
+) -> None:
+    if spec.get("adminAccess"):
+        world.cluster.kubectl(
+            "label", "namespace", "default", "resource.kubernetes.io/admin-access=true", "--overwrite"
+        )
+    with pytest.raises(ApiError, match=said):
+        make_scheduled(world, "default", "refused", annotations=annotations, **spec)

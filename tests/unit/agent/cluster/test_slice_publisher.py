@@ -1,0 +1,311 @@
+"""The node's ResourceSlice: what it says of the GPUs, when it is there, and what the agent tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sharepod.agent.cluster.device_slice import slice_name, slice_spec
+from sharepod.agent.cluster.slice_publisher import SlicePublisher
+from sharepod.agent.cluster.status_report import SliceReason
+from sharepod.api.gpunode import Gpu
+from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, Json, NotFoundError
+
+NODE, NAME = "node-a", "scheduler.sharepod.dev-node-a"
+GIB = 1 << 30
+
+
+def gpu(index: int, **fields: Any) -> Gpu:
+    return Gpu(**{"uuid": f"GPU-{index}", "index": index, "model": "Test", "memory": 16 * GIB + 7, **fields})
+
+
+async def turns() -> None:
+    """Let other tasks have their turns."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Slices:
+    """API server with at most one slice, which writes amounts in a form of its own. `gate`: DRAConsumableCapacity is
+    on."""
+
+    def __init__(self) -> None:
+        self.slice: Json | None = None
+        self.gate = True
+        self.node_uid: str | None = "node-uid"
+        self.forbidden = False
+        self.version = 0
+        self.writes = 0
+        self.events: asyncio.Queue[Json] = asyncio.Queue()
+
+    def _kept(self, body: Json) -> Json:
+        kept = copy.deepcopy(body)
+        self.version += 1
+        kept["metadata"]["resourceVersion"] = str(self.version)
+        for device in kept["spec"]["devices"]:
+            device["capacity"]["timeMilli"]["value"] = "1k"
+            if not self.gate:
+                del device["allowMultipleAllocations"]
+        return kept
+
+    async def call(self, method: str, path: str, body: Json | None = None, *, query: Json | None = None) -> Json:
+        if self.forbidden:
+            raise ForbiddenError(f"{method} {path}", 403, "Forbidden", "no")
+        if method == "POST":
+            assert body is not None
+            if query == {"dryRun": "All"}:
+                return self._kept(body)
+            return await self.create(path, body)
+        if self.slice is None:
+            raise NotFoundError(f"{method} {path}", 404, "NotFound", "gone")
+        if method == "DELETE":
+            self.slice = None
+            return {}
+        assert body is not None
+        if body["metadata"]["resourceVersion"] != self.slice["metadata"]["resourceVersion"]:
+            raise ConflictError(f"{method} {path}", 409, "Conflict", "changed")
+        self.slice, self.writes = self._kept(body), self.writes + 1
+        return copy.deepcopy(self.slice)
+
+    async def create(self, path: str, body: Json) -> Json:
+        if path.endswith("selfsubjectreviews"):
+            extra = {"authentication.kubernetes.io/node-uid": [self.node_uid]} if self.node_uid else {}
+            return {"status": {"userInfo": {"extra": extra}}}
+        if self.slice is not None:
+            raise AlreadyExistsError(f"POST {path}", 409, "AlreadyExists", "there")
+        self.slice, self.writes = self._kept(body), self.writes + 1
+        return copy.deepcopy(self.slice)
+
+    async def get(self, path: str, query: Json | None = None) -> Json:
+        if query is not None:
+            items = [copy.deepcopy(self.slice)] if self.slice is not None else []
+            return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
+        if self.slice is None:
+            raise NotFoundError(f"GET {path}", 404, "NotFound", "gone")
+        return copy.deepcopy(self.slice)
+
+    def told(self) -> None:
+        """Have the watch that is open say how the slice is now."""
+        found = copy.deepcopy(self.slice)
+        kind = "MODIFIED" if found is not None else "DELETED"
+        self.events.put_nowait({"type": kind, "object": found or {"metadata": {"resourceVersion": str(self.version)}}})
+
+    async def watch(self, path: str, query: Json, since: str) -> AsyncIterator[Json]:
+        while True:
+            yield await self.events.get()
+
+
+class Ledger:
+    """Ledger in force, as far as the publisher asks for it."""
+
+    def __init__(self) -> None:
+        self.uid: str | None = "gpunode"
+        self.of_scheduler = True
+        self.publishes = True
+
+    async def changed(self) -> None:
+        await asyncio.sleep(0)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.api, self.ledger = Slices(), Ledger()
+        self.gpus = [gpu(1), gpu(0)]
+        self.unfit: str | None = None
+        self.publisher = self.start()
+
+    def start(self) -> SlicePublisher:
+        """Start an agent: it knows nothing of what an earlier one has published."""
+        self.publisher = SlicePublisher(
+            self.api,  # type: ignore[arg-type]
+            node=NODE,
+            ledger=self.ledger,  # type: ignore[arg-type]
+            gpus=lambda: self.gpus,
+            unfit=lambda: self.unfit,
+            changed=lambda: None,
+        )
+        return self.publisher
+
+    @property
+    def reason(self) -> SliceReason | None:
+        if (said := self.publisher.verdict) is None:
+            return None
+        assert isinstance(said.reason, SliceReason)
+        return said.reason
+
+    def devices(self) -> list[str]:
+        return [device["name"] for device in (self.api.slice or {"spec": {"devices": []}})["spec"]["devices"]]
+
+    def leave(self) -> None:
+        self.ledger.publishes = False
+
+
+@pytest.mark.promise("operator-scheduler-pool-slice")
+async def test_the_gpus_are_published_as_devices_of_the_node_and_go_with_it() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    found = bench.api.slice
+    assert found is not None
+    assert found["metadata"]["name"] == slice_name(NODE) == NAME
+    assert found["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid"}
+    ]
+    spec = found["spec"]
+    assert (spec["driver"], spec["nodeName"], spec["pool"]["name"]) == ("scheduler.sharepod.dev", NODE, NODE)
+    assert bench.devices() == ["gpu-0", "gpu-1"]
+    assert bench.reason is SliceReason.PUBLISHED
+
+
+@pytest.mark.promise("operator-scheduler-pool-slice")
+def test_a_device_is_a_whole_gpu_of_which_shares_are_taken_as_a_ledger_takes_them() -> None:
+    (device,) = slice_spec(NODE, [gpu(0)], 1)["devices"]
+    assert device["allowMultipleAllocations"] is True
+    assert device["attributes"] == {"uuid": {"string": "GPU-0"}, "model": {"string": "Test"}}
+    assert device["capacity"] == {
+        "timeMilli": {
+            "value": "1000",
+            "requestPolicy": {"default": "1000", "validRange": {"min": "0", "max": "1000", "step": "1"}},
+        },
+        "limitMilli": {
+            "value": "256000",
+            "requestPolicy": {"default": "1000", "validRange": {"min": "1", "max": "1000", "step": "1"}},
+        },
+        "memory": {
+            "value": "16384Mi",
+            "requestPolicy": {"default": "16384Mi", "validRange": {"min": "1Mi", "max": "16384Mi", "step": "1Mi"}},
+        },
+        "tenants": {"value": "256", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "1"}}},
+    }
+    eight = slice_spec(NODE, [gpu(index) for index in range(8)], 1)["devices"]
+    assert {device["capacity"]["tenants"]["value"] for device in eight} == {"32"}, "256 rows for all of them"
+
+
+async def test_a_slice_that_says_what_it_is_to_say_is_not_written_again() -> None:
+    bench = Bench()
+    for _ in range(3):
+        await bench.publisher.step()
+    assert bench.api.writes == 1
+
+
+async def test_a_gpu_that_fails_leaves_and_the_pool_is_of_a_later_generation() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.gpus.pop()
+    await bench.publisher.step()
+    assert bench.devices() == ["gpu-1"]
+    assert bench.api.slice is not None
+    assert bench.api.slice["spec"]["pool"]["generation"] == 2
+
+
+async def test_a_node_that_takes_no_tenants_publishes_no_device() -> None:
+    bench = Bench()
+    bench.unfit = "the agent is not ready"
+    await bench.publisher.step()
+    assert bench.devices() == []
+    assert (bench.reason, bench.publisher.verdict.message) == (SliceReason.NOT_READY, bench.unfit)  # type: ignore[union-attr]
+    bench.unfit = None
+    await bench.publisher.step()
+    assert len(bench.devices()) == 2
+    assert bench.reason is SliceReason.PUBLISHED
+
+
+async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    watching = asyncio.create_task(bench.publisher.follow())
+    await turns()
+    bench.api.slice = None
+    bench.api.told()
+    await turns()
+    await bench.publisher.step()
+    assert len(bench.devices()) == 2
+    assert bench.api.slice is not None
+    bench.api.slice["spec"]["devices"].clear()
+    bench.api.version += 1
+    bench.api.slice["metadata"]["resourceVersion"] = str(bench.api.version)
+    bench.api.told()
+    await turns()
+    await bench.publisher.step()
+    assert len(bench.devices()) == 2
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+
+
+async def test_the_next_agent_takes_the_slice_of_the_one_before() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.gpus.pop()
+    bench.start()
+    for _ in range(2):
+        await bench.publisher.step()
+    assert bench.devices() == ["gpu-1"]
+    assert bench.reason is SliceReason.PUBLISHED
+
+
+@pytest.mark.promise("operator-scheduler-pool-leaves")
+async def test_a_node_that_leaves_says_so_only_once_its_slice_is_gone() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.leave()
+    assert bench.reason is SliceReason.STARTING
+    await bench.publisher.step()
+    assert (bench.api.slice, bench.reason) == (None, SliceReason.WITHDRAWN)
+    bench.ledger.publishes = True
+    await bench.publisher.step()
+    bench.leave()
+    assert bench.reason is SliceReason.STARTING, "it has published since"
+
+
+async def test_an_agent_that_starts_on_a_node_that_leaves_deletes_what_the_one_before_has_published() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.leave()
+    bench.start()
+    assert bench.reason is SliceReason.STARTING
+    await bench.publisher.step()
+    assert (bench.api.slice, bench.reason) == (None, SliceReason.WITHDRAWN)
+
+
+async def test_a_node_of_another_pool_has_no_slice_and_says_nothing_of_it() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.ledger.of_scheduler = bench.ledger.publishes = False
+    bench.start()
+    await bench.publisher.step()
+    assert (bench.api.slice, bench.reason) == (None, None)
+    bench.start()
+    bench.api.forbidden = True
+    await bench.publisher.step()
+    assert bench.reason is None, "where agents have no such right, there is none"
+
+
+async def test_before_the_ledger_is_known_what_is_published_stays() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.start()
+    bench.ledger.uid, bench.ledger.of_scheduler, bench.ledger.publishes = None, False, False
+    await bench.publisher.step()
+    assert len(bench.devices()) == 2
+
+
+@pytest.mark.promise("operator-scheduler-pool-gate")
+async def test_without_the_feature_gate_nothing_is_published_and_the_condition_says_which() -> None:
+    bench = Bench()
+    bench.api.gate = False
+    await bench.publisher.step()
+    assert bench.api.slice is None
+    assert bench.reason is SliceReason.NO_SHARES
+    assert bench.publisher.verdict is not None
+    assert "DRAConsumableCapacity" in bench.publisher.verdict.message
+
+
+async def test_an_agent_whose_token_names_no_node_publishes_nothing() -> None:
+    bench = Bench()
+    bench.api.node_uid = None
+    await bench.publisher.step()
+    assert (bench.api.slice, bench.reason) == (None, SliceReason.REFUSED)

@@ -1,0 +1,57 @@
+"""The pool that a node is in while its label says another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.api.gpunode import GPUNodeSpec, Pool, Tenant, manifest
+from sharepod.controller.placing.pools import InPool, next_pool
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
+
+ROW = Tenant(id="t", namespace="n", gpus=("GPU-0",), request_milli=1, limit_milli=1, memory=1)
+
+
+def ledger(pool: Pool, *, reason: str = "", seen: int = 0, **spec: Any) -> GpuNodeFacts:
+    """A ledger of generation 4. `reason`: of the agent's condition. `seen`: generation that the agent has in force."""
+    body: dict[str, Any] = dict(manifest("node-a", GPUNodeSpec(pool=pool, **spec)))
+    body["metadata"] |= {"uid": "u", "generation": 4, "resourceVersion": "1"}
+    said = [{"type": "SlicesPublished", "status": "False", "reason": reason}] if reason else []
+    body["status"] = {"conditions": said, "observedGeneration": seen}
+    return gpunode_facts(body)
+
+
+@pytest.mark.parametrize("now", list(Pool))
+def test_a_node_stays_where_its_label_says_and_does_not_leave(now: Pool) -> None:
+    assert next_pool(ledger(now, leaving=True), now, occupied=True) == InPool(now)
+
+
+@pytest.mark.parametrize("label", [Pool.SCHEDULER, Pool.DEVICE_PLUGIN])
+def test_the_operators_node_goes_once_nothing_is_on_it_or_on_its_way(label: Pool) -> None:
+    assert next_pool(ledger(Pool.DEDICATED), label, occupied=False) == InPool(label)
+    assert next_pool(ledger(Pool.DEDICATED), label, occupied=True) == InPool(Pool.DEDICATED)
+    assert next_pool(ledger(Pool.DEDICATED, tenants=(ROW,)), label, occupied=False) == InPool(Pool.DEDICATED)
+
+
+def test_kube_schedulers_node_says_first_that_it_leaves() -> None:
+    said = ledger(Pool.SCHEDULER, reason="Withdrawn", seen=4)
+    assert next_pool(said, Pool.DEDICATED, occupied=False) == InPool(Pool.SCHEDULER, leaving=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "occupied", "goes"),
+    [
+        ({"reason": "Withdrawn", "seen": 4}, False, True),
+        ({"reason": "Withdrawn", "seen": 4}, True, False),
+        ({"reason": "Withdrawn", "seen": 4, "tenants": (ROW,)}, False, False),
+        ({"reason": "Withdrawn", "seen": 3}, False, False),
+        ({"reason": "Published", "seen": 4}, False, False),
+        ({"seen": 4}, False, False),
+    ],
+)
+def test_and_goes_once_its_agent_has_withdrawn_its_devices_and_no_claim_has_one(
+    fields: dict[str, Any], occupied: bool, goes: bool
+) -> None:
+    now = ledger(Pool.SCHEDULER, leaving=True, **fields)
+    stays = InPool(Pool.SCHEDULER, leaving=True)
+    assert next_pool(now, Pool.DEDICATED, occupied=occupied) == (InPool(Pool.DEDICATED) if goes else stays)

@@ -1,0 +1,105 @@
+"""A claim that kube-scheduler allocates, from its allocation to its end, over an API server in this process."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.kube import Json
+from unit.controller.acting_world import NAMESPACE, World
+
+
+async def scheduled(
+    world: World, name: str = "share", pod: str = "user", *, milli: int = 400, binds: bool = True
+) -> str:
+    """A claim that kube-scheduler has allocated to a Pod; its uid. `binds`: it has bound the Pod, too."""
+    uid = world.claim(name, milli, deviceClassName="scheduler.sharepod.dev")
+    world.pod_with(name, name=pod)
+    given(world, name, milli=milli)
+    if binds:
+        world.binds(pod, name)
+    await world.look_at_claim(name)
+    return uid
+
+
+def of_pool(world: World, pool: str = "scheduler") -> None:
+    """A node of a pool, by its label and its ledger."""
+    world.node()
+    world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].update({"sharepod.dev/pool": pool}))
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(pool=pool))
+
+
+def given(world: World, name: str = "share", *, milli: int = 400) -> None:
+    """kube-scheduler allocates a claim."""
+    consumed = {"timeMilli": str(milli), "limitMilli": "1k", "memory": "1Gi", "tenants": "1"}
+    result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-node-a-0"}
+    allocation = {"devices": {"results": [{**result, "consumedCapacity": consumed}]}}
+    world.change("resourceclaims", name, lambda item: item.update(status={"allocation": allocation}), status=True)
+
+
+def entries(world: World, name: str = "share") -> list[str]:
+    """The resources of the entries in `status.reservedFor`."""
+    status: Json = (world.read("resourceclaims", name) or {}).get("status") or {}
+    return [item["resource"] for item in status.get("reservedFor") or ()]
+
+
+@pytest.mark.promise("operator-scheduler-pool-row", "operator-scheduler-pool-hold")
+async def test_a_share_is_entered_held_released_in_two_steps_and_let_go(world: World) -> None:
+    of_pool(world)
+    uid = await scheduled(world)
+    await world.until(lambda: uid in world.rows())
+    row = world.rows()[uid]
+    assert (row["requestMilli"], row["limitMilli"], row["memory"], row["gpus"]) == (
+        400,
+        1000,
+        1 << 30,
+        ["GPU-node-a-0"],
+    )
+    await world.look_at_claim(times=2)
+    assert entries(world) == ["pods", "gpunodes"]
+    world.server.storage.finish_deletion(world.kind("pods"), NAMESPACE, "user")
+    world.change(
+        "resourceclaims",
+        "share",
+        lambda item: item["status"].update(reservedFor=item["status"]["reservedFor"][1:]),
+        status=True,
+    )  # as kube-controller-manager does
+    await world.look_at_claim()
+    await world.until(lambda: world.rows()[uid]["state"] == "Releasing")
+    await world.look_at_claim(times=2)
+    assert entries(world) == ["gpunodes"]
+    assert world.allocation() is not None
+    world.report({"id": uid, "drained": True})
+    await world.look_at_claim()
+    await world.until(lambda: uid not in world.rows())
+    await world.look_at_claim(times=2)
+    assert (entries(world), world.allocation()) == ([], None)
+
+
+async def test_before_its_pod_is_bound_a_claim_is_not_held(world: World) -> None:
+    of_pool(world)
+    uid = await scheduled(world, binds=False)
+    pod = str((world.read("pods", "user") or {})["metadata"]["uid"])
+    world.reserve("share", pod, "user")
+    await world.look_at_claim()
+    await world.until(lambda: uid in world.rows())
+    await world.look_at_claim(times=2)
+    assert entries(world) == ["pods"]
+
+
+@pytest.mark.promise("operator-scheduler-pool-over-commit")
+async def test_a_share_beyond_what_is_left_is_not_entered_and_told_and_entered_once_there_is_room(world: World) -> None:
+    of_pool(world)
+    first = await scheduled(world, "first", "one", milli=700)
+    await world.until(lambda: first in world.rows())
+    await scheduled(world, "second", "two", milli=700)
+    await world.look_at_claim("second", times=3)
+    assert list(world.rows()) == [first]
+    assert any("0.3 of its time free, 0.7 is asked" in note for note in world.told("ReservationLost"))
+
+
+@pytest.mark.promise("operator-scheduler-pool-one-allocator")
+async def test_on_a_node_of_another_pool_nothing_is_entered(world: World) -> None:
+    of_pool(world, "dedicated")
+    uid = await scheduled(world)
+    await world.look_at_claim(times=3)
+    assert uid not in world.rows()
+    assert any("of pool dedicated" in note for note in world.told("ReservationLost"))
