@@ -159,6 +159,8 @@ ALLOWED = [
     ("sharepod-operator", "update", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"),
     ("sharepod-agent", "watch", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "patch", "/apis/sharepod.dev/v1alpha1/gpunodes/status"),
+    ("sharepod-agent", "create", "/apis/resource.k8s.io/v1/resourceslices"),
+    ("sharepod-agent", "delete", "/apis/resource.k8s.io/v1/resourceslices"),
     ("sharepod-agent", "patch", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"),
 ]
 REFUSED = [
@@ -176,6 +178,7 @@ REFUSED = [
     ("sharepod-agent", "patch", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "create", "/apis/sharepod.dev/v1alpha1/gpunodes"),
     ("sharepod-agent", "get", "/apis/sharepod.dev/v1alpha1/namespaces/default/sharepods"),
+    ("sharepod-agent", "get", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"),
     ("sharepod-agent", "update", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
 ]
 

@@ -10,6 +10,7 @@ from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, suppress_reason
 from harness.installation import GROUP, NAMESPACE
 from harness.machines import RealNode
+from sharepod.agent.cluster.device_slice import slice_body, slice_spec
 
 _TOKEN = "/run/secrets/kubernetes.io/serviceaccount/token"
 _STATUS = ("Uid", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
@@ -76,6 +77,9 @@ def _agents_token(cluster: Cluster, api: Api, node: str) -> None:
     with pytest.raises(ApiError) as refused:
         api.patch(own, {"spec": {"tenants": []}})
     assert refused.value.code == 403
+    foreign = slice_body("elsewhere", "uid", slice_spec("elsewhere", [], 1))
+    with pytest.raises(ApiError, match="may write ResourceSlices of the driver"):
+        api.create("/apis/resource.k8s.io/v1/resourceslices", foreign, dryRun="All")
     for path in (
         "/api/v1/pods",
         "/api/v1/secrets",

@@ -218,6 +218,42 @@ async def test_a_pool_that_was_changed_goes_into_the_ledger(world: World) -> Non
     await world.until(lambda: (world.read("gpunodes", "node-a") or {})["spec"]["pool"] == "device-plugin")
 
 
+@pytest.mark.promise("operator-scheduler-pool-leaves")
+async def test_a_node_leaves_pool_scheduler_once_its_agent_has_withdrawn_its_devices(world: World) -> None:
+    world.node()
+    label(world, **{POOL_LABEL: "scheduler"})
+    await world.look_at_node()
+
+    def spec() -> Json:
+        found: Json = (world.read("gpunodes", "node-a") or {})["spec"]
+        return found
+
+    await world.until(lambda: spec()["pool"] == "scheduler")
+    label(world, **{POOL_LABEL: "dedicated"})
+    await world.look_at_node()
+    await world.until(lambda: spec().get("leaving"))
+    assert world.looks_again(1.0, "node-a", world.nodes.queue)
+    await world.look_at_node()
+    assert spec()["pool"] == "scheduler", "its agent has not said that it has withdrawn its devices"
+    withdrawn = {"type": "SlicesPublished", "status": "False", "reason": "Withdrawn"}
+    world.report(conditions=[withdrawn])
+    await world.look_at_node()
+    await world.until(lambda: (spec()["pool"], spec().get("leaving")) == ("dedicated", False))
+
+
+@pytest.mark.promise("operator-scheduler-pool-one-allocator")
+async def test_a_node_where_kube_scheduler_gives_shares_away_advertises_nothing_for_lines(world: World) -> None:
+    world.node()
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    assert advertises(world)["allocatable"][MILLI] == "1000"
+    label(world, **{POOL_LABEL: "scheduler"})
+    await world.look_at_node()
+    await world.until(lambda: (world.read("gpunodes", "node-a") or {})["spec"]["pool"] == "scheduler")
+    await world.look_at_node()
+    assert advertises(world)["allocatable"] == {MILLI: "0", MEMORY: "0"}
+
+
 @pytest.mark.promise("node-gpu-events")
 @pytest.mark.parametrize(
     ("broken", "reason"),

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sharepod.api.gpunode import CLAIMS_ATTACH_STARTING, CONDITION_CDI_DEVICES, CONDITION_CLAIMS_ATTACH
+from sharepod.api.gpunode import CLAIMS_ATTACH_STARTING, CONDITION_CDI_DEVICES, CONDITION_CLAIMS_ATTACH, Pool
 from sharepod.api.share_claims import Attach
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
@@ -85,8 +85,8 @@ def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Atta
 
 
 def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
-    """Return whether a node attaches GPUs by claims, and why not; None while it starts or shares no GPU."""
-    if node.error is not None or not any(gpu.shareable for gpu in node.status.gpus):
+    """Return whether a node attaches GPUs by claims, and why not; None while it starts or no SharePod can go there."""
+    if node.error is not None or node.spec.pool is Pool.SCHEDULER or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""
     said = {item.type: item for item in node.status.conditions}
     devices, shown = said.get(CONDITION_CDI_DEVICES), said.get(CONDITION_CLAIMS_ATTACH)

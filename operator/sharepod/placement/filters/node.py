@@ -184,7 +184,11 @@ def _too_small(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
 
 
 def _placed_here(node: NodeAccount, request: PlacementRequest) -> bool:
-    return not _state(node).by_scheduler
+    return _state_placed_here(_state(node), request.pod)
+
+
+def _state_placed_here(state: NodeState, pod: PodNeeds) -> bool:
+    return not state.by_scheduler
 
 
 def _placed_by_scheduler(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
@@ -296,7 +300,13 @@ DYNAMIC = (
 )
 UNAFFECTED_BY_TENANTS = DYNAMIC[:4]
 """Those of the dynamic filters that no leaving tenant changes."""
-BY_STATE = (_state_available, _state_selector_matches, _state_affinity_matches, _state_untainted)
+BY_STATE = (
+    _state_available,
+    _state_placed_here,
+    _state_selector_matches,
+    _state_affinity_matches,
+    _state_untainted,
+)
 """The checks that look at nothing but the node's state and the pod's needs, in a form that takes these two."""
 
 

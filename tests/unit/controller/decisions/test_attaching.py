@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from sharepod.api.gpunode import Pool
 from sharepod.api.share_claims import Attach
 from sharepod.controller.decisions.attaching import AttachReason, AttachSituation, attaching
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
@@ -59,6 +61,13 @@ def test_auto_uses_claims_where_all_can_and_says_why_where_not(
 def test_a_node_without_a_gpu_to_share_has_no_say() -> None:
     nodes = [node("a"), node("b", "False", gpus=[{**GPU, "shareable": False}]), node("c", "False", gpus=[])]
     assert attaching(situation(), nodes).by_claims
+
+
+def test_a_node_of_pool_scheduler_has_no_say_as_sharepods_do_not_go_there() -> None:
+    theirs = node("b", "False")
+    theirs = replace(theirs, spec=theirs.spec.model_copy(update={"pool": Pool.SCHEDULER}))
+    assert attaching(situation(), [node("a"), theirs]).by_claims
+    assert not attaching(situation(), [replace(node("a"), spec=theirs.spec)]).by_claims
 
 
 @pytest.mark.parametrize("setting", [Attach.CLAIMS, Attach.CSI])

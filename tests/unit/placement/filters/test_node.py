@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from sharepod.api.objects import MAX_TENANTS
@@ -211,6 +212,16 @@ def test_a_cluster_without_nodes_says_what_to_do() -> None:
     refusal = refused(cluster_of(), ask())
     assert "sharepod.dev/pool" in refusal.message
     assert refusal.outlook is Outlook.WAITING
+
+
+@pytest.mark.promise("operator-scheduler-pool-one-allocator")
+def test_a_node_where_kube_scheduler_gives_shares_away_takes_nothing_and_the_refusal_names_the_class() -> None:
+    theirs = replace(node("node-b"), by_scheduler=True)
+    refusal = refused(cluster_of(theirs), ask())
+    assert "1 node is of pool scheduler, where kube-scheduler gives shares away" in refusal.message
+    assert "ResourceClaim of class scheduler.sharepod.dev" in refusal.message
+    assert refusal.outlook is Outlook.NEVER
+    assert refused(cluster_of(theirs, node("node-a")), ask(count=2)).outlook is Outlook.NEVER
 
 
 def test_a_node_whose_agent_has_reported_nothing_is_waited_for() -> None:
