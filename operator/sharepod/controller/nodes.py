@@ -292,6 +292,8 @@ class NodeReconciler:
             if POOL_LABEL in (raw["metadata"].get("labels") or {}):
                 self._state.put_node(raw)
                 return
+            if gpunode is not None and gpunode.spec.pool is Pool.SCHEDULER and not gpunode.spec.leaving:
+                self._ledger.add(name)
             if gpunode is not None and gpunode.spec.tenants:
                 await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name))
                 return

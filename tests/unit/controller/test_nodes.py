@@ -231,7 +231,7 @@ async def test_a_node_leaves_pool_scheduler_once_its_agent_has_withdrawn_its_dev
     await world.until(lambda: spec()["pool"] == "scheduler")
     label(world, **{POOL_LABEL: "dedicated"})
     await world.look_at_node()
-    await world.until(lambda: spec().get("leaving"))
+    await world.until(lambda: bool(spec().get("leaving")))
     assert world.looks_again(1.0, "node-a", world.nodes.queue)
     await world.look_at_node()
     assert spec()["pool"] == "scheduler", "its agent has not said that it has withdrawn its devices"

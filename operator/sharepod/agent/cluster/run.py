@@ -171,6 +171,7 @@ async def run(agent: AnyAgent) -> None:
             node=node,
             ledger=ledger,
             gpus=lambda: attachable(agent, cdi),
+            settling=lambda: not agent.facts().gpus_known or kubelet.settling or dra_of_scheduler.settling,
             unfit=lambda: unfit(conditions(), dra_of_scheduler),
             changed=agent.changed.set,
         )

@@ -65,6 +65,7 @@ class SlicePublisher:
         node: str,
         ledger: LedgerWatch,
         gpus: Callable[[], Sequence[Gpu]],
+        settling: Callable[[], bool],
         unfit: Callable[[], str | None],
         changed: Callable[[], None],
     ) -> None:
@@ -73,6 +74,7 @@ class SlicePublisher:
         node: name of the node.
         ledger: the node's ledger.
         gpus: returns the GPUs that take tenants by claims.
+        settling: returns whether the agent is only starting: what an earlier one has published stays meanwhile.
         unfit: returns why the node takes no tenants by claims; None if it does.
         changed: called when `verdict` may have changed.
         """
@@ -82,6 +84,7 @@ class SlicePublisher:
         self._query = {"fieldSelector": f"metadata.name={slice_name(node)}"}
         self._ledger = ledger
         self._gpus = gpus
+        self._settling = settling
         self._unfit = unfit
         self._changed = changed
         self._woken = asyncio.Event()
@@ -151,6 +154,9 @@ class SlicePublisher:
             await self._withdraw()
 
     async def _publish(self) -> None:
+        if self._settling():
+            self._tell(SliceReason.STARTING, "the agent is starting")
+            return
         if self._node_uid is None:
             self._node_uid = await self._own_node_uid()
         if self._node_uid is None:
@@ -252,7 +258,7 @@ class SlicePublisher:
     def _tell(self, reason: SliceReason, message: str) -> None:
         verdict = Readiness(reason, message)
         if verdict != self._verdict:
-            if reason.status != "True":
+            if reason.status == "False":
                 log.warning("the node's GPUs are not published", driver=SCHEDULER_DRIVER, why=message)
             self._verdict = verdict
             self._changed()

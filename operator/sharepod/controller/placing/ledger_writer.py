@@ -149,7 +149,7 @@ class LedgerWriter:
     def _pool(self, base: GpuNodeFacts) -> InPool:
         """Return the pool of a node. It stays what it is while there are tenants or holders: each pool ends its own."""
         node = self._state.nodes.named(base.name)
-        label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
+        label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else None
         if label is base.spec.pool:
             return InPool(label)
         pending = bool(self._state.cluster.pending(base.name))

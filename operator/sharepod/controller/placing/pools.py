@@ -24,12 +24,12 @@ class InPool:
     leaving: bool = False
 
 
-def next_pool(base: GpuNodeFacts, label: Pool, *, occupied: bool) -> InPool:
+def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPool:
     """Return the pool that the ledger is to say.
 
     Args:
         base: The GPUNode as it is.
-        label: The pool by the Node's label.
+        label: The pool by the Node's label; None if that names none, or there is no Node: it leaves for no other pool.
         occupied: A decision is on its way to the ledger, or a claim is allocated there by kube-scheduler.
     """
     now = base.spec.pool
@@ -37,10 +37,10 @@ def next_pool(base: GpuNodeFacts, label: Pool, *, occupied: bool) -> InPool:
         return InPool(now)
     left = bool(base.spec.tenants or base.spec.holders) or occupied
     if now is not Pool.SCHEDULER:
-        return InPool(now if left else label)  # P1
+        return InPool(now if left or label is None else label)  # P1
     if left or not base.spec.leaving or not withdrawn(base):
         return InPool(now, leaving=True)
-    return InPool(label)  # P2
+    return InPool(label) if label is not None else InPool(now, leaving=True)  # P2
 
 
 def withdrawn(base: GpuNodeFacts) -> bool:

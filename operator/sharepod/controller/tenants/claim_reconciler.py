@@ -328,7 +328,7 @@ class ClaimReconciler:
         if (idle := unlisted(snapshot)) is not None:
             self._tell(snapshot, claim, idle)
         refusal, blocked = memo.refusal, memo.claim.not_entered if claim.scheduled else None
-        if snapshot.waited_for and not snapshot.leads and not snapshot.reserved:
+        if snapshot.waited_for and not snapshot.leads and not snapshot.reserved and not claim.scheduled:
             refusal, blocked = self._of_leader(claim)
         for note in notes(snapshot, refusal, blocked, waited=memo.claim.waited):
             memo.claim.waited = note.warning

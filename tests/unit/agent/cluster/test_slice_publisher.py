@@ -116,6 +116,7 @@ class Bench:
         self.api, self.ledger = Slices(), Ledger()
         self.gpus = [gpu(1), gpu(0)]
         self.unfit: str | None = None
+        self.settling = False
         self.publisher = self.start()
 
     def start(self) -> SlicePublisher:
@@ -125,6 +126,7 @@ class Bench:
             node=NODE,
             ledger=self.ledger,  # type: ignore[arg-type]
             gpus=lambda: self.gpus,
+            settling=lambda: self.settling,
             unfit=lambda: self.unfit,
             changed=lambda: None,
         )
@@ -234,6 +236,15 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
+
+
+async def test_an_agent_that_is_only_starting_leaves_what_is_published_as_it_is() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.start()
+    bench.settling, bench.unfit, bench.gpus = True, "not ready", []
+    await bench.publisher.step()
+    assert (len(bench.devices()), bench.reason) == (2, SliceReason.STARTING)
 
 
 async def test_the_next_agent_takes_the_slice_of_the_one_before() -> None:

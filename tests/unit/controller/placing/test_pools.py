@@ -33,6 +33,13 @@ def test_the_operators_node_goes_once_nothing_is_on_it_or_on_its_way(label: Pool
     assert next_pool(ledger(Pool.DEDICATED, tenants=(ROW,)), label, occupied=False) == InPool(Pool.DEDICATED)
 
 
+@pytest.mark.parametrize("now", list(Pool))
+def test_a_node_without_a_pool_by_its_label_keeps_its_own_and_publishes_nothing(now: Pool) -> None:
+    stays = InPool(now, leaving=now is Pool.SCHEDULER)
+    assert next_pool(ledger(now), None, occupied=False) == stays
+    assert next_pool(ledger(now, leaving=True, reason="Withdrawn", seen=4), None, occupied=False) == stays
+
+
 def test_kube_schedulers_node_says_first_that_it_leaves() -> None:
     said = ledger(Pool.SCHEDULER, reason="Withdrawn", seen=4)
     assert next_pool(said, Pool.DEDICATED, occupied=False) == InPool(Pool.SCHEDULER, leaving=True)
