@@ -241,6 +241,15 @@ async def test_a_node_leaves_pool_scheduler_once_its_agent_has_withdrawn_its_dev
     await world.until(lambda: (spec()["pool"], spec().get("leaving")) == ("dedicated", False))
 
 
+async def test_a_node_of_pool_scheduler_that_loses_its_label_with_tenants_takes_no_more(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(pool="scheduler"))
+    label(world)
+    await world.look_at_node()
+    await world.until(lambda: bool((world.read("gpunodes", "node-a") or {})["spec"].get("leaving")))
+
+
 @pytest.mark.promise("operator-scheduler-pool-one-allocator")
 async def test_a_node_where_kube_scheduler_gives_shares_away_advertises_nothing_for_lines(world: World) -> None:
     world.node()

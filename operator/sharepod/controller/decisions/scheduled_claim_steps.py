@@ -5,15 +5,15 @@ Pod runs once its claim has one. The operator's own entry in `status.reservedFor
 with it kube-scheduler's count, until nothing of the Pod is left on the node.
 
 Guarantees, whatever order things happen in:
-- S1 row-after-allocation: a row is written only of an allocation that a Pod uses or waits with, and says exactly what
+- SC1 row-after-allocation: a row is written only of an allocation that a Pod uses or waits with, and says exactly what
   that consumes.
-- S2 one place at a time: a row is written only while no ledger has another one of the claim.
-- S3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. Before, kube-scheduler could
-  not take the allocation of a Pod back that does not fit.
-- S4 row-before-hold: the hold goes only once no ledger has a row of the claim, and the allocation goes with it unless a
-  Pod has the claim by then.
-- S5 no share is given away under a process: `claim_steps` A3 holds for these rows, too.
-- S6 an unreadable row, or claim, decides nothing.
+- SC2 one place at a time: a row is written only while no ledger has another one of the claim.
+- SC3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. Before, kube-scheduler
+  could not take the allocation of a Pod back that does not fit.
+- SC4 row-before-hold: the hold goes only once no ledger has a row of the claim, and the allocation goes with it unless
+  a Pod has the claim by then.
+- SC5 no share is given away under a process: `claim_steps` A3 holds for these rows, too.
+- SC6 an unreadable row, or claim, decides nothing.
 
 A claim that is gone although it had a row is `claim_steps`' matter: that row goes in two steps.
 """
@@ -66,7 +66,7 @@ def next_step(snapshot: ClaimSnapshot) -> ScheduledClaimStep:
     """Return the next step for a claim with `scheduled`, which is known."""
     claim = snapshot.claim
     assert claim is not None
-    if snapshot.unreadable_row or not claim.readable:  # S6
+    if snapshot.unreadable_row or not claim.readable:  # SC6
         return Wait()
     share = claim.allocation.scheduled if claim.allocation is not None else None
     given = share if isinstance(share, ScheduledShare) else None
@@ -81,12 +81,12 @@ def next_step(snapshot: ClaimSnapshot) -> ScheduledClaimStep:
 
 def _without_row(snapshot: ClaimSnapshot, claim: ClaimFacts, given: ScheduledShare | None) -> ScheduledClaimStep:
     """Return the next step for a claim without the row of its allocation, if it has one."""
-    if snapshot.reserved:  # S2
+    if snapshot.reserved:  # SC2
         return Wait()
     if given is not None and _is_wanted(snapshot, claim) and claim.error is None:
-        return Adopt(claim, given)  # S1
+        return Adopt(claim, given)  # SC1
     if claim.hold and (claim.consumers or not snapshot.in_use):
-        return LetClaimGo(claim)  # S4
+        return LetClaimGo(claim)  # SC4
     idle = not (claim.reserved_for or snapshot.in_use or snapshot.waited_for or claim.deleting)
     return LetClaimGo(claim) if given is not None and idle else Wait()
 
@@ -98,7 +98,7 @@ def _with_row(snapshot: ClaimSnapshot, claim: ClaimFacts, mine: ReservationSnaps
     if mine.forced and not snapshot.lives:
         return RemoveRow(mine.node, RemovalReason.FORCED)
     if any(pod.runs for pod in snapshot.pods) and not claim.hold and not claim.deleting:
-        return HoldClaim(claim, mine.node)  # S3
+        return HoldClaim(claim, mine.node)  # SC3
     if snapshot.in_use or snapshot.waited_for:
         return Wait()
     return drop(snapshot, mine) or Wait()

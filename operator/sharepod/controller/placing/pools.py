@@ -1,10 +1,10 @@
 """The pool that a node is in, which may lag behind its label. Pure.
 
 Guarantees:
-- P1 one allocator: a node changes its pool only while its ledger is empty, nothing is on its way there, and nothing of
+- NP1 one allocator: a node changes its pool only while its ledger is empty, nothing is on its way there, and nothing of
   the former pool is left: no holder, and no claim that kube-scheduler has allocated there.
-- P2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has put the ledger in force that tells it
-  to leave, and has said that it publishes no device. An earlier word does not count.
+- NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has put the ledger in force that tells
+  it to leave, and has said that it publishes no device. An earlier word does not count.
 - A node whose label says its pool again stays in it.
 """
 
@@ -37,10 +37,10 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
         return InPool(now)
     left = bool(base.spec.tenants or base.spec.holders) or occupied
     if now is not Pool.SCHEDULER:
-        return InPool(now if left or label is None else label)  # P1
+        return InPool(now if left or label is None else label)  # NP1
     if left or not base.spec.leaving or not withdrawn(base):
         return InPool(now, leaving=True)
-    return InPool(label) if label is not None else InPool(now, leaving=True)  # P2
+    return InPool(label) if label is not None else InPool(now, leaving=True)  # NP2
 
 
 def withdrawn(base: GpuNodeFacts) -> bool:
