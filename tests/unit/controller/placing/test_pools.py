@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from sharepod.api.gpunode import GPUNodeSpec, Pool, Tenant, manifest
+from sharepod.api.objects import POOL_LABEL
 from sharepod.controller.placing.pools import InPool, next_pool
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts, gpunode_facts
+from sharepod.placement.state.types import Reservation
+from unit.controller.acting_world import acting_world
 
 ROW = Tenant(id="t", namespace="n", gpus=("GPU-0",), request_milli=1, limit_milli=1, memory=1)
 
@@ -62,3 +65,18 @@ def test_and_goes_once_its_agent_has_withdrawn_its_devices_and_no_claim_has_one(
     now = ledger(Pool.SCHEDULER, leaving=True, **fields)
     stays = InPool(Pool.SCHEDULER, leaving=True)
     assert next_pool(now, Pool.DEDICATED, occupied=occupied) == (InPool(Pool.DEDICATED) if goes else stays)
+
+
+async def test_a_decision_on_its_way_keeps_the_node_in_its_pool() -> None:
+    async with acting_world() as world:
+        world.node()
+        await world.relist()
+        row = Reservation.of_row(ROW.model_copy(update={"gpus": ("GPU-node-a-0",)}))
+        world.state.cluster.reserve("node-a", row)
+        world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].update({POOL_LABEL: "scheduler"}))
+        await world.relist()
+        base = world.state.gpunodes.named("node-a")
+        assert base is not None
+        assert world.ledger._pool(base) == InPool(Pool.DEDICATED)
+        world.state.cluster.release("node-a", row.tenant)
+        assert world.ledger._pool(base) == InPool(Pool.SCHEDULER)
