@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -96,7 +96,7 @@ class SlicePublisher:
         self._proven = False
         """The API server has been seen to keep shares of devices."""
         self._withdrawn = False
-        """The slice was deleted, and none was written since."""
+        """The slice was deleted, and nothing was begun since by which one is written."""
         self._verdict = Readiness(SliceReason.STARTING, "the API server has not been asked yet")
 
     @property
@@ -149,6 +149,7 @@ class SlicePublisher:
         if self._ledger.uid is None:
             return  # what an earlier agent has published stays until the ledger is known
         if self._ledger.publishes:
+            self._withdrawn = False
             await self._publish()
         elif not self._withdrawn:
             await self._withdraw()
@@ -166,30 +167,17 @@ class SlicePublisher:
         gpus = () if unfit is not None else tuple(sorted(self._gpus(), key=lambda gpu: gpu.index))
         generation = int(self._seen["spec"]["pool"]["generation"]) if self._seen is not None else 0
         wanted = slice_spec(self._node, gpus, generation + 1)
-        if self._seen is None:
-            if not await self._keeps_shares(wanted):
+        if self._seen is None or not self._is_as_written(self._seen, wanted):
+            if self._seen is None:
+                write = ("POST", SLICES, slice_body(self._node, self._node_uid, wanted))
+            else:
+                write = ("PUT", self._path, {**self._seen, "spec": wanted})
+            if not await self._write(*write):
                 return
-            body = slice_body(self._node, self._node_uid, wanted)
-            await self._write(lambda: self._api.create(SLICES, body), wanted)
-        elif not self._is_as_written(self._seen, wanted):
-            body = {**self._seen, "spec": wanted}
-            await self._write(lambda: self._api.call("PUT", self._path, body), wanted)
         if unfit is not None:
             self._tell(SliceReason.NOT_READY, unfit)
         else:
             self._tell(SliceReason.PUBLISHED, "" if gpus else "no GPU of the node takes tenants")
-
-    async def _keeps_shares(self, wanted: Json) -> bool:
-        """Ask the API server, by a dry run, whether it keeps shares of devices."""
-        if not self._proven:
-            body = slice_body(self._node, str(self._node_uid), wanted)
-            with contextlib.suppress(AlreadyExistsError):  # an earlier agent has been told
-                kept = await self._api.call("POST", SLICES, body, query={"dryRun": "All"})
-                if not shares_devices(kept["spec"]):
-                    self._tell(SliceReason.NO_SHARES, _NO_SHARES)
-                    return False
-                self._proven = bool(wanted["devices"])
-        return True
 
     def _is_as_written(self, seen: Json, wanted: Json) -> bool:
         """Return whether the slice is as this process wrote it, and that is what is wanted.
@@ -201,10 +189,17 @@ class SlicePublisher:
         asked, answered = self._written
         return says_the_same(asked, wanted) and says_the_same(answered, seen["spec"])
 
-    async def _write(self, write: Callable[[], Awaitable[Json]], wanted: Json) -> None:
-        self._withdrawn = False
+    async def _write(self, method: str, path: str, body: Json) -> bool:
+        """Write the slice; return False if it is not written. Before the first devices a dry run shows whether the API
+        server keeps what makes them ones for several claims."""
         try:
-            made = await write()
+            if body["spec"]["devices"] and not self._proven:
+                kept = await self._api.call(method, path, body, query={"dryRun": "All"})
+                if not shares_devices(kept["spec"]):
+                    self._tell(SliceReason.NO_SHARES, _NO_SHARES)
+                    return False
+                self._proven = True
+            made = await self._api.call(method, path, body)
         except (AlreadyExistsError, ConflictError):
             self._seen = await self._api.get(self._path)
         except NotFoundError:
@@ -212,10 +207,11 @@ class SlicePublisher:
                 raise
             self._seen = None  # deleted meanwhile
         else:
-            self._seen, self._written = made, (wanted, made["spec"])
-            log.info("published the node's GPUs", devices=len(wanted["devices"]))
-            return
+            self._seen, self._written = made, (body["spec"], made["spec"])
+            log.info("published the node's GPUs", devices=len(body["spec"]["devices"]))
+            return True
         self._woken.set()
+        return False
 
     async def _withdraw(self) -> None:
         try:

@@ -57,9 +57,7 @@ class Slices:
             raise ForbiddenError(f"{method} {path}", 403, "Forbidden", "no")
         if method == "POST":
             assert body is not None
-            if query == {"dryRun": "All"}:
-                return self._kept(body)
-            return await self.create(path, body)
+            return self._kept(body) if query == {"dryRun": "All"} else await self.create(path, body)
         if self.slice is None:
             raise NotFoundError(f"{method} {path}", 404, "NotFound", "gone")
         if method == "DELETE":
@@ -68,6 +66,8 @@ class Slices:
         assert body is not None
         if body["metadata"]["resourceVersion"] != self.slice["metadata"]["resourceVersion"]:
             raise ConflictError(f"{method} {path}", 409, "Conflict", "changed")
+        if query == {"dryRun": "All"}:
+            return self._kept(body)
         self.slice, self.writes = self._kept(body), self.writes + 1
         return copy.deepcopy(self.slice)
 
@@ -313,6 +313,31 @@ async def test_without_the_feature_gate_nothing_is_published_and_the_condition_s
     assert bench.reason is SliceReason.NO_SHARES
     assert bench.publisher.verdict is not None
     assert "DRAConsumableCapacity" in bench.publisher.verdict.message
+
+
+@pytest.mark.promise("operator-scheduler-pool-gate")
+async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
+    bench = Bench()
+    bench.api.gate, bench.unfit = False, "not ready"
+    await bench.publisher.step()
+    bench.unfit = None
+    await bench.publisher.step()
+    assert (bench.devices(), bench.reason) == ([], SliceReason.NO_SHARES)
+
+
+async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
+    """What is begun may be written after the ledger says that the node leaves."""
+    bench = Bench()
+    bench.leave()
+    await bench.publisher.step()
+    said = [bench.reason]
+    bench.ledger.publishes = bench.settling = True
+    await bench.publisher.step()
+    bench.leave()
+    said.append(bench.reason)
+    await bench.publisher.step()
+    said.append(bench.reason)
+    assert said == [SliceReason.WITHDRAWN, SliceReason.STARTING, SliceReason.WITHDRAWN]
 
 
 async def test_an_agent_whose_token_names_no_node_publishes_nothing() -> None:
