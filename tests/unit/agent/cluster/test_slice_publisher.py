@@ -326,7 +326,7 @@ async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
 
 
 async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
-    """What is begun may be written after the ledger says that the node leaves."""
+    """A write that was begun may come after the ledger says that the node leaves."""
     bench = Bench()
     bench.leave()
     await bench.publisher.step()
