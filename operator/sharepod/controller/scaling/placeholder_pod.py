@@ -77,7 +77,11 @@ def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) ->
     needs = request.pod
     amounts = _amounts(request, with_line=settings.with_line)
     container = idle_container("placeholder", settings.image, amounts)
-    of_pool = {"key": POOL_LABEL, "operator": "In", "values": sorted(pool.value for pool in Pool if pool is not Pool.SCHEDULER)}
+    of_pool = {
+        "key": POOL_LABEL,
+        "operator": "In",
+        "values": sorted(pool.value for pool in Pool if pool is not Pool.SCHEDULER),
+    }
     terms = [[*map(_requirement, term), of_pool] for term in _open_terms(needs.node_affinity_terms)] or [[of_pool]]
     required = {"nodeSelectorTerms": [{"matchExpressions": expressions} for expressions in terms]}
     spec: dict[str, Any] = {
