@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import cast
 
 import structlog
 
@@ -40,10 +39,11 @@ from sharepod.timeshare import (
 )
 
 from .deadline import Deadline
-from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
+from .histogram import HAND_OFF_BOUNDS_S, Histogram
 from .looks import STALL_NS, Looks
 from .prepared import PreparedHandOffs, Ready, SocketClient
-from .silence import AHEAD_NS, PATIENCE_MOST_NS, LookAgain, Silence
+from .silence import PATIENCE_MOST_NS, LookAgain
+from .tenant_token import TenantToken, TokenClient
 
 log = structlog.get_logger(__name__)
 
@@ -53,69 +53,6 @@ for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
 _HINTS_S = 0.5
 """Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
 tenant's queue bounded."""
-
-
-class TokenClient(Protocol):
-    """Connection of one process, as the token uses it."""
-
-    @property
-    def pid(self) -> int:
-        """Pid of the process that connected."""
-
-    @property
-    def heartbeat(self) -> protocol.Heartbeat | None:
-        """Signs of life of the process; None: it gives none."""
-
-    def send(self, frame: protocol.AgentFrame) -> None:
-        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
-
-
-@dataclass
-class _Token:
-    """Token of one tenant, process by process."""
-
-    gpus: tuple[str, ...]
-    """UUIDs of the tenant's GPUs."""
-    contended: Callable[[bool], None]
-    """Called when other tenants begin or cease to want the tenant's GPUs."""
-    bar: Callable[[int], None]
-    """Lets no launch begin under the grant of that id, or of a lower one."""
-    wanting: set[TokenClient] = field(default_factory=set)
-    """Clients that wait at their gates."""
-    undrained: dict[TokenClient, int] = field(default_factory=dict)
-    """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
-    told_at: dict[TokenClient, int] = field(default_factory=dict)
-    """Moment at which each of the undrained clients was told of its last grant, or of its last sign of life before that
-    where it gave signs while it waited, in nanoseconds of the clock."""
-    disconnected: set[int] = field(default_factory=set)
-    """Pids of processes that have not drained and have lost the connection on which they would say so."""
-    ending: dict[TokenClient, int] = field(default_factory=dict)
-    """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
-    grant_id: int | None = None
-    """Id of the grant that the tenant has not drained; None if there is none."""
-    ends_at: int | None = None
-    """End of that grant as it was told last, in nanoseconds of the clock; None: it has none."""
-    revoked_id: int | None = None
-    """Id of the last grant that was taken because a GPU was closed: nothing is launched under it."""
-    closed: bool = False
-    """One of its GPUs is not open (E3): those of its processes that want the token wait."""
-    silence: Silence = field(default_factory=Silence)
-    hinted: bool = False
-    """Last value given to `contended`."""
-    wanted_at: int | None = None
-    """Since when the tenant waits for the token; None if it does not."""
-    waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
-
-    @property
-    def gpu_mask(self) -> int:
-        """One bit per GPU of the tenant; a grant is for all of them."""
-        return (1 << len(self.gpus)) - 1
-
-    def forget(self, client: TokenClient) -> None:
-        """Forget that a client was told of a grant: it has drained, or is gone."""
-        self.undrained.pop(client, None)
-        self.told_at.pop(client, None)
-        self.ending.pop(client, None)
 
 
 class Tokens:
@@ -129,7 +66,7 @@ class Tokens:
     def __init__(self, config: Parameters, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._scheduler = Scheduler(config)
         self._clock = clock
-        self._tokens: dict[str, _Token] = {}
+        self._tokens: dict[str, TenantToken] = {}
         self._open: frozenset[str] | None = None
         """GPUs that are open; None: all are."""
         self._deadline = Deadline(clock, self._pump)
@@ -176,7 +113,7 @@ class Tokens:
             interactive=interactive,
             resumed=resumed,
         )
-        self._tokens.setdefault(tenant_id, _Token(gpus, contended, bar, closed=self._closes(gpus)))
+        self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, closed=self._closes(gpus)))
         self._pump()
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
@@ -197,7 +134,7 @@ class Tokens:
     def _closes(self, gpus: tuple[str, ...]) -> bool:
         return self._open is not None and not self._open.issuperset(gpus)
 
-    def _close(self, now: int, tenant_id: str, token: _Token) -> None:
+    def _close(self, now: int, tenant_id: str, token: TenantToken) -> None:
         """Take the token from a tenant: nothing is launched any more, and what runs drains."""
         token.closed, token.wanted_at = True, None
         self._scheduler.unwant(now, tenant_id)
@@ -363,14 +300,14 @@ class Tokens:
             log.warning("the agent was held up; nobody is charged for that time", milliseconds=(now - due) // 1_000_000)
         return now
 
-    def _join_endless(self, tenant_id: str, token: _Token) -> None:
+    def _join_endless(self, tenant_id: str, token: TenantToken) -> None:
         """Let processes that want the token join a grant without end that siblings hold (E4)."""
         running = self._scheduler.remaining_grant(self._now(), tenant_id)
         held = token.grant_id != token.revoked_id and (token.undrained or token.disconnected)
         if held and running is not None and running.quantum_ns == 0:
             self._join(tenant_id, token, running)
 
-    def _join(self, tenant_id: str, token: _Token, grant: TokenGrant) -> None:
+    def _join(self, tenant_id: str, token: TenantToken, grant: TokenGrant) -> None:
         if token.closed or not token.wanting:
             return
         wanting, token.wanting = token.wanting, set()
@@ -378,7 +315,7 @@ class Tokens:
             self._send_grant(token, client, grant)
         self._watch_still(tenant_id)
 
-    def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
+    def _end_grant_if_drained(self, tenant_id: str, token: TenantToken) -> None:
         """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         now = self._now()
         if token.undrained or token.disconnected:
@@ -417,7 +354,7 @@ class Tokens:
                         self._join(action.tenant, token, action)
                     continue
                 granted = True
-                wanting = self._begin_grant(now, token, action)
+                wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
                 self._watch_new(now, action.tenant, token, wanting)
@@ -451,18 +388,7 @@ class Tokens:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
         return (self._pump() or granted) if waiting else granted
 
-    @staticmethod
-    def _begin_grant(now: int, token: _Token, grant: TokenGrant) -> set[TokenClient]:
-        """Take note of a tenant's new grant; return the clients that are to be told of it."""
-        token.grant_id = grant.grant_id
-        token.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
-        if token.wanted_at is not None:
-            token.waits.add(now - token.wanted_at)
-            token.wanted_at = None
-        wanting, token.wanting = token.wanting, set()
-        return wanting
-
-    def _watch_new(self, now: int, tenant_id: str, token: _Token, told: set[TokenClient]) -> None:
+    def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: set[TokenClient]) -> None:
         """Have signs of life of a tenant that has just been granted looked at; `told`: its clients that know."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if told and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
@@ -484,7 +410,7 @@ class Tokens:
         [successor] = next_one.wanting
         if len(told) != 1 or len(holder.undrained) != 1:
             return None
-        frames = tuple(_frame(next_one, turn.grant) for turn in turns)
+        frames = tuple(next_one.frame(turn.grant) for turn in turns)
         return Ready(cast(SocketClient, told[0]), cast(SocketClient, successor), tuple(turns), frames)
 
     def _handed_off(self, ready: Ready, turn: PreparedHandOff, seen_at: int, sent_at: int) -> None:
@@ -501,13 +427,13 @@ class Tokens:
         self._scheduler.hand_off(seen_at, turn)
         # 2. The successor has its grant.
         token = self._tokens[turn.grant.tenant]
-        told = self._begin_grant(seen_at, token, turn.grant)
+        told = token.begin(seen_at, turn.grant)
         for successor in told:
-            self._note_told(token, successor, turn.grant, lambda: seen_at)
+            token.tell(successor, turn.grant, self._clock, seen_at)
         self._watch_new(seen_at, turn.grant.tenant, token, told)
         self.hand_offs.add(sent_at - seen_at)
 
-    def _wait_for_turn(self, now: int, tenant_id: str, token: _Token) -> None:
+    def _wait_for_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
         if token.closed:
             return
         if token.wanted_at is None:
@@ -549,16 +475,9 @@ class Tokens:
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return []
-        patience_ns = token.silence.patience_ns
-        beats = [
-            client.heartbeat.beat(told_at, patience_ns, AHEAD_NS)
-            for client, told_at in token.told_at.items()
-            if client.heartbeat is not None
-        ]
-        known = [beat for beat in beats if beat is not None]
-        return known if len(known) == len(token.told_at) else []
+        return token.beats()
 
-    def _suspend_if_silent(self, now: int, tenant_id: str, token: _Token) -> int | None:
+    def _suspend_if_silent(self, now: int, tenant_id: str, token: TenantToken) -> int | None:
         """Bar the gates of a tenant that holds, if it is silent (E2).
 
         Returns:
@@ -566,59 +485,27 @@ class Tokens:
         """
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return now + PATIENCE_MOST_NS
-        verdict = token.silence.judge(now, self._signs(token))
+        verdict = token.silence.judge(now, token.signs(self._clock))
         if isinstance(verdict, LookAgain):
             return verdict.at
         token.bar(token.grant_id)
         self._scheduler.silent(now, tenant_id, expected_ns=verdict.ends_at - now)
         return None
 
-    def _signs(self, token: _Token) -> Iterator[tuple[protocol.Sign | None, int]]:
-        for client, told_at in token.told_at.items():
-            yield None if client.heartbeat is None else client.heartbeat.read(self._clock), told_at
-
-    def _send_grant(self, token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
-        self._note_told(token, client, grant, self._clock)
-        client.send(_frame(token, grant, renews=renews))
-
-    def _note_told(self, token: _Token, client: TokenClient, grant: TokenGrant, at: Callable[[], int]) -> None:
-        """Take note that a client is told of a grant, at the moment that `at` returns."""
-        if token.undrained.get(client) != grant.grant_id:
-            sign = None if client.heartbeat is None else client.heartbeat.read(self._clock)
-            told_at = at()
-            token.told_at[client] = min(sign.at, told_at) if sign is not None and sign.waits else told_at
-        token.undrained[client] = grant.grant_id
-        token.ending.pop(client, None)
+    def _send_grant(self, token: TenantToken, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
+        token.tell(client, grant, self._clock)
+        client.send(token.frame(grant, renews=renews))
 
     def _hint_neighbours(self, tenant_id: str) -> None:
         """Raise the hints of all tenants that share a GPU with this one, now; a sweep takes them down."""
         for other in self._scheduler.sharing_with(tenant_id):
-            self._set_hint(self._tokens[other], True)
+            self._tokens[other].hint(True)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints)
 
     def _sweep_hints(self) -> None:
         now = self._now()
         for tenant_id, token in self._tokens.items():
-            self._set_hint(token, self._scheduler.contended(now, tenant_id))
+            token.hint(self._scheduler.contended(now, tenant_id))
         lit = any(token.hinted for token in self._tokens.values())
         self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints) if lit else None
-
-    @staticmethod
-    def _set_hint(token: _Token, contended: bool) -> None:
-        if token.hinted != contended:
-            token.hinted = contended
-            token.contended(contended)
-
-
-def _frame(token: _Token, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
-    return protocol.Grant(
-        grant.grant_id,
-        grant.quantum_ns,
-        token.gpu_mask,
-        grant.metered,
-        announce=grant.metered,
-        renews=renews,
-        short=grant.short,
-        prompt=grant.prompt,
-    )

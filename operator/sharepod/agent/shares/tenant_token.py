@@ -1,0 +1,137 @@
+"""Token of one tenant, process by process: who wants it, who was told of which grant, and who has not drained that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sharepod import protocol
+from sharepod.timeshare import TokenGrant
+
+from .histogram import WAIT_BOUNDS_S, Histogram
+from .silence import AHEAD_NS, Silence
+
+
+class TokenClient(Protocol):
+    """Connection of one process, as the token uses it."""
+
+    @property
+    def pid(self) -> int:
+        """Pid of the process that connected."""
+
+    @property
+    def heartbeat(self) -> protocol.Heartbeat | None:
+        """Signs of life of the process; None: it gives none."""
+
+    def send(self, frame: protocol.AgentFrame) -> None:
+        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
+
+
+@dataclass
+class TenantToken:
+    """Token of one tenant, process by process."""
+
+    gpus: tuple[str, ...]
+    """UUIDs of the tenant's GPUs."""
+    contended: Callable[[bool], None]
+    """Called when other tenants begin or cease to want the tenant's GPUs."""
+    bar: Callable[[int], None]
+    """Lets no launch begin under the grant of that id, or of a lower one."""
+    wanting: set[TokenClient] = field(default_factory=set)
+    """Clients that wait at their gates."""
+    undrained: dict[TokenClient, int] = field(default_factory=dict)
+    """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
+    told_at: dict[TokenClient, int] = field(default_factory=dict)
+    """Moment at which each of the undrained clients was told of its last grant, or of its last sign of life before that
+    where it gave signs while it waited, in nanoseconds of the clock."""
+    disconnected: set[int] = field(default_factory=set)
+    """Pids of processes that have not drained and have lost the connection on which they would say so."""
+    ending: dict[TokenClient, int] = field(default_factory=dict)
+    """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
+    grant_id: int | None = None
+    """Id of the grant that the tenant has not drained; None if there is none."""
+    ends_at: int | None = None
+    """End of that grant as it was told last, in nanoseconds of the clock; None: it has none."""
+    revoked_id: int | None = None
+    """Id of the last grant that was taken because a GPU was closed: nothing is launched under it."""
+    closed: bool = False
+    """One of its GPUs is not open (E3): those of its processes that want the token wait."""
+    silence: Silence = field(default_factory=Silence)
+    hinted: bool = False
+    """Last value given to `contended`."""
+    wanted_at: int | None = None
+    """Since when the tenant waits for the token; None if it does not."""
+    waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
+
+    @property
+    def gpu_mask(self) -> int:
+        """One bit per GPU of the tenant; a grant is for all of them."""
+        return (1 << len(self.gpus)) - 1
+
+    def forget(self, client: TokenClient) -> None:
+        """Forget that a client was told of a grant: it has drained, or is gone."""
+        self.undrained.pop(client, None)
+        self.told_at.pop(client, None)
+        self.ending.pop(client, None)
+
+    def begin(self, now: int, grant: TokenGrant) -> set[TokenClient]:
+        """Take note of a new grant, in nanoseconds of the clock; return the clients that are to be told of it."""
+        self.grant_id = grant.grant_id
+        self.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
+        if self.wanted_at is not None:
+            self.waits.add(now - self.wanted_at)
+            self.wanted_at = None
+        wanting, self.wanting = self.wanting, set()
+        return wanting
+
+    def tell(
+        self,
+        client: TokenClient,
+        grant: TokenGrant,
+        clock: Callable[[], int],
+        at: int | None = None,
+    ) -> None:
+        """Take note that a client is told of a grant, at a moment of the clock; None: now."""
+        if self.undrained.get(client) != grant.grant_id:
+            sign = None if client.heartbeat is None else client.heartbeat.read(clock)
+            told_at = clock() if at is None else at
+            self.told_at[client] = min(sign.at, told_at) if sign is not None and sign.waits else told_at
+        self.undrained[client] = grant.grant_id
+        self.ending.pop(client, None)
+
+    def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
+        """Yield the last sign of life of each client that was told of a grant, None where it gives none, and when it
+        was told."""
+        for client, told_at in self.told_at.items():
+            yield None if client.heartbeat is None else client.heartbeat.read(clock), told_at
+
+    def beats(self) -> list[protocol.Beat]:
+        """Return where to look for their signs of life; nothing where one of them gives none."""
+        patience_ns = self.silence.patience_ns
+        beats = [
+            client.heartbeat.beat(told_at, patience_ns, AHEAD_NS)
+            for client, told_at in self.told_at.items()
+            if client.heartbeat is not None
+        ]
+        known = [beat for beat in beats if beat is not None]
+        return known if len(known) == len(self.told_at) else []
+
+    def frame(self, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
+        """Return what a client is told of a grant. `renews`: new terms of one that it has."""
+        return protocol.Grant(
+            grant.grant_id,
+            grant.quantum_ns,
+            self.gpu_mask,
+            grant.metered,
+            announce=grant.metered,
+            renews=renews,
+            short=grant.short,
+            prompt=grant.prompt,
+        )
+
+    def hint(self, contended: bool) -> None:
+        """Say that other tenants want the tenant's GPUs, or do not, if that is news."""
+        if self.hinted != contended:
+            self.hinted = contended
+            self.contended(contended)
