@@ -280,6 +280,7 @@ class PlacementLoop:
             if self.engine.packing.due and not self.engine.packing.ready:
                 await self._renewal.go_on()
             if not self._may_act():
+                self._line.passed_over(tried)
                 return True
             request = self._asked_now(tried)
             if request is not None and not self._is_placed(tried, request, refused):

@@ -137,6 +137,20 @@ async def test_nothing_is_decided_while_this_process_does_not_lead(world: World)
     assert world.placed == {"shrinks": "a", "waits": "a"}
 
 
+async def test_whose_turn_comes_as_this_process_ceases_to_lead_has_it_again_once_it_leads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same holds where it sees too little to decide for a while."""
+    world.node("a")
+    answers = iter([True, False])  # before the pass, and at the turn
+    monkeypatch.setattr(world.loop, "_may_act", lambda: next(answers, True))
+    await world.want("waits", 0.5)
+    assert world.placed == {}
+    world.loop.room_changed()
+    await world.settle()
+    assert world.placed == {"waits": "a"}
+
+
 async def test_nothing_is_decided_once_leadership_is_lost_during_a_pass(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
