@@ -190,7 +190,7 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     machine.real.run(
         "sh",
         "-c",
-        "rm -rf /var/lib/sharepod/* /var/lib/kubelet/plugins/gpu.sharepod.dev /var/run/cdi/sharepod*.json",
+        "rm -rf /var/lib/sharepod/* /var/lib/kubelet/plugins/*.sharepod.dev /var/run/cdi/sharepod*.json",
     )
     found = machine.real.run(
         "find", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/run/cdi", "/etc/cdi"
