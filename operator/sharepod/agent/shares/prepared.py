@@ -42,7 +42,7 @@ class Ready(NamedTuple):
     turns: tuple[PreparedHandOff, ...]
     """By whether the holder wants more; at most one of each."""
     grants: tuple[protocol.Grant, ...]
-    """What the successor is sent in each of them."""
+    """Frame that the successor is sent in each of them."""
 
 
 class PreparedHandOffs:

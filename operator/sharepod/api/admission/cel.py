@@ -11,13 +11,26 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sharepod.api.objects import GROUP, VERSION
 from sharepod.api.sharepod import PLURAL
 
 Validation = dict[str, str]
+
+CLAIMS_RULE: Mapping[str, Any] = {
+    "apiGroups": ["resource.k8s.io"],
+    "apiVersions": ["v1"],
+    "operations": ["CREATE", "UPDATE"],
+    "resources": ["resourceclaims", "resourceclaimtemplates"],
+}
+"""Rule of a policy on claims and templates."""
+NEW_OR_ANNOTATED = (
+    "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
+    "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
+)
+"""Expression that is true of an object that is new, or has got other annotations: its spec cannot change."""
 
 
 def policy(
@@ -42,31 +55,49 @@ def policy(
         "(object.spec != oldObject.spec || "
         "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({})))"
     )
+    rule = {
+        "apiGroups": [GROUP],
+        "apiVersions": [VERSION],
+        "operations": list(operations),
+        "resources": [PLURAL],
+    }
+    conditions = {"spec-or-annotations-changed": changed}
+    if suspect != "true":
+        conditions["may-break-a-rule"] = suspect
+    return in_force(name, rule, conditions, validations, variables)
+
+
+def in_force(
+    name: str,
+    rule: Mapping[str, Any],
+    conditions: Mapping[str, str],
+    validations: Sequence[Validation],
+    variables: Iterable[tuple[str, str]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return a policy on the objects of one rule and the binding that puts it into effect everywhere.
+
+    Args:
+        name: Name of both.
+        rule: Kinds and operations that are looked at.
+        conditions: Expressions by name, without variables, that are true of each object that may break a rule.
+        validations: The rules.
+        variables: Names and expressions that validations use; None: there are none.
+    """
     metadata = {"name": name}
+    spec: dict[str, Any] = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [dict(rule)]},
+        "matchConditions": [{"name": key, "expression": expression} for key, expression in conditions.items()],
+    }
+    if variables is not None:
+        spec["variables"] = [{"name": variable, "expression": expression} for variable, expression in variables]
+    spec["validations"] = list(validations)
     return [
         {
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingAdmissionPolicy",
             "metadata": metadata,
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {
-                    "resourceRules": [
-                        {
-                            "apiGroups": [GROUP],
-                            "apiVersions": [VERSION],
-                            "operations": list(operations),
-                            "resources": [PLURAL],
-                        }
-                    ]
-                },
-                "matchConditions": [
-                    {"name": "spec-or-annotations-changed", "expression": changed},
-                    *([{"name": "may-break-a-rule", "expression": suspect}] if suspect != "true" else []),
-                ],
-                "variables": [{"name": variable, "expression": expression} for variable, expression in variables],
-                "validations": list(validations),
-            },
+            "spec": spec,
         },
         {
             "apiVersion": "admissionregistration.k8s.io/v1",

@@ -24,7 +24,7 @@ from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
 from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS, SHARE_REQUEST
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
-from .cel import Validation, listed, refuse, text, texts
+from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, refuse, text, texts
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
@@ -69,42 +69,14 @@ def claim_policy() -> list[dict[str, Any]]:
             f"variables.annotations.?['{NATIVE_PREFIX}mode'].orValue('') == '{Mode.EXCLUSIVE}'".replace(".?[", "[?"),
         ),
     ]
-    metadata = {"name": NAME}
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": ["resourceclaims", "resourceclaimtemplates"],
-    }
     devices = listed(f"{spec}.?devices.?requests")
-    changed = (
-        "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
-        "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
-    )
-    return [
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": metadata,
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [rule]},
-                "matchConditions": [
-                    {"name": "of-our-class", "expression": f"{devices}.exists(r, {ours})"},
-                    {"name": "of-no-sharepod", "expression": f"{template} || !{MARKED}"},
-                    {"name": "new-or-annotations-changed", "expression": changed},
-                ],
-                "variables": [{"name": name, "expression": expression} for name, expression in variables],
-                "validations": [*_annotations(), *_supported(), *_capacity()],
-            },
-        },
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": metadata,
-            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
-        },
-    ]
+    conditions = {
+        "of-our-class": f"{devices}.exists(r, {ours})",
+        "of-no-sharepod": f"{template} || !{MARKED}",
+        "new-or-annotations-changed": NEW_OR_ANNOTATED,
+    }
+    validations = [*_annotations(), *_supported(), *_capacity()]
+    return in_force(NAME, CLAIMS_RULE, conditions, validations, variables)
 
 
 def _of_line(template: str) -> str:

@@ -15,7 +15,7 @@ from sharepod.api.dialects import STARTS
 from sharepod.api.objects import SCHEDULER_CLASS
 from sharepod.api.scheduled_claims import ADMIN_ACCESS, ANNOTATED, SEVERAL
 
-from .cel import Validation, listed, refuse, text
+from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, refuse, text
 
 NAME = "sharepod-scheduler-claims"
 
@@ -40,40 +40,8 @@ def scheduler_claim_policy() -> list[dict[str, Any]]:
         ("asked", f"variables.requests.map(r, {alternatives} + (r.?exactly.{is_class} ? [r.exactly] : []))"),
         ("amounts", "variables.asked.map(l, l.map(e, e.?capacity.?requests.orValue({})))"),
     ]
-    changed = (
-        "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
-        "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
-    )
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": ["resourceclaims", "resourceclaimtemplates"],
-    }
-    api, metadata = "admissionregistration.k8s.io/v1", {"name": NAME}
-    return [
-        {
-            "apiVersion": api,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": metadata,
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [rule]},
-                "matchConditions": [
-                    {"name": "of-the-class", "expression": f"{requests}.exists(r, {ours})"},
-                    {"name": "new-or-annotations-changed", "expression": changed},
-                ],
-                "variables": [{"name": name, "expression": expression} for name, expression in variables],
-                "validations": _validations(),
-            },
-        },
-        {
-            "apiVersion": api,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": metadata,
-            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
-        },
-    ]
+    conditions = {"of-the-class": f"{requests}.exists(r, {ours})", "new-or-annotations-changed": NEW_OR_ANNOTATED}
+    return in_force(NAME, CLAIMS_RULE, conditions, _validations(), variables)
 
 
 def _validations() -> list[Validation]:

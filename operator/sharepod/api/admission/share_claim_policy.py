@@ -9,7 +9,7 @@ from typing import Any
 
 from sharepod.api.objects import DEVICE_CLASS, GROUP, SHARE_CLAIMS_POLICY, SHARE_REQUEST
 
-from .cel import listed, refuse, text
+from .cel import CLAIMS_RULE, in_force, listed, refuse, text
 
 _REQUESTS = listed("object.?spec.?devices.?requests")
 MARKED = (
@@ -37,43 +37,20 @@ def share_claim_policy() -> list[dict[str, Any]]:
         f"{reserved.format('object')}.filter(r, !(r.uid in {now}) && "
         f"!{reserved.format('oldObject')}.exists(o, o.uid == r.uid))"
     )
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": ["resourceclaims", "resourceclaims/status"],
-    }
-    api, metadata = "admissionregistration.k8s.io/v1", {"name": SHARE_CLAIMS_POLICY}
-    return [
-        {
-            "apiVersion": api,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": metadata,
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [rule]},
-                "matchConditions": [{"name": "of-a-sharepod", "expression": MARKED}],
-                "validations": [
-                    refuse(
-                        f"request.operation != 'CREATE' || {_PATCHES_LEDGER}",
-                        f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",
-                    ),
-                    refuse(
-                        f"request.operation != 'UPDATE' || {now}.all(o, o in {before})",
-                        "'metadata.ownerReferences: the claim belongs to the Pod of a SharePod; write another claim'",
-                    ),
-                    refuse(
-                        f"request.operation != 'UPDATE' || {strangers}.size() == 0",
-                        "'status.reservedFor: the claim is for the Pod of the SharePod that it was made for, and not "
-                        f"for ' + {strangers}[0].name + '; write a claim of its own for that Pod'",
-                    ),
-                ],
-            },
-        },
-        {
-            "apiVersion": api,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": metadata,
-            "spec": {"policyName": SHARE_CLAIMS_POLICY, "validationActions": ["Deny"]},
-        },
+    rule = {**CLAIMS_RULE, "resources": ["resourceclaims", "resourceclaims/status"]}
+    validations = [
+        refuse(
+            f"request.operation != 'CREATE' || {_PATCHES_LEDGER}",
+            f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",
+        ),
+        refuse(
+            f"request.operation != 'UPDATE' || {now}.all(o, o in {before})",
+            "'metadata.ownerReferences: the claim belongs to the Pod of a SharePod; write another claim'",
+        ),
+        refuse(
+            f"request.operation != 'UPDATE' || {strangers}.size() == 0",
+            "'status.reservedFor: the claim is for the Pod of the SharePod that it was made for, and not "
+            f"for ' + {strangers}[0].name + '; write a claim of its own for that Pod'",
+        ),
     ]
+    return in_force(SHARE_CLAIMS_POLICY, rule, {"of-a-sharepod": MARKED}, validations)
