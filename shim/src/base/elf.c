@@ -3,6 +3,7 @@
  */
 #include "base/elf.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define HOOK_FILE "libsharepod" /* how the name of a copy of this object begins */
@@ -66,9 +67,13 @@ static int (*choose_iterator(void))(visitor *, void *) {
 
 /* Call `visit` for each loaded object until it returns something else than 0, and return that. */
 static int visit_objects(visitor *visit, void *of) {
-    static int (*_Atomic iterate)(visitor *, void *);
-    if (iterate == NULL)
+    static int (*_Atomic chosen)(visitor *, void *);
+    /* A call through an _Atomic pointer is an ordinary read of it, which races: so a local one. */
+    int (*iterate)(visitor *, void *) = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (iterate == NULL) {
         iterate = choose_iterator();
+        atomic_store_explicit(&chosen, iterate, memory_order_relaxed);
+    }
     return iterate(visit, of);
 }
 
