@@ -61,8 +61,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "antiAffinity": _LABELS,
     "exclusion": _LABELS,
     "placement": ("Binpack", "Spread", "Random"),
-    "uuids": (UUID, f"{UUID}, {UUID[:-1]}2", "0", "", f"{UUID},"),
-    "models": ("A100", "A100, H100 80GB", "", "A100,,"),
+    "uuids": (UUID, f"{UUID}, {UUID[:-1]}2", "0", "", f"{UUID},", f"{UUID}, {UUID}"),
+    "models": ("A100", "A100, H100 80GB", "", "A100,,", "A100,A100"),
 }
 
 

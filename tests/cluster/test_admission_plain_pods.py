@@ -139,6 +139,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "no count": (annotated(gpu_count="many"), "metadata.annotations[sharepod.dev/gpu-count]"),
     "no UUID": (annotated(gpu_uuids="GPU-1"), "metadata.annotations[sharepod.dev/gpu-uuids]"),
     "fewer UUIDs than GPUs": (sized("2000", gpu_uuids=UUID), "metadata.annotations[sharepod.dev/gpu-uuids]"),
+    "one UUID twice": (
+        sized("800", gpu_count="2", gpu_uuids=f"{UUID}, {UUID}"),
+        "metadata.annotations[sharepod.dev/gpu-uuids]",
+    ),
     "memory by annotation": (annotated(gpu_memory="4Gi"), "metadata.annotations[sharepod.dev/gpu-memory]"),
     "one field twice": (
         line_pod(annotations={"sharepod.dev/gpu-limit": "0.5", "gemini/gpu_limit": "0.5"}),

@@ -324,9 +324,10 @@ def _one_of(
     if selected is not None and field in said:
         raise SpecError(_annotation(field), f"says the same as a selector of {first.path}; keep one of the two")
     found: tuple[str, ...] = selected if selected is not None else said.get(field, ())
-    if field == "uuids" and 0 < len(found) < count:
+    named = len(set(found))
+    if field == "uuids" and 0 < named < count:
         where = _annotation(field) if selected is None else f"{first.path}.selectors"
-        raise SpecError(where, f"names {len(found)} GPUs but count is {count}; name at least {count}, or none")
+        raise SpecError(where, f"names {named} GPUs but count is {count}; name at least {count}, or none")
     return found
 
 

@@ -311,6 +311,9 @@ def _names(text: str) -> tuple[str, ...]:
         raise ValueError(
             f"{_said(text)} is not a list of names; write up to {MAX_LISTED} names with commas between them"
         )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"names {_said(twice)} more than once; write each name once")
     return names
 
 

@@ -174,6 +174,8 @@ def test_selectors_that_leave_nothing_or_too_few_are_refused() -> None:
         selected(f'{DEVICE}.uuid == "gpu-1"')
     pinned = [{"cel": {"expression": f'{DEVICE}.uuid == "{UUID}"'}}]
     assert "names 1 GPUs but count is 2" in refusal(claim(request(selectors=pinned, count=2))).message
+    twice = [{"cel": {"expression": f'{DEVICE}.uuid in ["{UUID}", "{UUID}"]'}}]
+    assert "names 1 GPUs but count is 2" in refusal(claim(request(selectors=twice, count=2))).message
     both = claim(request(selectors=pinned), annotations={"sharepod.dev/gpu-uuids": OTHER})
     assert refusal(both).field == "metadata.annotations[sharepod.dev/gpu-uuids]"
 

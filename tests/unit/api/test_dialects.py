@@ -134,6 +134,13 @@ def test_dialects_may_be_mixed_as_long_as_each_field_is_said_once() -> None:
     assert (request.request_milli, request.count) == (500, 2)
 
 
+@pytest.mark.parametrize(("field", "name"), [("uuids", UUIDS[0]), ("models", "A100")])
+def test_a_list_that_names_one_twice_is_refused(field: str, name: str) -> None:
+    with pytest.raises(SpecError, match="more than once; write each name once") as refused:
+        said(**{f"{NATIVE_PREFIX}request": "0.4", f"{NATIVE_PREFIX}{field}": f"{name}, {name}"})
+    assert name in refused.value.message
+
+
 def test_other_annotations_are_none_of_ours() -> None:
     request = said(**{"gemini/gpu_request": "0.5", "sharepod.dev/note": "x", "kubesharing/gpu_request": "9", "a": "b"})
     assert request.request_milli == 500

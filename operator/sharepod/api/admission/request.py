@@ -151,6 +151,8 @@ def readable() -> list[Validation]:
     labels = [name for field in ("affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
     lists = [*_annotations("uuids"), *_annotations("models")]
+    names, once = "[v.split(',').map(n, n.trim())]", "l.indexOf(n) == l.lastIndexOf(n)"
+    twice = f"'names \"' + l.filter(n, !({once}))[0] + '\" more than once; write each name once'"
     return [
         _no_longer_than(MAX_QUANTITY, f"!(k in {texts(lists)})"),
         _no_longer_than(MAX_LIST_TEXT, f"k in {texts(lists)}"),
@@ -219,6 +221,7 @@ def readable() -> list[Validation]:
             )
             for field in ("uuids", "models")
         ),
+        _each(lists, f"{names}.all(l, l.all(n, {once}))", f"{names}.map(l, {twice})[0]"),
         _each(
             _annotations("uuids"),
             f"v.split(',').all(n, n.trim().matches('{UUID_PATTERN}'))",
