@@ -171,7 +171,7 @@ def test_policies_type_check_without_warnings(server: Cluster) -> None:
         server.api.create(path, {**policy, "metadata": metadata, "status": {}})
     found: dict[str, object] = {}
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while len(found) < len(policies) and time.monotonic() < end:
             copies = [one for one in server.api.get(path)["items"] if one["metadata"]["name"].startswith("copy-of-")]
             found = {
