@@ -163,7 +163,7 @@ class LoopHandOffs:
 
     def end_by(self, moment: int | None) -> None:
         """Carry nothing out later than at that moment; None: whenever."""
-        self.kept.until = _NEVER_NS if moment is None else moment
+        self.kept.until = _NEVER_NS if moment is None else min(moment, _NEVER_NS)
 
     def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
         """Carry out a hand-off once `holder` has drained.

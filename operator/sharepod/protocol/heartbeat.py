@@ -2,7 +2,7 @@
 
 Guarantee:
 - No clock but the agent's is trusted: a process's moments count by their differences, and it was never heard later than
-  it was read.
+  it was read, nor before the agent's clock began.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .pulse import Pulse, PulsePage
+
+_HALF = 1 << 63
+"""Half of the moments that a clock of 64 bits has."""
 
 
 class Sign(NamedTuple):
@@ -63,7 +66,7 @@ class Heartbeat:
         apart = clock() - pulse.beat_at
         if self._offset is None or apart < self._offset:
             self._offset = apart
-        heard = pulse.beat_at + self._offset
+        heard = max(0, pulse.beat_at + self._offset)
         if pulse.grant_id == 0:
             return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
@@ -72,4 +75,5 @@ class Heartbeat:
         """Return where to look for signs of life; None where that is not known, or the process was not read yet."""
         if self._page is None or self._offset is None:
             return None
-        return Beat(self._page, self._page.address, self._offset, since_ns, patience_ns, ahead_ns)
+        offset = (self._offset + _HALF) % (2 * _HALF) - _HALF  # as C counts, whatever the process writes
+        return Beat(self._page, self._page.address, offset, since_ns, patience_ns, ahead_ns)
