@@ -232,6 +232,8 @@ class Scheduler:
         self._holds.end(tenant)
         tenant.active_until = now
         tenant.rescues = 0
+        tenant.starving = False
+        self._preempted_waiting.pop(tenant.id, None)
         if tenant.waiting_since is not None:
             self._classify(now, tenant)
         elif wanting:

@@ -112,6 +112,28 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
     assert waits[1] <= waits[0] + 100 * MS <= 10_300 * MS
 
 
+@pytest.mark.promise("time-overdue-again", "time-debt")
+@pytest.mark.parametrize("drains_s", [5, 12])
+def test_a_tenant_that_waited_while_it_was_overdue_pays_what_it_owes_once_it_has_drained(drains_s: int) -> None:
+    """By the twelfth second it has waited for so long that it would go next if it could not drain."""
+    scheduler = scheduler_with(long=50, busy=900)
+    scheduler.want(1, "long")
+    assert granted(scheduler, 1).tenant == "long"
+    scheduler.want(1, "busy")
+    assert Preemption("long", 1) in scheduler.tick(2 * S)
+    scheduler.want(2 * S, "long")
+    now, holders = 2 * S - 50 * MS, set[str]()
+    while now < 40 * S:
+        now += 100 * MS
+        scheduler.drained(now, "busy", wanting=True)
+        holders.add(granted(scheduler, now).tenant)
+        if now < drains_s * S < now + 100 * MS:
+            scheduler.tick(drains_s * S)
+            scheduler.drained(drains_s * S, "long", wanting=True)
+            scheduler.tick(drains_s * S)
+    assert holders == {"busy"}, "three seconds at 0.05 are what it is guaranteed of a minute"
+
+
 @pytest.mark.promise("time-borrowed-free")
 @pytest.mark.parametrize("request_milli", [0, 300])
 @pytest.mark.parametrize("asleep", [False, True])
