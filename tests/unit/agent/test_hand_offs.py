@@ -208,6 +208,20 @@ def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_told_of(world: World) -
     assert len(world.made) == 1
 
 
+@pytest.mark.parametrize("timeout", [None, 5.0, 0.01])
+def test_after_a_hand_off_the_wait_goes_on_for_less_than_a_millisecond(world: World, timeout: float | None) -> None:
+    """The shortest of some: waits without a timer are for whole milliseconds."""
+    took: list[int] = []
+    for _ in range(20):
+        world.put()
+        world.pairs[0].says(protocol.Drained(7))
+        begun = time.monotonic_ns()
+        assert world.selector.select(timeout) == []
+        took.append(time.monotonic_ns() - begun)
+    assert len(world.made) == 20
+    assert min(took) < 1_000_000
+
+
 def test_hand_offs_are_prepared_before_a_wait_where_something_has_changed(world: World) -> None:
     world.wait()
     world.hand_offs.stale = True

@@ -131,7 +131,10 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
             if (count < 0)
                 return count;
             int64_t rested = monotonic() + REST_NS;
-            end = rested < end ? rested : end;
+            if (rested < end) {
+                end = rested;
+                timer = vigil->timer;
+            }
         }
         now = monotonic();
         if (looked_after(vigil, now)) {
