@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
+from sharepod.agent import on_time
 from sharepod.agent.sockets.refusals import ClientRefusal
 from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, row, served_in, settings_in, tenants_with
 
@@ -24,7 +25,7 @@ flags = st.booleans()
 frames = st.one_of(
     st.builds(protocol.Want, st.integers(1, 7)),
     st.builds(protocol.Drained, grants, st.integers(0, 9), flags, flags),
-    st.builds(protocol.Draining, grants, st.integers(0, 1 << 40)),
+    st.builds(protocol.Draining, grants, st.one_of(st.integers(0, 1 << 40), st.just((1 << 64) - 1))),
     st.builds(protocol.Reserve, seqs, gpus, sizes, flags, flags, flags),
     st.builds(protocol.Release, gpus, sizes, flags),
     st.builds(protocol.MemInfo, seqs, gpus, sizes),
@@ -86,4 +87,4 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
 def test_whatever_clients_send_breaks_nothing_and_leaves_nothing(
     tmp_path_factory: pytest.TempPathFactory, done: list[tuple[int, protocol.ClientFrame | bytes | None]]
 ) -> None:
-    asyncio.run(play(tmp_path_factory.mktemp("a"), done))
+    on_time.run(play(tmp_path_factory.mktemp("a"), done))
