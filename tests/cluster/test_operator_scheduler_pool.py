@@ -237,3 +237,33 @@ def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
         )
     with pytest.raises(ApiError, match=said):
         make_scheduled(world, "default", "refused", annotations=annotations, **spec)
+
+
+def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
+    """Two nodes of pool `scheduler` with one GPU each."""
+    agents = {node: SliceAgent(world, node, 1) for node in world.nodes(prefix, 2, pool="scheduler")}
+    for agent in agents.values():
+        agent.publish()
+    return agents
+
+
+@pytest.mark.promise("operator-scheduler-pool-elsewhere")
+@pytest.mark.parametrize("lost", ["cordoned", "deleted"])
+def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_lost(world: World, lost: str) -> None:
+    """A claim by name, as of a Deployment with one Pod: the next Pod waits before the first one is gone."""
+    agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
+    make_scheduled(world, namespace, "share", time_milli=900)
+    make_pod(world, namespace, "one", on=lost, claims=("share",))
+    first = runs(world, namespace, "one")["spec"]["nodeName"]
+    wait(lambda: holds(world, namespace, "share") == [first], what="the operator holds the claim")
+    node = f"/api/v1/nodes/{first}"
+    if lost == "cordoned":
+        world.api.patch(node, {"spec": {"unschedulable": True}})
+    else:
+        agents[first].remove()
+        world.api.delete(node)
+    make_pod(world, namespace, "two", on=lost, claims=("share",))
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    second = runs(world, namespace, "two")["spec"]["nodeName"]
+    assert second != first
+    wait(lambda: row_of(world, second, "share"), what="its row")

@@ -14,6 +14,8 @@ Guarantees, whatever order things happen in:
   a Pod has the claim by then.
 - SC5 no share is given away under a process: `claim_steps` A3 holds for these rows, too.
 - SC6 an unreadable row, or claim, decides nothing.
+- SC7 no hold in a Pod's way: one that binds a Pod that waits to a node that is gone, or that kube-scheduler has refused
+  it for, goes with its row once nothing uses the claim.
 
 A claim that is gone although it had a row is `claim_steps`' matter: that row goes in two steps.
 """
@@ -99,9 +101,11 @@ def _with_row(snapshot: ClaimSnapshot, claim: ClaimFacts, mine: ReservationSnaps
         return RemoveRow(mine.node, RemovalReason.FORCED)
     if any(pod.runs for pod in snapshot.pods) and not claim.hold and not claim.deleting:
         return HoldClaim(claim, mine.node)  # SC3
-    if snapshot.in_use or snapshot.waited_for:
+    if snapshot.in_use or (snapshot.waited_for and not claim.hold):
         return Wait()
-    return drop(snapshot, mine) or Wait()
+    if snapshot.waited_for and mine.override is None and snapshot.now < snapshot.due:
+        return Wait(snapshot.due) if snapshot.due < float("inf") else Wait()
+    return drop(snapshot, mine) or Wait()  # SC7
 
 
 def is_of(reserved: ReservationSnapshot, share: ScheduledShare) -> bool:
