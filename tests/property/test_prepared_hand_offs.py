@@ -3,6 +3,7 @@ moments and with the same books."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,5 +296,8 @@ def live(seed: int) -> int:
 
 @pytest.mark.promise("time-prepared")
 async def test_a_life_with_prepared_hand_offs_is_the_life_without_them() -> None:
+    failed: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
     made = sum(live(seed) for seed in range(LIVES))
+    assert not failed
     assert made > 3 * LIVES

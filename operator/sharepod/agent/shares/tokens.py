@@ -159,7 +159,6 @@ class Tokens:
         displaced = self._scheduler.displaced(tenant_id)
         if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
             return  # it was told of a grant meanwhile
-        self._prepared.change(token.gpus)
         if token.closed:
             token.wanting.add(client)
             return
@@ -168,11 +167,13 @@ class Tokens:
             client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
+            self._prepared.change(token.gpus)
             self._send_grant(token, client, running)
             self._watch_still(tenant_id)
             return
         if client in token.wanting and not displaced:
             return  # it has asked before
+        self._prepared.change(token.gpus)
         token.wanting.add(client)
         if token.grant_id is None or displaced:
             self._wait_for_turn(now, tenant_id, token)

@@ -40,9 +40,28 @@ class Two:
     @property
     def prepared(self) -> bool:
         """True if the hand-off is prepared."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, on_time.OnTimeLoop)
-        return bool(loop.hand_offs.kept.places[0].socket >= 0)
+        return bool(_place().socket >= 0)
+
+    @property
+    def order(self) -> bytes:
+        """Frame with which a holder that wants more is followed, id of the grant and all."""
+        return bytes(_place().orders[0].grant)
+
+    async def ready(self, *, wanting: bool) -> None:
+        """Wait until a holder that drains now is followed as it is prepared, and for the next tenth of a second."""
+        async with asyncio.timeout(10):
+            while True:
+                order, now = _place().orders[0 if wanting else 1], time.monotonic_ns()
+                if self.prepared and order.size and order.since <= now < order.until - 100_000_000:
+                    return
+                self.tokens._prepared.change((GPU0,))  # windows end
+                await asyncio.sleep(0.001)
+
+
+def _place() -> Any:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, on_time.OnTimeLoop)
+    return loop.hand_offs.kept.places[0]
 
 
 @contextlib.asynccontextmanager
@@ -63,8 +82,7 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         world = Two(tenants, holder, waiter, grant, read)
         terms = await holder.receive()
         assert isinstance(terms, protocol.Grant | protocol.Revoke), "its turn ends now that another waits"
-        await until(lambda: world.prepared)
-        await asyncio.sleep(0.002)
+        await world.ready(wanting=True)
         try:
             yield world
         finally:
@@ -90,6 +108,7 @@ def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_u
         tokens, holder, waiter, grant = world.tokens, world.holder, world.waiter, world.grant
         for wanting in (True, False):
             before = sum(tokens.hand_offs.counts)
+            await world.ready(wanting=wanting)
             holder.send(protocol.Drained(grant.grant_id, wanting=wanting, idle=not wanting))
             granted = await waiter.granted_anew()
             assert granted.grant_id > grant.grant_id
@@ -98,17 +117,15 @@ def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_u
             assert granted.quantum_ns > 0
             assert sum(tokens.hand_offs.counts) == before + 1
             holder, waiter, grant = waiter, holder, granted
-            if wanting:
-                await until(lambda: world.prepared)
-                await asyncio.sleep(0.002)
         assert world.read == [], "all of it was handed on by the wait"
+        begun = time.monotonic_ns()
         opened = tokens.gpu_time(GPU0)
         usage = [tokens.usage(name) for name in "ab"]
         assert opened is not None
         assert sum(each.grants for each in usage) == 3
         assert opened.stalled_ns == 0
         assert abs(sum(each.held_ns for each in usage) - opened.held_ns) < 10_000_000, "read one after the other"
-        begun, first = time.monotonic_ns(), sum(astuple(opened))
+        first = sum(astuple(opened))
         last = tokens.gpu_time(GPU0)
         assert last is not None
         assert 0 <= sum(astuple(last)) - first <= time.monotonic_ns() - begun + 1_000_000
@@ -147,6 +164,30 @@ def test_nothing_is_sent_to_a_descriptor_that_has_become_anothers(
             os.close(other)
         ours.close()
         theirs.close()
+
+    played(tmp_path, monkeypatch, play)
+
+
+def test_one_that_asks_again_changes_nothing_of_what_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each such frame would cost the agent a decision, of which the frame pays nothing."""
+
+    async def play(world: Two) -> None:
+        asked: list[str] = []
+        want = Tokens.want
+
+        def noting(self: Tokens, tenant_id: str, client: Any) -> None:
+            asked.append(tenant_id)
+            want(self, tenant_id, client)
+
+        monkeypatch.setattr(Tokens, "want", noting)
+        before = world.order
+        for count in (1, 2):
+            world.waiter.send(protocol.Want(1))
+            await until(lambda: len(asked) == count)  # noqa: B023
+        assert world.prepared
+        assert world.order == before
 
     played(tmp_path, monkeypatch, play)
 
