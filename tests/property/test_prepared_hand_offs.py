@@ -185,6 +185,8 @@ class World:
         return [
             self.barred,
             sum(tokens.hand_offs.counts),
+            tokens._looks.pending,
+            tokens._looks._at,
             [tokens.gpu_time(gpu) for gpu in GPUS],
             [
                 (

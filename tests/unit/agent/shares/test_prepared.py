@@ -7,10 +7,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import astuple, dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sharepod import protocol
@@ -19,6 +19,7 @@ from sharepod.agent.shares import tokens as tokens_module
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.rate_limit import RateLimiter
+from sharepod.timeshare import Action, Scheduler, TokenRevocation
 from unit.agent.client import GPU0, Client, row, served_in, settings_in, tenants_with, until
 
 
@@ -32,10 +33,38 @@ class Two:
     grant: protocol.Grant
     read: list[protocol.Drained]
     """Frames that were read in Python, of those that say that a holder has drained."""
+    due: list[Action] = field(default_factory=list)
+    """Actions of the scheduler, where a test says which."""
 
     @property
     def tokens(self) -> Tokens:
         return self.tenants._tokens
+
+    @property
+    def held(self) -> int:
+        """Id of the grant that is held."""
+        return self.grant.grant_id
+
+    def client(self, name: str) -> Any:
+        """Return the agent's end of a tenant's connection."""
+        [served] = [each for each in served_in(self.tenants) if each.row.id == name]
+        [connection] = served._connections
+        return connection
+
+    def set_tenant(self, name: str) -> None:
+        """Add a tenant of the GPU, or give one the rates that it has."""
+        nothing: Any = lambda _value: None  # noqa: E731
+        self.tokens.set_tenant(name, (GPU0,), request_milli=0, limit_milli=500, contended=nothing, bar=nothing)
+
+    def stall(self) -> None:
+        """Have the agent find that it was held up."""
+        self.tokens._due = -(10**18)
+        self.tokens.gpu_time(GPU0)
+
+    def revoke(self) -> None:
+        """Have the holder told to drain."""
+        self.due.append(TokenRevocation("a", self.held))
+        self.tokens._pump()
 
     @property
     def prepared(self) -> bool:
@@ -56,6 +85,23 @@ class Two:
                     return
                 self.tokens._prepared.change((GPU0,))  # windows end
                 await asyncio.sleep(0.001)
+
+
+class Undisturbed:
+    """A scheduler for which nothing is due but what stands in `due`."""
+
+    def __init__(self, scheduler: Scheduler, due: list[Action]) -> None:
+        self._scheduler = scheduler
+        self._due = due
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def tick(self, _now: int) -> list[Action]:
+        """Return what is due, once."""
+        due = self._due.copy()
+        self._due.clear()
+        return due
 
 
 def _place() -> Any:
@@ -117,6 +163,8 @@ def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_u
             assert granted.quantum_ns > 0
             assert sum(tokens.hand_offs.counts) == before + 1
             holder, waiter, grant = waiter, holder, granted
+            if wanting:
+                await until(lambda: world.prepared)
         assert world.read == [], "all of it was handed on by the wait"
         begun = time.monotonic_ns()
         opened = tokens.gpu_time(GPU0)
@@ -150,22 +198,46 @@ def test_nothing_is_sent_to_a_descriptor_that_has_become_anothers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(world: Two) -> None:
-        [served] = [each for each in served_in(world.tenants) if each.row.id == "b"]
-        [connection] = served._connections
-        number = connection.fileno()
-        connection.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
-        world.holder.send(protocol.Drained(world.grant.grant_id, wanting=True))
-        await until(lambda: len(world.read) == 1)
-        with pytest.raises(BlockingIOError):
-            theirs.recv(100)
-        if other is not None:
-            os.close(other)
-        ours.close()
+        with reused(world.client("b"), ours):
+            world.holder.send(protocol.Drained(world.held, wanting=True))
+            await until(lambda: len(world.read) == 1)
+            with pytest.raises(BlockingIOError):
+                theirs.recv(100)
         theirs.close()
 
     played(tmp_path, monkeypatch, play)
+
+
+def test_nothing_is_taken_from_a_descriptor_that_has_become_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(world: Two) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        with reused(world.client("a"), ours):
+            said = protocol.encode(protocol.Drained(world.held, wanting=True))
+            theirs.send(said)
+            read: list[bytes] = []
+            asyncio.get_running_loop().add_reader(ours, lambda: read.append(ours.recv(100)))
+            await until(lambda: read == [said])
+            asyncio.get_running_loop().remove_reader(ours)
+        theirs.close()
+
+    played(tmp_path, monkeypatch, play)
+
+
+@contextlib.contextmanager
+def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
+    """Close a connection of the agent's; its number is `ours` meanwhile."""
+    number = connection.fileno()
+    connection.close()
+    other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
+    try:
+        yield
+    finally:
+        if other is not None:
+            os.close(other)
+        ours.close()
 
 
 def test_one_that_asks_again_changes_nothing_of_what_is_prepared(
@@ -217,6 +289,38 @@ def test_what_changes_after_a_hand_off_was_prepared_counts(
             assert await world.waiter.nothing_comes()
         for client in more:
             client.close()
+
+    played(tmp_path, monkeypatch, play)
+
+
+CHANGES: dict[str, Callable[[Two], object]] = {
+    "rates": lambda world: world.set_tenant("b"),
+    "a tenant that comes": lambda world: world.set_tenant("c"),
+    "a process that connects": lambda world: world.tokens.set_connected("b", connected=True),
+    "a surcharge": lambda world: world.tokens.surcharge("b", 1),
+    "an end of work": lambda world: world.tokens.draining("a", world.client("a"), protocol.Draining(world.held, 10**9)),
+    "a holder that drains": lambda world: world.tokens.drained("a", world.client("a"), protocol.Drained(world.held)),
+    "a holder that is gone": lambda world: world.tokens.connection_lost("a", world.client("a"), alive=True),
+    "a successor that is gone": lambda world: world.tokens.connection_lost("b", world.client("b")),
+    "a tenant that goes": lambda world: world.tokens.remove("b"),
+    "something due": lambda world: world.revoke(),
+    "a stall": lambda world: world.stall(),
+}
+
+
+@pytest.mark.promise("time-prepared")
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Be it that nobody is granted for it: nothing is due here but what the test says."""
+
+    async def play(world: Two) -> None:
+        world.tokens._scheduler = cast(Scheduler, Undisturbed(world.tokens._scheduler, world.due))
+        assert world.prepared
+        CHANGES[what](world)
+        assert not world.prepared
+        world.set_tenant("b")
 
     played(tmp_path, monkeypatch, play)
 
