@@ -489,6 +489,7 @@ class Tokens:
         verdict = token.silence.judge(now, token.signs(self._clock))
         if isinstance(verdict, LookAgain):
             return verdict.at
+        self._prepared.change(token.gpus)
         token.bar(token.grant_id)
         self._scheduler.silent(now, tenant_id, expected_ns=verdict.ends_at - now)
         return None

@@ -16,6 +16,7 @@ import pytest
 from sharepod import protocol
 from sharepod.agent import on_time
 from sharepod.agent.shares import tokens as tokens_module
+from sharepod.agent.shares.silence import Silence, Silent
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.rate_limit import RateLimiter
@@ -55,6 +56,11 @@ class Two:
         """Add a tenant of the GPU, or give one the rates that it has."""
         nothing: Any = lambda _value: None  # noqa: E731
         self.tokens.set_tenant(name, (GPU0,), request_milli=0, limit_milli=500, contended=nothing, bar=nothing)
+
+    def silence(self) -> None:
+        """Have the holder found silent."""
+        self.tokens._tokens["a"].silence = Judged()
+        self.tokens._listen(False)
 
     def stall(self) -> None:
         """Have the agent find that it was held up."""
@@ -102,6 +108,14 @@ class Undisturbed:
         due = self._due.copy()
         self._due.clear()
         return due
+
+
+class Judged(Silence):
+    """A tenant whose work ends in a moment, and that has no processor time."""
+
+    def judge(self, now: int, _signs: object) -> Silent:
+        """Return that."""
+        return Silent(now + 2_000_000)
 
 
 def _place() -> Any:
@@ -304,6 +318,7 @@ CHANGES: dict[str, Callable[[Two], object]] = {
     "a successor that is gone": lambda world: world.tokens.connection_lost("b", world.client("b")),
     "a tenant that goes": lambda world: world.tokens.remove("b"),
     "something due": lambda world: world.revoke(),
+    "a holder without processor time": lambda world: world.silence(),
     "a stall": lambda world: world.stall(),
 }
 
