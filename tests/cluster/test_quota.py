@@ -158,22 +158,29 @@ def _may_make_claims(world: World, *namespaces: str) -> Path:
     return world.cluster.user_kubeconfig("bob")
 
 
+def _claim(spec: Object) -> Object:
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "p"}, "spec": spec}
+
+
+def _template(spec: Object) -> Object:
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "probe"}}
+    return {**kind, "spec": {"spec": spec}}
+
+
 @pytest.mark.promise("operator-quota-cannot-count")
 def test_what_a_quota_cannot_count_is_refused_where_one_names_the_line(world: World) -> None:
     namespace, free = world.cluster.namespace("counted"), world.cluster.namespace("uncounted")
     pods, shares = f"/api/v1/namespaces/{namespace}/pods", world.path(namespace)
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": "probe"},
-        "spec": {"spec": claim_spec()},
-    }
-    claim = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "p"},
-        "spec": claim_spec(),
-    }
+    scheduled = "scheduler.sharepod.dev"
+    whole = {"name": "line", "exactly": {"deviceClassName": scheduled, "allocationMode": "All"}}
+    amounts = {"requests": {"timeMilli": "400", "memory": "1Gi"}}
+    second = {"name": "second", "deviceClassName": scheduled, "capacity": amounts}
+    specs = (
+        claim_spec(),
+        claim_spec(deviceClassName=scheduled),
+        {"devices": {"requests": [whole]}},
+        {"devices": {"requests": [{"name": "gpu", "firstAvailable": [second]}]}},
+    )
     refused = {
         "a Pod without memory": (pods, line_pod(container(mib=None))),
         "a SharePod without memory": (shares, asking({"request": 0.4})),
@@ -183,7 +190,7 @@ def test_what_a_quota_cannot_count_is_refused_where_one_names_the_line(world: Wo
     quota(world, namespace, milli="1000", mib="4096")
     wait(lambda: "QuotaCannotCount" in refusal(world, shares, asking({"request": 0.4})), what="the quota is known")
     bob = _may_make_claims(world, namespace, free)
-    for body in (claim, template):
+    for body in (body for spec in specs for body in (_claim(spec), _template(spec))):
         code, said = as_user(world.cluster, bob, *DRY, "--namespace", namespace, body=body)
         assert (code, "QuotaCannotCount: ResourceQuota gpu" in said) == (1, True), said
         code, said = as_user(world.cluster, bob, *DRY, "--namespace", free, body=body)

@@ -4,7 +4,8 @@ is refused. Pure.
 Each policy takes the namespace's quotas as its parameters, so the API server asks for each of them.
 
 Guarantees, in a namespace whose quota names a resource of the line:
-- No claim of class `sharepod.dev` is made but for a Pod with a line, or by those who write the ledgers.
+- No claim of class `sharepod.dev` or `scheduler.sharepod.dev` is made but for a Pod with a line, or by those who write
+  the ledgers.
 - Where memory is counted, each Pod with a line and each SharePod says how much it has.
 - The Pod of a SharePod carries a line.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.dialects import KEYS
-from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST
+from sharepod.api.objects import API_VERSION, DEVICE_CLASS, LINE_REQUEST, SCHEDULER_CLASS
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PLURAL
 
@@ -98,9 +99,12 @@ def _sharepods() -> list[dict[str, Any]]:
 def _claims() -> list[dict[str, Any]]:
     template = "object.kind == 'ResourceClaimTemplate'"
     requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
-    is_class = f"?deviceClassName.orValue('') == {text(DEVICE_CLASS)}"
+    is_class = f"?deviceClassName.orValue('') in {texts((DEVICE_CLASS, SCHEDULER_CLASS))}"
     ours = f"(r.?exactly.{is_class} || r.?firstAvailable.orValue([]).exists(a, a.{is_class}))"
-    of_line = f"(r.name == {text(LINE_REQUEST)} && r.?exactly.?capacity.?requests.orValue({{}}).size() == 0)"
+    of_line = (
+        f"(r.name == {text(LINE_REQUEST)} && r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
+        "r.?exactly.?capacity.?requests.orValue({}).size() == 0)"
+    )
     return _policy(
         f"{NAME}-claims",
         ("resource.k8s.io", "v1", "resourceclaims,resourceclaimtemplates", ["CREATE"]),
@@ -111,8 +115,9 @@ def _claims() -> list[dict[str, Any]]:
         [
             refuse(
                 f"!{_counts(MILLI)} && !{_counts(MEMORY)}",
-                f"'spec.devices.requests: a claim of class {DEVICE_CLASS} is counted by no quota on the line "
-                f"(QuotaCannotCount: {_QUOTA}); write resources.limits[{MILLI}] in the Pod, or use another namespace'",
+                f"'spec.devices.requests: a claim of class {DEVICE_CLASS} or {SCHEDULER_CLASS} is counted by no quota "
+                f"on the line (QuotaCannotCount: {_QUOTA}); write resources.limits[{MILLI}] in the Pod, or use another "
+                "namespace'",
             )
         ],
     )
