@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.claims_world import (
+    CLAIMS,
     FINALIZER,
     allocation,
     claim_of,
@@ -248,22 +249,54 @@ def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
 
 
 @pytest.mark.promise("operator-scheduler-pool-elsewhere")
-@pytest.mark.parametrize("lost", ["cordoned", "deleted"])
-def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_lost(world: World, lost: str) -> None:
+@pytest.mark.parametrize("lost", ["avoided", "deleted"])
+def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its_way(world: World, lost: str) -> None:
     """A claim by name, as of a Deployment with one Pod: the next Pod waits before the first one is gone."""
     agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
     make_scheduled(world, namespace, "share", time_milli=900)
     make_pod(world, namespace, "one", on=lost, claims=("share",))
     first = runs(world, namespace, "one")["spec"]["nodeName"]
     wait(lambda: holds(world, namespace, "share") == [first], what="the operator holds the claim")
-    node = f"/api/v1/nodes/{first}"
-    if lost == "cordoned":
-        world.api.patch(node, {"spec": {"unschedulable": True}})
-    else:
+    if lost == "deleted":
         agents[first].remove()
-        world.api.delete(node)
-    make_pod(world, namespace, "two", on=lost, claims=("share",))
+        world.api.delete(f"/api/v1/nodes/{first}")
+    elsewhere = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [first]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}
+    make_pod(world, namespace, "two", on=lost, claims=("share",), affinity={"nodeAffinity": required})
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
     second = runs(world, namespace, "two")["spec"]["nodeName"]
     assert second != first
     wait(lambda: row_of(world, second, "share"), what="its row")
+
+
+@pytest.mark.promise("operator-scheduler-pool-device-plugin")
+def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: World) -> None:
+    node, namespace = pool_of_scheduler(world, "twice", gpus=1).node, world.cluster.namespace("twice")
+
+    def offers(count: int) -> None:
+        amounts = {"nvidia.com/gpu": str(count)}
+        body = {"status": {"capacity": amounts, "allocatable": amounts}}
+        world.api.patch(f"/api/v1/nodes/{node}/status", body)
+
+    offers(2)
+    make_scheduled(world, namespace, "share", time_milli=300)
+    make_pod(world, namespace, "one", on="twice", claims=("share",))
+    wait(lambda: any("device plugin" in text for _, text in world.events(namespace, "share")), what="it is told")
+    assert world.rows(node) == []
+    offers(0)
+    wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin is gone")
+
+
+def test_a_share_by_a_class_of_the_administrators_own_ends_when_kube_scheduler_takes_it_back(world: World) -> None:
+    node, namespace = pool_of_scheduler(world, "own", gpus=1).node, world.cluster.namespace("own")
+    selector = {"cel": {"expression": 'device.driver == "scheduler.sharepod.dev"'}}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "own.example.com"}}
+    world.api.create(f"{CLAIMS}/deviceclasses", {**body, "spec": {"selectors": [selector]}})
+    make_claim(world, namespace, "share", time_milli=300, deviceClassName="own.example.com")
+    make_pod(world, namespace, "one", on="own", claims=("share",))
+    runs(world, namespace, "one")
+    wait(lambda: row_of(world, node, "share"), what="its row")
+    world.api.delete(claim_path(namespace, "share"))
+    world.kubelets.finish(namespace, "one")
+    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is gone")
+    wait(lambda: not world.rows(node), what="the row is gone")

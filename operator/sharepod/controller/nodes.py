@@ -36,7 +36,8 @@ from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
 CONDITION_DEVICE_PLUGIN = "DevicePluginPresent"
-"""Condition of a GPUNode of pool `dedicated`: True while its Node advertises GPUs of NVIDIA's device plugin."""
+"""Condition of a GPUNode of pool `dedicated` or `scheduler`: True while its Node advertises GPUs of NVIDIA's device
+plugin."""
 _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 """Conditions that the operator writes."""
 

@@ -71,6 +71,11 @@ _TWICE = (
     "node, or take the node from SharePod"
 )
 
+_OFFERED = (
+    "NVIDIA's device plugin offers GPUs of this node to pods, so they would be given away twice: keep it off the "
+    "node, or take the node from SharePod"
+)
+
 log = structlog.get_logger(__name__)
 
 
@@ -172,7 +177,7 @@ async def run(agent: AnyAgent) -> None:
             ledger=ledger,
             gpus=lambda: attachable(agent, cdi),
             settling=lambda: not agent.facts().gpus_known or kubelet.settling or dra_of_scheduler.settling,
-            unfit=lambda: unfit(conditions(), dra_of_scheduler),
+            unfit=lambda: unfit(conditions(), dra_of_scheduler.problem, plugin_offers=plugin_pods.offers),
             changed=agent.changed.set,
         )
         report = StatusReport(
@@ -277,17 +282,20 @@ def attachable(agent: AnyAgent, cdi: CdiWatch) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.uuid in attached)
 
 
-def unfit(conditions: Mapping[str, Readiness], dra: KubeletRegistration) -> str | None:
+def unfit(conditions: Mapping[str, Readiness], unregistered: str | None, *, plugin_offers: bool) -> str | None:
     """Return why this node takes no tenants by claims that kube-scheduler allocates; None if it does.
 
     Args:
         conditions: Readiness of the agent, by type of the condition.
-        dra: Registration of the driver of those claims.
+        unregistered: Why the kubelet does not call the driver of those claims; None if it does.
+        plugin_offers: NVIDIA's device plugin offers GPUs of the node.
     """
     if conditions[CONDITION_AGENT_READY].reason is not ReadyReason.SERVING:
         return f"the agent is not ready: {conditions[CONDITION_AGENT_READY].message}"
-    if dra.problem is not None:
-        return f"{dra.problem}; claims need Kubernetes 1.34 or newer on the node"
+    if unregistered is not None:
+        return f"{unregistered}; claims need Kubernetes 1.34 or newer on the node"
+    if plugin_offers:
+        return _OFFERED
     for kind in (CONDITION_HOOK_LOADS, CONDITION_CLAIMS_ATTACH):
         if conditions[kind].reason.status == "False":
             return f"see condition {kind}: {conditions[kind].message}"

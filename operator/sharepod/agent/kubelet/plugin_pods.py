@@ -87,6 +87,11 @@ class PluginPods:
             )
         return None
 
+    @property
+    def offers(self) -> bool:
+        """True if NVIDIA's device plugin offers GPUs of the node to pods, whole or in parts, by the last answer."""
+        return bool(self.offered or self._not_whole)
+
     async def ask(self) -> None:
         """Ask once and update what is known."""
         now = asyncio.get_running_loop().time()

@@ -1,8 +1,9 @@
 """Claims that kube-scheduler allocates: enters their shares in the ledger, holds them, and lets them go.
 
 Guarantees:
-- A share is entered only in the ledger of a node of pool `scheduler`, and only where it fits beside the rows there:
-  what was given away beyond that is not entered, and told.
+- A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not give
+  away, and only where it fits beside the rows there: what was given away beyond that is not entered, and told.
+- One that is entered once its Pod is on the node counts as used.
 - Every other guarantee of a write is `ClaimWriter`'s, and of a row `LedgerWriter`'s.
 """
 
@@ -53,6 +54,13 @@ class ScheduledShares:
         if gpunode is None or gpunode.spec.pool is not Pool.SCHEDULER:
             pool = "no pool" if gpunode is None else f"pool {gpunode.spec.pool}"
             return f"node {share.node} is of {pool}, where class {SCHEDULER_CLASS} gets nothing: delete the pod"
+        node, seen = self._state.nodes.named(share.node), self._state.seen_claims
+        if node is not None and node.double_booked:
+            resources = ", ".join(node.plugin_resources)
+            return (
+                f"node {share.node} advertises {resources}: NVIDIA's device plugin gives its GPUs to other pods; keep "
+                "that off the node, or delete the pod"
+            )
         row = reservation(claim, share, {device_name(uuid): uuid for uuid in gpunode.gpus})
         if isinstance(row, str):
             return row
@@ -63,6 +71,7 @@ class ScheduledShares:
                 f"{error}: somebody else than kube-scheduler has allocated it, too, or a former pod has not ended yet"
             )
         log.info("entered a share that kube-scheduler has given", claim=f"{claim.namespace}/{claim.name}", row=row)
-        self._state.seen_claims.booked(claim.uid)
+        if all(pod.node is None for pod in seen.users(claim)):
+            seen.booked(claim.uid)
         self._ledger.add(share.node)
         return None

@@ -163,6 +163,20 @@ async def test_devices_that_are_no_whole_gpus_are_refused_and_named(kubelet: Kub
     assert pods.problem is None
 
 
+@pytest.mark.promise("operator-scheduler-pool-device-plugin")
+@pytest.mark.parametrize("devices", [[GPU0], [f"{GPU1}::0"]])
+async def test_a_plugin_that_offers_whole_gpus_or_parts_of_them_is_known(kubelet: Kubelet, devices: list[str]) -> None:
+    pods = PluginPods(kubelet.root)
+    kubelet.offers = devices
+    await kubelet.server.start()
+    assert not pods.offers
+    await pods.ask()
+    assert pods.offers
+    kubelet.offers = []
+    await pods.ask()
+    assert not pods.offers
+
+
 @pytest.mark.promise("node-plugin-health")
 async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_offers(kubelet: Kubelet) -> None:
     pods = PluginPods(kubelet.root)

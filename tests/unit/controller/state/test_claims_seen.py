@@ -318,3 +318,26 @@ def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen
     seen.put_claim(claim("made", owner="p", **{"resource.kubernetes.io/pod-claim-name": "gpu"}))
     assert [item.uid for item in seen.of_pod(known)] == ["made"]
     assert (seen.complete(known), users(seen, "made"), users(seen, "forged")) == (True, ["p"], [])
+
+
+def test_a_claim_whose_class_is_not_ours_is_told_of_once_its_share_of_our_gpus_is_taken_back() -> None:
+    """A class of an administrator's own may select devices of pool `scheduler`."""
+    told: list[str] = []
+    seen = ClaimsSeen(told.append)
+    result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-0"}
+    consumed = {"timeMilli": "400", "limitMilli": "1k", "memory": "1Gi"}
+    given = {"devices": {"results": [{**result, "consumedCapacity": consumed}]}}
+
+    def of_another_class(**status: Any) -> Any:
+        read = claim()
+        read["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "example.com"
+        return read | {"status": status}
+
+    seen.put_claim(of_another_class())
+    assert told == []
+    seen.put_claim(of_another_class(allocation=given))
+    assert told == ["c"]
+    seen.put_claim(of_another_class())
+    assert told == ["c", "c"], "kube-scheduler has taken it back: its row is to go"
+    seen.drop_claim("c", deleted=True)
+    assert told == ["c"] * 3

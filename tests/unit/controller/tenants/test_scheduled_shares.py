@@ -103,3 +103,36 @@ async def test_on_a_node_of_another_pool_nothing_is_entered(world: World) -> Non
     await world.look_at_claim(times=3)
     assert uid not in world.rows()
     assert any("of pool dedicated" in note for note in world.told("ReservationLost"))
+
+
+@pytest.mark.promise("operator-scheduler-pool-device-plugin")
+async def test_where_the_device_plugin_gives_the_gpus_away_nothing_is_entered_before_it_is_gone(world: World) -> None:
+    of_pool(world)
+    plugin = {"nvidia.com/gpu.shared": "4"}
+    world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(plugin), status=True)
+    uid = await scheduled(world)
+    await world.look_at_claim(times=3)
+    assert uid not in world.rows()
+    told = world.told("ReservationLost")
+    assert any("advertises nvidia.com/gpu.shared: NVIDIA's device plugin" in note for note in told)
+    gone = dict.fromkeys(plugin, "0")
+    world.change("nodes", "node-a", lambda item: item["status"]["allocatable"].update(gone), status=True)
+    await world.look_at_claim(times=3)
+    await world.until(lambda: uid in world.rows())
+
+
+@pytest.mark.promise("operator-scheduler-pool-hold")
+async def test_a_share_that_is_entered_once_its_pod_is_on_the_node_ends_in_two_steps(world: World) -> None:
+    """The claim is being deleted, so there is no hold, and the watch of claims shows the end before that of Pods."""
+    of_pool(world)
+    uid = world.claim("share", 400, deviceClassName="scheduler.sharepod.dev")
+    world.pod_with("share", name="user")
+    given(world)
+    world.binds()
+    world.change("resourceclaims", "share", lambda item: item["metadata"].update(deletionTimestamp="now"))
+    await world.look_at_claim()
+    await world.until(lambda: uid in world.rows())
+    world.deallocates()
+    world.server.storage.finish_deletion(world.kind("pods"), NAMESPACE, "user")
+    await world.look_at_claim(times=2)
+    await world.until(lambda: world.rows().get(uid, {}).get("state") == "Releasing")

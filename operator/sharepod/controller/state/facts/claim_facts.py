@@ -92,8 +92,8 @@ class ClaimFacts(ObjectFacts):
     asks: Json = field(default_factory=dict, repr=False)
     """All of it that `request` was read from."""
     scheduled: bool = False
-    """True for one that kube-scheduler allocates, of the class of pool `scheduler` or with devices of that pool. Its
-    `error` says what cannot be had there."""
+    """True for one that kube-scheduler allocates, of the class of pool `scheduler`, or that has or had devices of that
+    pool. Its `error` says what cannot be had there."""
     hold: tuple[str, ...] = ()
     """Uids of the operator's own entries in `status.reservedFor`."""
     reserved_for: tuple[Json, ...] = ()
@@ -237,7 +237,10 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if is_share_claim(raw):
         return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
-        return _scheduled_facts(raw, common, held) if _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
+        was = before is not None and before.scheduled  # one of another class may still have the row of what it had
+        return (
+            _scheduled_facts(raw, common, held) if was or _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
+        )
     said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
     by_line = of_line(raw)
     asks: Json = {"metadata": {"annotations": said}, "spec": spec}

@@ -1,0 +1,39 @@
+"""Why a node of pool `scheduler` takes no tenants, so that its agent publishes no GPU."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.agent.cluster.run import unfit
+from sharepod.agent.cluster.status_report import Readiness, ReadyReason
+from sharepod.agent.kubelet.claim_self_test import ClaimsAttachReason
+from sharepod.agent.kubelet.self_test import EnvInjectionReason, HookLoadsReason
+
+WELL = {
+    "AgentReady": Readiness(ReadyReason.SERVING),
+    "HookLoads": Readiness(HookLoadsReason.LOADED),
+    "ClaimsAttach": Readiness(ClaimsAttachReason.ATTACHED),
+    "EnvInjection": Readiness(EnvInjectionReason.NOT_INJECTED),
+}
+
+
+def test_a_node_that_serves_takes_tenants() -> None:
+    assert unfit(WELL, None, plugin_offers=False) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("AgentReady", Readiness(ReadyReason.DRA_DRIVER_PRESENT, "a rival")),
+        ("HookLoads", Readiness(HookLoadsReason.NOT_LOADED, "a rival")),
+        ("ClaimsAttach", Readiness(ClaimsAttachReason.NOT_ATTACHED, "a rival")),
+        ("EnvInjection", Readiness(EnvInjectionReason.INJECTED, "a rival")),
+    ],
+)
+def test_a_condition_that_says_that_shares_would_be_none_is_named(kind: str, said: Readiness) -> None:
+    assert "a rival" in (unfit({**WELL, kind: said}, None, plugin_offers=False) or "")
+
+
+@pytest.mark.promise("operator-scheduler-pool-device-plugin")
+def test_a_node_whose_gpus_nvidias_device_plugin_offers_takes_none() -> None:
+    assert "given away twice: keep it off the node" in (unfit(WELL, None, plugin_offers=True) or "")
+    assert "not registered; claims need" in (unfit(WELL, "not registered", plugin_offers=False) or "")
