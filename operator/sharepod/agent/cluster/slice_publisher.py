@@ -3,7 +3,8 @@
 Guarantees:
 - A slice is there only while the ledger in force says that the node is of the pool and does not leave it.
 - That the slice is withdrawn is said only while this process has written none since it was deleted.
-- A slice that somebody has changed or deleted, as a kubelet does while the agent is away, is written again.
+- A slice that somebody has changed or deleted, as a kubelet does while the agent is away, is written again; so is one
+  that a restored backup has brought back.
 - A GPU that takes no tenants, and every GPU of a node that takes none, is no device of the slice. Claims that have one
   keep it: kube-scheduler goes on counting them.
 - Where the API server does not know shares of devices, nothing is published: a dry run asks it first.
@@ -234,9 +235,13 @@ class SlicePublisher:
 
     async def _watch(self) -> None:
         """List and watch the slice, until the server ends the watch or the node leaves the pool."""
+        known = self._seen
         listed = await self._api.get(SLICES, self._query)
-        items = listed.get("items") or []
-        self._take(items[0] if items else None)
+        found = next(iter(listed.get("items") or ()), None)
+        if found is not None and known is not None and _version(found) < _version(known):
+            log.warning("the API server's versions have gone back: looking at the slice again", slice=self._path)
+            self._seen = None
+        self._take(found)
         async for event in self._api.watch(SLICES, self._query, str(listed["metadata"]["resourceVersion"])):
             if event["type"] in ("ADDED", "MODIFIED"):
                 self._take(event["object"])

@@ -238,6 +238,24 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
         await watching
 
 
+async def test_a_slice_that_a_restored_backup_has_brought_back_is_written_again() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    before = copy.deepcopy(bench.api.slice)
+    bench.gpus.pop()
+    for _ in range(2):
+        await bench.publisher.step()
+    assert bench.devices() == ["gpu-1"]
+    bench.api.slice = before  # an older version than was seen
+    watching = asyncio.create_task(bench.publisher.follow())
+    await turns()
+    await bench.publisher.step()
+    assert bench.devices() == ["gpu-1"]
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+
+
 async def test_an_agent_that_is_only_starting_leaves_what_is_published_as_it_is() -> None:
     bench = Bench()
     await bench.publisher.step()
