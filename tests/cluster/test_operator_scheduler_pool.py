@@ -183,7 +183,7 @@ def test_a_node_that_changes_its_pool_has_one_allocator_at_a_time(world: World) 
     assert most <= 1000
 
 
-def test_a_node_whose_label_says_its_pool_again_publishes_again(world: World) -> None:
+def test_a_node_whose_label_says_its_pool_again_stays_in_it(world: World) -> None:
     agent = pool_of_scheduler(world, "again")
     relabel(world, agent.node, "dedicated")
     wait(lambda: agent.spec().get("leaving"), what="the node leaves its pool")

@@ -123,7 +123,7 @@ def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str
     """Return the row of a share, or why there is none. `gpus`: UUIDs of the node's GPUs by the names of devices."""
     missing = [device for device in share.devices if device not in gpus]
     if missing:
-        return f"node {share.node} has no GPU {', '.join(missing)}"
+        return f"node {share.node} has no GPU {', '.join(missing)}: delete the pod, unless the GPU comes back"
     return Reservation(
         tenant=TenantId(claim.uid),
         namespace=claim.namespace,

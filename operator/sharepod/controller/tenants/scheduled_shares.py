@@ -12,7 +12,7 @@ from __future__ import annotations
 import structlog
 
 from sharepod.api.gpunode import Pool
-from sharepod.api.objects import SCHEDULER_CLASS, device_name
+from sharepod.api.objects import POOL_LABEL, SCHEDULER_CLASS, device_name
 from sharepod.api.scheduled_claims import ScheduledShare
 from sharepod.controller.decisions.scheduled_claim_steps import Adopt, HoldClaim, LetClaimGo, reservation
 from sharepod.controller.placing.ledger_writer import LedgerWriter
@@ -55,7 +55,9 @@ class ScheduledShares:
             pool = "no pool" if gpunode is None else f"pool {gpunode.spec.pool}"
             return f"node {share.node} is of {pool}, where class {SCHEDULER_CLASS} gets nothing: delete the pod"
         node, seen = self._state.nodes.named(share.node), self._state.seen_claims
-        if node is not None and node.double_booked:
+        if node is None:
+            return f"node {share.node} is gone or has lost the label {POOL_LABEL}: put it back, or delete the pod"
+        if node.double_booked:
             resources = ", ".join(node.plugin_resources)
             return (
                 f"node {share.node} advertises {resources}: NVIDIA's device plugin gives its GPUs to other pods; keep "

@@ -136,3 +136,18 @@ async def test_a_share_that_is_entered_once_its_pod_is_on_the_node_ends_in_two_s
     world.server.storage.finish_deletion(world.kind("pods"), NAMESPACE, "user")
     await world.look_at_claim(times=2)
     await world.until(lambda: world.rows().get(uid, {}).get("state") == "Releasing")
+
+
+async def test_a_pod_that_waits_for_a_gpu_that_is_gone_or_a_node_without_a_pool_is_told_what_to_do(
+    world: World,
+) -> None:
+    of_pool(world)
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(gpus=[]), status=True)
+    await scheduled(world)
+    await world.look_at_claim(times=3)
+    assert any("has no GPU gpu-node-a-0: delete the pod" in note for note in world.told("ReservationLost"))
+    world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].pop("sharepod.dev/pool"))
+    await world.look_at_claim(times=3)
+    assert any(
+        "is gone or has lost the label sharepod.dev/pool: put it back" in note for note in world.told("ReservationLost")
+    )
