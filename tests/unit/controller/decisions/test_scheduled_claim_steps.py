@@ -151,7 +151,8 @@ def test_an_unreadable_row_or_claim_decides_nothing() -> None:
 
 @dataclass
 class Life:
-    """One claim of a named Pod, with everybody who acts on it. The process outlives a Pod that is deleted by force."""
+    """One claim by name of one Pod after the other, with everybody who acts on it. The process outlives a Pod that is
+    deleted by force."""
 
     allocated: bool = False
     reserved: bool = False
@@ -163,6 +164,8 @@ class Life:
     unused: bool = False
     process: bool = False
     drained: bool = False
+    refused: bool = False
+    """kube-scheduler has refused the Pod that waits for `bind_timeout`."""
     log: list[str] = field(default_factory=list)
 
     def snapshot(self) -> ClaimSnapshot:
@@ -172,7 +175,8 @@ class Life:
             rows = (row(written=self.row != "decided", releasing=releasing, drained=releasing and self.drained),)
         pods = {"waits": WAITS, "runs": RUNS, "gone": ()}[self.pod]
         has = claim(allocated=self.allocated, pods=self.reserved, hold=self.hold)
-        return ClaimSnapshot(claim=has, pods=pods, reserved=rows, unused=self.unused)
+        due = 0.0 if self.refused else float("inf")
+        return ClaimSnapshot(claim=has, pods=pods, reserved=rows, unused=self.unused, due=due)
 
     def act(self, actor: str) -> None:
         self.log.append(actor)
@@ -193,14 +197,22 @@ class Life:
 
     def _binds(self) -> None:
         if self.pod == "waits" and self.reserved:
-            self.pod, self.unused = "runs", False
+            self.pod, self.unused, self.refused = "runs", False, False
+
+    def _refuses(self) -> None:
+        self.refused = self.pod == "waits"
+
+    def _returns(self) -> None:
+        """The next Pod comes."""
+        if self.pod == "gone" and not self.reserved:
+            self.pod, self.refused = "waits", False
 
     def _starts(self) -> None:
         if self.pod == "runs" and self.row == "written":
             self.process = True
 
     def _deletes(self) -> None:
-        self.pod, self.unused = "gone", self.unused and not self.reserved
+        self.pod, self.unused, self.refused = "gone", self.unused and not self.reserved, False
 
     def _collects(self) -> None:
         """kube-controller-manager takes the entry of a Pod away that is gone."""
@@ -209,7 +221,7 @@ class Life:
             self.allocated = self.hold
 
     def _exits(self) -> None:
-        if self.pod == "gone":
+        if self.pod != "runs":
             self.process = False
 
     def _writes(self) -> None:
@@ -238,20 +250,39 @@ class Life:
                 self.row = ""
 
 
-_ACTORS = ("schedules", "unreserves", "binds", "starts", "deletes", "collects", "exits", "writes", "reports", "crashes")
+_ACTORS = (
+    *("schedules", "unreserves", "binds", "starts", "refuses", "deletes", "returns"),
+    *("collects", "exits", "writes", "reports", "crashes"),
+)
+
+
+_HELD = ("schedules", "operates", "writes", "binds", "operates", "starts")
+"""How a Pod comes to run with a claim that is held: few orders at random get there."""
 
 
 @settings(max_examples=600)
-@given(st.lists(st.sampled_from((*_ACTORS, *["operates"] * 6)), max_size=40))
+@given(st.sampled_from(((), _HELD)), st.lists(st.sampled_from((*_ACTORS, *["operates"] * 6)), max_size=40))
 def test_in_every_order_a_process_has_a_row_a_held_row_its_allocation_and_in_the_end_nothing_is_left(
-    order: list[str],
+    first: tuple[str, ...], order: list[str]
 ) -> None:
     life = Life()
-    for actor in order:
+    for actor in (*first, *order):
         life.act(actor)
     for actor in ("deletes", *["collects", "exits", "writes", "reports", "operates"] * 6):
         life.act(actor)
     assert (life.allocated, life.reserved, life.hold, life.row) == (False, False, False, "")
+
+
+@settings(max_examples=600)
+@given(st.lists(st.sampled_from((*_ACTORS, *["operates"] * 6)), max_size=40))
+def test_in_every_order_a_pod_that_is_refused_is_in_the_end_kept_nowhere(order: list[str]) -> None:
+    life = Life()
+    for actor in (*_HELD, *order):
+        life.act(actor)
+    for actor in ("deletes", "collects", "returns", "refuses", *["exits", "writes", "reports", "operates"] * 6):
+        life.act(actor)
+    life.act("unreserves")
+    assert (life.pod, life.allocated, life.hold) == ("waits", False, False)
 
 
 def test_a_claim_that_is_gone_leaves_its_row_to_the_steps_of_claims() -> None:
