@@ -287,7 +287,7 @@ def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: 
     wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin is gone")
 
 
-def test_a_share_by_a_class_of_the_administrators_own_ends_when_kube_scheduler_takes_it_back(world: World) -> None:
+def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_other(world: World) -> None:
     node, namespace = pool_of_scheduler(world, "own", gpus=1).node, world.cluster.namespace("own")
     selector = {"cel": {"expression": 'device.driver == "scheduler.sharepod.dev"'}}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "own.example.com"}}
