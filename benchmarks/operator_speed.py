@@ -36,8 +36,8 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from harness.errors import HarnessError
 from harness.fakes import FakeKubelets
 from operatorkit import accounting
-from operatorkit.client import Door, LoadClient, client, percentile
-from operatorkit.planes import MemoryPlane, Plane, RealPlane
+from operatorkit.client import MEAN_REQUEST, Door, LoadClient, client, percentile
+from operatorkit.planes import GPUS, MemoryPlane, Plane, RealPlane
 from operatorkit.process import cpu_of, rss_of
 from operatorkit.stalls import Stalls
 from results import Row, write
@@ -52,6 +52,8 @@ _WARM = 20
 _LATENCY_S = 8.0
 _LATENCY_MOST = 2000
 """Most SharePods of one latency case: at half of a fast bare client's rate, 8 s of them would fill the nodes."""
+_FULL = 0.8
+"""Part of the GPUs that the shares of all latency cases, at two rates by each door, may have."""
 _BARE_S = 8.0
 _REST_S = 20.0
 _QUIET_S = 3.0
@@ -195,7 +197,8 @@ class Measurement:
             self._row(case, "server_cpu", "ms per object", (self._server_cpu() - before) / count * 1000)
 
     async def _latency(self, rate: float) -> None:
-        count = min(_LATENCY_MOST, max(200, round(rate * _LATENCY_S)))
+        room = round(_FULL * self._options.nodes * GPUS / MEAN_REQUEST) // (2 * len(self._doors))
+        count = min(_LATENCY_MOST, room, max(200, round(rate * _LATENCY_S)))
         bare = await self._delays(Door.BARE, rate, count)
         for door in self._doors:
             case = f"{rate:.0f}/s" if door is Door.SHAREPODS else f"{rate:.0f}/s, {door.value}"

@@ -32,6 +32,8 @@ _CREATORS = 32
 """Creates under way at the same time where the rate is not given: as many as the operator has writers."""
 _REQUESTS = range(100, 501, 50)
 """Thousandths that are asked for, drawn for each share."""
+MEAN_REQUEST = statistics.mean(_REQUESTS) / 1000
+"""GPUs that a share has on average."""
 _SETTLE_S = 300.0
 """Longest wait for what was created to be bound."""
 
