@@ -25,12 +25,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from hook.world.agent_node import GI, GPUS, Node, Program, built, running, tenant
 from results import Row, write
+from sharepod.agent.keeper import MOST_KILLED, WITHIN_S
 
 PROMISES = {
     "install-reconnect": ("max", "hooks_back_max"),
@@ -43,6 +44,8 @@ LIMIT, HELD = 2 * GI, 1 * GI
 LEAST_OFF = 0.03
 STEP_S = 0.05
 WATCHED_S = 4.0
+_KILLED_AT_ONCE = (MOST_KILLED - 1) // 2
+"""Agents of two processes each that may be killed within `WITHIN_S`."""
 
 
 Seen = list[tuple[float, dict[str, int]]]
@@ -111,6 +114,14 @@ CASES = {
 }
 
 
+def turns(case: str, times: int) -> Iterator[int]:
+    """Yield each turn of a case, none so early that the keeper of killed processes gives up."""
+    for turn in range(times):
+        if case == "agent killed" and turn and turn % _KILLED_AT_ONCE == 0:
+            time.sleep(WITHIN_S)
+        yield turn
+
+
 def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
     """Have another agent in the place of this one."""
     logged = len(node.log())
@@ -148,7 +159,7 @@ def beside_many(tenants: int, times: int, *, apart: bool) -> list[Row]:
     result: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="ch") as directory, running(Path(directory), *many, apart=apart) as node:
         for case in ("agent upgraded", "agent killed"):
-            found = [CASES[case](node) for _ in range(times)]
+            found = [CASES[case](node) for _ in turns(case, times)]
             for metric, values in (
                 ("gap", [each.refused_s * 1000 for each in found]),
                 ("unanswered", [each.unanswered_s * 1000 for each in found]),
@@ -188,7 +199,7 @@ def standalone(times: int, *, apart: bool) -> list[Row]:
         node.start_agent(keep=True)
         watch(meter, 2.0)
         for case in CASES:
-            found = [restarted(node, meter, case, programs, usual) for _ in range(times)]
+            found = [restarted(node, meter, case, programs, usual) for _ in turns(case, times)]
             for metric in ("gap", "unanswered", "hooks_back", "right_after"):
                 values = [each[metric] * 1000 for each in found]
                 result.append(Row(case, f"{metric}_p50", "ms", round(statistics.median(values))))
