@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from sharepod import protocol
+from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.hook_connection import HookConnection
 from unit.agent.client import Client, row, served_in, settings_in, tenants_with, until
 
@@ -34,8 +36,9 @@ async def test_a_token_is_given_back_while_allocations_wait_for_the_tenants_rate
 
 
 async def test_what_a_tenants_turn_reads_about_time_is_handled_before_what_it_reads_about_memory(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(FrameBudget, "begin_turn", lambda _: math.inf)  # one turn, however slow the machine
     async with tenants_with(settings_in(tmp_path), [row("a"), row("b")]) as tenants:
         [served] = [each for each in served_in(tenants) if each.row.id == "a"]
         client = await Client.connect(tenants.directory("a"))
