@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import astuple, dataclass, field
@@ -125,7 +127,7 @@ def _place() -> Any:
 
 
 @contextlib.asynccontextmanager
-async def two(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+async def two(directory: Path, monkeypatch: pytest.MonkeyPatch, *, pulses: bool) -> AsyncIterator[Two]:
     read: list[protocol.Drained] = []
     drained = Tokens.drained
 
@@ -136,7 +138,8 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(Tokens, "drained", noting)
     monkeypatch.setattr(tokens_module, "STALL_NS", 3_600_000_000_000)  # however seldom this machine runs the test
     async with tenants_with(settings_in(directory), [row("a"), row("b")]) as tenants:
-        holder, waiter = [await Client.connect(tenants.directory(name)) for name in "ab"]
+        connect = connected_with_pulse if pulses else Client.connect
+        holder, waiter = [await connect(tenants.directory(name)) for name in "ab"]
         grant = await holder.granted()
         waiter.send(protocol.Want(1))
         world = Two(tenants, holder, waiter, grant, read)
@@ -150,11 +153,29 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             waiter.close()
 
 
-def played(directory: Path, monkeypatch: pytest.MonkeyPatch, play: Callable[[Two], Coroutine[Any, Any, None]]) -> None:
-    """Play with two tenants, on the agent's loop."""
+async def connected_with_pulse(directory: Path | None) -> Client:
+    """Connect a client that has said that it lives, and that its work takes an hour."""
+    client = await Client.connect(directory, hello=False)
+    client.send(protocol.Hello(1, protocol.PULSE_VERSION))
+    await client.expect(protocol.Welcome)
+    assert client.hints_fd is not None, "of two descriptors the last is the pulse page"
+    with mmap.mmap(client.hints_fd, mmap.PAGESIZE) as page:
+        now = time.monotonic_ns()
+        page[:24] = struct.pack("=QQQ", 1, now + 3_600_000_000_000, now)
+    return client
+
+
+def played(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    play: Callable[[Two], Coroutine[Any, Any, None]],
+    *,
+    pulses: bool = False,
+) -> None:
+    """Play with two tenants, on the agent's loop. `pulses`: their processes say when they have processor time."""
 
     async def main() -> None:
-        async with two(directory, monkeypatch) as world:
+        async with two(directory, monkeypatch, pulses=pulses) as world:
             await play(world)
 
     on_time.run(main())
@@ -193,6 +214,22 @@ def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_u
         assert 0 <= sum(astuple(last)) - first <= time.monotonic_ns() - begun + 1_000_000
 
     played(tmp_path, monkeypatch, play)
+
+
+@pytest.mark.promise("time-starved")
+def test_who_is_handed_a_token_by_the_wait_is_watched_and_who_held_it_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(world: Two) -> None:
+        watches = world.tokens._looks.watches
+        await until(lambda: watches("a"))
+        await world.ready(wanting=True)
+        world.holder.send(protocol.Drained(world.held, wanting=True))
+        await world.waiter.granted_anew()
+        assert world.read == []
+        assert (watches("a"), watches("b")) == (False, True)
+
+    played(tmp_path, monkeypatch, play, pulses=True)
 
 
 def test_a_frame_that_the_wait_has_taken_is_charged_to_its_tenant(
