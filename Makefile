@@ -200,7 +200,7 @@ bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 bench-memory: shim doubles ## cost of an allocation and a free under the hook, and how soon idle credits are called back
 	@$(BIN)/python benchmarks/memory.py
 
-bench-shares: shim doubles compiled ## asked and got on one simulated GPU, over mixes of shares and kernels (15 minutes); SHARES_ARGS
+bench-shares: shim doubles compiled ## asked and got on one simulated GPU, over mixes of shares and kernels (75 minutes); SHARES_ARGS
 	@$(BIN)/python benchmarks/shares.py $(SHARES_ARGS)
 
 bench-policies: shim ## the time scheduler's core beside SFQ, stride, lottery and Gemini's in simulated time (a minute); POLICIES_ARGS

@@ -31,8 +31,8 @@ from typing import Any
 
 from hook.world.agent_node import GPUS, PROGRAMS, Node, built, running, tenant
 from results import Row, write
+from share_window import cpu_of
 from sharepod import protocol
-from shares import cpu_of
 
 HOLD_US = 2_000
 QUANTUM_MS = 30

@@ -31,7 +31,7 @@ from pathlib import Path
 from hook.world.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, Program, built, running, tenant
 from hook.world.caller import Caller
 from results import Row, write
-from shares import cpu_of
+from share_window import cpu_of
 
 ROOT = Path(__file__).resolve().parent.parent
 HOLLOW = ROOT / "build" / "doubles" / "hollow"

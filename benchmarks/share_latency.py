@@ -1,10 +1,10 @@
 """An interactive service beside a busy program: how long its requests wait, and what that costs in work done.
 
-The service asks for 0.3 of the GPU and launches one kernel a request; the times between two requests are exponentially
-distributed, and its kernels take a tenth of the time in all. Beside it a program of 0.7 launches kernels without end.
-Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured in the service: from
-the launch until the kernel has ended, less what the kernel takes. `work_lost`: the part of the GPU's time that both
-together get less than in the Normal case.
+The service asks for 0.3 of the GPU and launches one kernel a request; requests come as a Poisson process, whatever
+becomes of those before them, and their kernels take a tenth of the time in all. Beside it a program of 0.7 launches
+kernels without end. Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured
+in the service: from its arrival until its kernel has ended, less what the kernel takes. `work_lost`: the part of the
+GPU's time that both together get less than in the Normal case.
 """
 
 from __future__ import annotations
@@ -77,10 +77,8 @@ def measure(service: Service, seconds: float) -> list[Row]:
 def _run(service: Service, latency: str, seconds: float) -> _Run:
     rows = [tenant("service", 0.3, latency=latency), tenant("busy", 0.7)]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
-        kernel, pause = f"{service.request_ms}000", f"{service.request_ms * (LOAD - 1)}000"
-        asking = node.launch(
-            "service", "--kernel-us", kernel, "--sync-every", "1", "--idle-us", pause, "--spread", "exponential"
-        )
+        kernel, every = f"{service.request_ms}000", f"{service.request_ms * LOAD}000"
+        asking = node.launch("service", "--kernel-us", kernel, "--sync-every", "1", "--arrive-us", every)
         node.launch("busy", "--kernel-us", f"{service.kernel_ms}000")
         wait_for(lambda: all(node.devices().busy_ns(name) for name in ("service", "busy")), "device time of both", 60)
         _waits_ms(asking, SETTLE_S)

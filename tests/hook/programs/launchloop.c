@@ -28,7 +28,7 @@ static struct {
     double report;
     unsigned long long memory, chunk;
     unsigned streams, threads, sync_every, event_every;
-    unsigned long idle_us, launches;
+    unsigned long idle_us, arrive_us, launches;
     unsigned graph_nodes;
     int device;
     bool per_thread;
@@ -64,6 +64,7 @@ struct worker {
     uint64_t first, last; /* events recorded and not yet seen complete: [first, last) */
     pthread_mutex_t lock;
     uint64_t random;
+    double arrived;        /* moment at which the present step came, with --arrive-us */
     double delays[DELAYS]; /* since the last report: of steps that were waited for, beyond what their kernels take */
     unsigned delay_count;
 };
@@ -190,17 +191,33 @@ static void look(struct worker *worker) {
     }
 }
 
+/* Return a number between 0 and 1, neither of them. */
+static double draw(struct worker *worker) {
+    worker->random = worker->random * 6364136223846793005ull + 1442695040888963407ull;
+    return ((double)(worker->random >> 11) + 0.5) / (double)(1ull << 53);
+}
+
 /* Sleep between two launches: always as long, exponentially distributed, or bimodal (nine of ten short, the tenth
  * eleven times as long); the mean is --idle-us. */
 static void idle(struct worker *worker) {
-    worker->random = worker->random * 6364136223846793005ull + 1442695040888963407ull;
-    double drawn = ((double)(worker->random >> 11) + 0.5) / (double)(1ull << 53), us = (double)options.idle_us;
+    double drawn = draw(worker), us = (double)options.idle_us;
     if (strcmp(options.spread, "exponential") == 0)
         us *= -log(drawn);
     else if (strcmp(options.spread, "bimodal") == 0)
         us *= drawn < 0.1 ? 5.5 : 0.5;
     struct timespec pause = {.tv_sec = (time_t)(us / 1e6), .tv_nsec = (long)(fmod(us, 1e6) * 1e3)};
     nanosleep(&pause, NULL);
+}
+
+/* Sleep until the next step comes, and return that moment. Steps come as a Poisson process with a mean time of
+ * --arrive-us in between, whatever becomes of those before them; one that has come in the past begins at once. */
+static double next_arrival(struct worker *worker) {
+    worker->arrived -= log(draw(worker)) * (double)options.arrive_us / 1e6;
+    if (now() >= worker->arrived)
+        return worker->arrived;
+    struct timespec until = {.tv_sec = (time_t)worker->arrived, .tv_nsec = (long)(fmod(worker->arrived, 1) * 1e9)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    return now();
 }
 
 static void note_delay(struct worker *worker, double begun) {
@@ -222,11 +239,11 @@ static void *work(void *argument) {
         worker->streams[0] = NULL;
     for (unsigned i = 0; i < EVENTS; i++)
         CHECK(cuEventCreate(&worker->events[i], CU_EVENT_DISABLE_TIMING));
-    double begun = now();
+    double begun = worker->arrived = now();
     for (uint64_t n = 0; !atomic_load(&stop) && (options.launches == 0 || n < options.launches); n++) {
         unsigned which = (unsigned)(n % options.streams);
         if (options.sync_every > 0 && n % options.sync_every == 0)
-            begun = now();
+            begun = options.arrive_us > 0 ? next_arrival(worker) : now();
         launch(worker, which);
         worker->launched = n + 1;
         if ((n + 1) % options.event_every == 0) {
@@ -315,7 +332,10 @@ static void usage(void) {
     puts("launchloop [--kernel-us N=2000] [--function NAME=spin_us_N] [--seconds S=0: until SIGTERM] [--report S=1]\n"
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
          "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0]\n"
-         "           [--spread regular|exponential|bimodal: of the idle times] [--launches N=0: without end]\n"
+         "           [--spread regular|exponential|bimodal: of the idle times]\n"
+         "           [--arrive-us N=0: mean time between two steps of --sync-every launches that come as a Poisson "
+         "process]\n"
+         "           [--launches N=0: without end]\n"
          "           [--device N=0] [--per-thread-stream]\n"
          "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes "
          "N=1]");
@@ -334,6 +354,7 @@ static void parse(int argc, char **argv) {
                                           {"event-every", 1, NULL, 'e'},
                                           {"idle-us", 1, NULL, 'i'},
                                           {"spread", 1, NULL, 'S'},
+                                          {"arrive-us", 1, NULL, 'A'},
                                           {"launches", 1, NULL, 'l'},
                                           {"device", 1, NULL, 'd'},
                                           {"per-thread-stream", 0, NULL, 'p'},
@@ -356,6 +377,7 @@ static void parse(int argc, char **argv) {
         case 'e': options.event_every = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'i': options.idle_us = strtoul(optarg, NULL, 10); break;
         case 'S': options.spread = optarg; break;
+        case 'A': options.arrive_us = strtoul(optarg, NULL, 10); break;
         case 'l': options.launches = strtoul(optarg, NULL, 10); break;
         case 'd': options.device = (int)strtol(optarg, NULL, 10); break;
         case 'p': options.per_thread = true; break;
