@@ -4,7 +4,9 @@ The first tenant launches without ever waiting for its work. The newcomer's proc
 `right_after`: seconds from the newcomer's start until its share is right from then on: in each window of four seconds
 or longer that begins then, it is within one point of its request, and within what each end of a window can cut off: a
 turn of 100 ms, or one of the first tenant's kernels where that is longer. `first_second`, `second_second`: its share of
-the first second, in which its process starts, and of the second one.
+the first second, in which its process starts, and of the second one. `share_error_10s`: its error in points over ten
+seconds, from the first on. `wait_p50`, `wait_p99`: its waits for the token. `work_lost`: the part of the time after its
+start in which nobody's kernel ran.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from pathlib import Path
 
 from hook.world.agent_node import Node, running, tenant, wait_for
 from results import Row
+from share_window import wait_rows, waits_of
 
 STEP_S = 0.1
 WINDOW_S = 4.0
 WATCHED_S = 12.0
 TURN_S = 0.1
+ERROR_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,26 @@ def measure_arrival(arrival: Arrival) -> list[Row]:
         wait_for(lambda: node.devices().busy_ns("first") > 0, "device time of the first")
         time.sleep(arrival.alone_s)
         node.launch("newcomer", "--kernel-us", f"{arrival.newcomer_ms}000")
-        begin = time.monotonic()
+        begin, before = time.monotonic(), _busy_s(node, "first")
         track = [(0.0, 0.0)]
         while track[-1][0] < WATCHED_S + WINDOW_S:
             time.sleep(STEP_S)
             track.append((time.monotonic() - begin, _busy_s(node, "newcomer")))
+        both = _busy_s(node, "first") - before + track[-1][1]
+        time.sleep(1.1)  # what the agent tells is up to a second old
+        waits = waits_of(node, "newcomer")
     right = next(
         (at for at, _ in track if _right_from(track, at, owed, max(TURN_S, arrival.first_ms / 1e3))), WATCHED_S
     )
+    after_first = [share for at, share in _windows(track, ERROR_S) if at >= 1.0]
     by_second = [share for at, share in _windows(track, 1.0) if at % 1.0 < STEP_S]
     return [
         Row(arrival.name, "right_after", "s", round(right, 1)),
         Row(arrival.name, "first_second", "fraction", round(by_second[0], 3)),
         Row(arrival.name, "second_second", "fraction", round(by_second[1], 3)),
+        Row(arrival.name, "share_error_10s", "points", round(max(abs(share - owed) for share in after_first) * 100, 2)),
+        *wait_rows(arrival.name, waits),
+        Row(arrival.name, "work_lost", "fraction", round(1 - both / track[-1][0], 4)),
     ]
 
 

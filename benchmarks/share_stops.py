@@ -3,9 +3,9 @@
 The process is stopped by SIGSTOP, as a CPU quota or a busy node would hold it up, for `stopped_ms` after every
 `runs_ms`. The simulated GPU does what was launched also while the process stands still, as hardware does. `together`:
 the part of the GPU's time that both got; `together_of_control`: over what they got in the same run without a stop.
-`busy_share`: of the tenant that was never stopped; `stopped_share`: of the other. `apart`: what the one that is never
-stopped gets of a GPU of its own while the other is stopped as often on another GPU, which is what the machine and the
-program leave; `together_of_apart`: over that.
+`busy_share`: of the tenant that was never stopped, whose waits are `wait_p50` and `wait_p99`; `stopped_share`: of the
+other. `apart`: what the one that is never stopped gets of a GPU of its own while the other is stopped as often on
+another GPU, which is what the machine and the program leave; `together_of_apart`: over that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from hook.world.agent_node import GPUS, Node, Program, running, tenant, wait_for
 from hook.world.stopping import AHEAD, drawn, regular, stopping
 from results import Row
+from share_window import wait_rows, waits_of
 
 SETTLE_S = 1.5
 SEED = 16
@@ -71,7 +72,10 @@ def measure_stops(stops: Stops, seconds: float) -> list[Row]:
         control = _together(node, seconds / 2, names)
         with stopping(stopped.process, stops.lengths()):
             time.sleep(SETTLE_S)
+            waits = waits_of(node, "busy")
             shares = node.shares(seconds, *names)
+            time.sleep(1.1)  # what the agent tells is up to a second old
+            waited = [late - early for early, late in zip(waits, waits_of(node, "busy"), strict=True)]
     together, apart = sum(shares.values()), _apart(stops, seconds / 2)
     return [
         Row(stops.name, "together", "fraction", round(together, 4)),
@@ -80,6 +84,7 @@ def measure_stops(stops: Stops, seconds: float) -> list[Row]:
         Row(stops.name, "together_of_apart", "ratio", round(together / apart, 4)),
         Row(stops.name, "stopped_share", "fraction", round(shares["stopped"], 4)),
         Row(stops.name, "busy_share", "fraction", round(shares["busy"], 4)),
+        *wait_rows(stops.name, waited),
     ]
 
 

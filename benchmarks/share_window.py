@@ -163,6 +163,14 @@ def waits_of(node: Node, name: str) -> list[float]:
     return [amount - below for amount, below in zip(cumulative, [0.0, *cumulative], strict=False)]
 
 
+def wait_rows(case: str, counts: Sequence[float]) -> list[Row]:
+    """Return the rows of one tenant's waits. `counts`: by the bounds of the histogram."""
+    return [
+        Row(case, f"wait_p{part * 100:g}", "ms", round(quantile(WAIT_BOUNDS_S, counts, part) * 1e3, 2))
+        for part in (0.5, 0.99)
+    ]
+
+
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
     """Return the duration in seconds that a `part` (0 to 1) of the counted ones does not exceed; 0 if there are none.
 

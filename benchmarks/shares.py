@@ -33,8 +33,7 @@ from share_arrival import ARRIVALS, measure_arrival
 from share_gangs import GANG_KERNEL_US, GANGS, measure_gang
 from share_latency import SERVICES, measure
 from share_stops import STOPS, measure_stops
-from share_window import SETTLE_S, Asked, Window, counter, quantile, waits_of, watch
-from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
+from share_window import SETTLE_S, Asked, Window, counter, wait_rows, waits_of, watch
 
 PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
@@ -166,10 +165,7 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
         Row(case, "pausing_idle", "fraction", round(idle, 4)),
         Row(case, "neighbour_share", "fraction", round(shares["neighbour"], 4)),
         Row(case, "work_lost", "fraction", round(1 - sum(shares.values()) - idle, 4)),
-        *(
-            Row(case, f"wait_p{part * 100:g}", "ms", round(quantile(WAIT_BOUNDS_S, waited, part) * 1e3, 2))
-            for part in (0.5, 0.99)
-        ),
+        *wait_rows(case, waited),
     ]
 
 
