@@ -74,8 +74,8 @@ class PreparedHandOffs:
         """By that number."""
         self._dropping: list[Callable[[], None]] = []
         self._ready: list[Ready | None] = []
-        self._changed: set[str] = set()
-        """GPUs of which the next hand-off is to be decided on."""
+        self._changed: dict[str, None] = {}
+        """GPUs of which the next hand-off is to be decided on, in the order in which they changed."""
 
     def change(self, gpus: Iterable[str]) -> None:
         """Drop what is prepared of these GPUs, because something of their tenants is about to change."""
@@ -86,7 +86,7 @@ class PreparedHandOffs:
             place = self._places.get(gpu)
             if place is not None:
                 self._loop.drop(place)
-            self._changed.add(gpu)
+            self._changed[gpu] = None
         self._loop.stale = True
 
     def change_all(self) -> None:
@@ -119,7 +119,8 @@ class PreparedHandOffs:
         assert self._loop is not None, "its loop calls this"
         several = len(self._changed) > 1
         while self._changed:
-            gpu = self._changed.pop()
+            gpu = next(iter(self._changed))
+            del self._changed[gpu]
             ready = self._prepare_one(gpu)
             if ready is not None:
                 self._put(gpu, ready)

@@ -38,8 +38,8 @@ class TenantToken:
     """Called when other tenants begin or cease to want the tenant's GPUs."""
     bar: Callable[[int], None]
     """Lets no launch begin under the grant of that id, or of a lower one."""
-    wanting: set[TokenClient] = field(default_factory=set)
-    """Clients that wait at their gates."""
+    wanting: dict[TokenClient, None] = field(default_factory=dict)
+    """Clients that wait at their gates, in the order in which they came."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
     told_at: dict[TokenClient, int] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class TenantToken:
         self.told_at.pop(client, None)
         self.ending.pop(client, None)
 
-    def begin(self, now: int, grant: TokenGrant) -> set[TokenClient]:
-        """Take note of a new grant, in nanoseconds of the clock; return the clients that are to be told of it."""
+    def begin(self, now: int, grant: TokenGrant) -> dict[TokenClient, None]:
+        """Take note of a new grant, in nanoseconds of the clock; return the clients that are to be told, in order."""
         self.grant_id = grant.grant_id
         self.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
         if self.wanted_at is not None:
             self.waits.add(now - self.wanted_at)
             self.wanted_at = None
-        wanting, self.wanting = self.wanting, set()
+        wanting, self.wanting = self.wanting, {}
         return wanting
 
     def tell(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import structlog
@@ -160,7 +160,7 @@ class Tokens:
         if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
             return  # it was told of a grant meanwhile
         if token.closed:
-            token.wanting.add(client)
+            token.wanting[client] = None
             return
         now = self._now()
         if client.heartbeat is not None:
@@ -174,7 +174,7 @@ class Tokens:
         if client in token.wanting and not displaced:
             return  # it has asked before
         self._prepared.change(token.gpus)
-        token.wanting.add(client)
+        token.wanting[client] = None
         if token.grant_id is None or displaced:
             self._wait_for_turn(now, tenant_id, token)
             self._pump()
@@ -218,7 +218,7 @@ class Tokens:
         token.forget(client)
         token.disconnected.discard(client.pid)
         if frame.wanting:
-            token.wanting.add(client)
+            token.wanting[client] = None
             self._join_endless(tenant_id, token)
         self._end_grant_if_drained(tenant_id, token)
 
@@ -228,7 +228,7 @@ class Tokens:
         if token is None:
             return
         self._prepared.change(token.gpus)
-        token.wanting.discard(client)
+        token.wanting.pop(client, None)
         if client in token.undrained:
             token.forget(client)
             if alive:
@@ -311,7 +311,7 @@ class Tokens:
     def _join(self, tenant_id: str, token: TenantToken, grant: TokenGrant) -> None:
         if token.closed or not token.wanting:
             return
-        wanting, token.wanting = token.wanting, set()
+        wanting, token.wanting = token.wanting, {}
         for client in wanting:
             self._send_grant(token, client, grant)
         self._watch_still(tenant_id)
@@ -389,7 +389,7 @@ class Tokens:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
         return (self._pump() or granted) if waiting else granted
 
-    def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: set[TokenClient]) -> None:
+    def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: Collection[TokenClient]) -> None:
         """Have signs of life of a tenant that has just been granted looked at; `told`: its clients that know."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if told and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
@@ -423,7 +423,7 @@ class Tokens:
         holder.grant_id = None
         self._looks.drop(turn.holder)
         if turn.wanting:
-            holder.wanting.add(client)
+            holder.wanting[client] = None
         holder.wanted_at = seen_at if turn.wanting else None
         self._scheduler.hand_off(seen_at, turn)
         # 2. The successor has its grant.

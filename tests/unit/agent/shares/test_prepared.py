@@ -18,6 +18,7 @@ import pytest
 from sharepod import protocol
 from sharepod.agent import on_time
 from sharepod.agent.shares import tokens as tokens_module
+from sharepod.agent.shares.prepared import PreparedHandOffs
 from sharepod.agent.shares.silence import Silence, Silent
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.tenants.registry import TenantRegistry
@@ -388,3 +389,15 @@ def test_an_agent_that_ends_hands_nothing_on(tmp_path: Path, monkeypatch: pytest
         assert not world.prepared
 
     played(tmp_path, monkeypatch, play)
+
+
+async def test_gpus_are_prepared_in_the_order_in_which_they_changed() -> None:
+    gpus = [f"GPU-{place}" for place in (5, 2, 7, 0, 3, 6, 1, 4)]
+    asked: list[str] = []
+    loop = on_time.LoopHandOffs()
+    prepared = PreparedHandOffs(time.monotonic_ns, asked.append, lambda *_: None, lambda: None)
+    assert loop.claim(prepared._prepare, prepared._made, prepared._told)
+    prepared._loop = loop
+    prepared.change(gpus)
+    loop.prepare()
+    assert asked == gpus

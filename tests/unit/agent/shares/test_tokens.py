@@ -76,6 +76,29 @@ def add(tokens: Tokens, *names: str, limit_milli: int = 1000, barred: list[int] 
         )
 
 
+async def test_processes_of_a_tenant_are_told_in_the_order_in_which_they_came(tokens: Tokens) -> None:
+    told: list[int] = []
+
+    class Numbered(Process):
+        def __hash__(self) -> int:
+            return self.pid
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+        def send(self, frame: protocol.AgentFrame) -> None:
+            told.append(self.pid)
+
+    add(tokens, "a", "b")
+    holder = Process(9)
+    tokens.want("b", holder)
+    for pid in (3, 1, 2):
+        tokens.want("a", Numbered(pid))
+    [held] = holder.grants()[:1]
+    tokens.drained("b", holder, protocol.Drained(held, wanting=False))
+    assert told == [3, 1, 2]
+
+
 async def test_drained_of_an_earlier_grant_does_not_end_the_present_one(tokens: Tokens, clock: Clock) -> None:
     add(tokens, "a", "b")
     one, other = Process(1), Process(2)
