@@ -11,12 +11,12 @@ Guarantees:
 - E4 siblings: a process that wants the token while siblings hold it waits for no longer than their quantum: it joins a
   grant without end at once, another one when that is renewed.
 - Every call takes effect at once; what has to happen later is one timer.
+- What fails for one tenant keeps nothing from the others.
 - A hand-off that the loop's wait has carried out (`prepared.py`) leaves behind what one through `drained` does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection
 from typing import cast
@@ -26,6 +26,7 @@ import structlog
 from sharepod import protocol
 from sharepod.timeshare import (
     AccountSnapshot,
+    Action,
     GpuTime,
     Parameters,
     Preemption,
@@ -39,6 +40,7 @@ from sharepod.timeshare import (
 )
 
 from .deadline import Deadline
+from .hints import Hints
 from .histogram import HAND_OFF_BOUNDS_S, Histogram
 from .looks import STALL_NS, Looks
 from .prepared import PreparedHandOffs, Ready, SocketClient
@@ -50,9 +52,6 @@ log = structlog.get_logger(__name__)
 _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
 for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
-_HINTS_S = 0.5
-"""Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
-tenant's queue bounded."""
 
 
 class Tokens:
@@ -72,7 +71,7 @@ class Tokens:
         self._deadline = Deadline(clock, self._pump)
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
-        self._sweep: asyncio.TimerHandle | None = None
+        self._hints = Hints(self._sweep_hints)
         self._looks = Looks(clock, self._listen)
         """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
@@ -284,9 +283,7 @@ class Tokens:
 
     def close(self) -> None:
         """Stop the timers."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._sweep = None
+        self._hints.close()
         self._deadline.close()
         self._looks.close()
         self._prepared.close()
@@ -343,33 +340,14 @@ class Tokens:
         left: list[str] = []
         # 1. Carry out the scheduler's actions.
         for action in self._scheduler.tick(now):
-            token = self._tokens[action.tenant]
-            self._prepared.change(token.gpus)
-            if isinstance(action, TokenGrant):
-                if action.grant_id == token.grant_id:  # renewed, or on new terms
-                    before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
-                    for client, told in () if token.closed else list(token.undrained.items()):
-                        if told == action.grant_id:  # those of an earlier one end that first
-                            self._send_grant(token, client, action, renews=True)
-                    if before is not None and token.ends_at is not None and token.ends_at > before:
-                        self._join(action.tenant, token, action)
-                    continue
-                granted = True
-                wanting = token.begin(now, action)
-                for client in wanting:
-                    self._send_grant(token, client, action)
-                self._watch_new(now, action.tenant, token, wanting)
-            elif isinstance(action, TokenRevocation):
-                for client in token.undrained:
-                    client.send(protocol.Revoke(action.grant_id))
-            elif isinstance(action, Preemption):
-                log.warning("tenant was preempted before it had drained", tenant=action.tenant, grant=action.grant_id)
+            try:
+                granted = self._carry_out(now, action) or granted
+            except Exception:
+                log.exception("what a tenant was to be told has failed; others go on", tenant=action.tenant)
+            if isinstance(action, Preemption | Suspension):
                 left.append(action.tenant)
-                if token.disconnected:
+                if isinstance(action, Preemption) and self._tokens[action.tenant].disconnected:
                     given_up.append(action.tenant)
-            elif isinstance(action, Suspension):
-                log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
-                left.append(action.tenant)
         # 2. Come back at the scheduler's next deadline.
         self._due = due = self._scheduler.next_deadline()
         self._deadline.set(due)
@@ -388,6 +366,33 @@ class Tokens:
         for tenant_id in waiting:
             self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
         return (self._pump() or granted) if waiting else granted
+
+    def _carry_out(self, now: int, action: Action) -> bool:
+        """Tell processes of one action of the scheduler. Return whether its tenant has a token that it had not."""
+        token = self._tokens[action.tenant]
+        self._prepared.change(token.gpus)
+        if isinstance(action, TokenGrant):
+            if action.grant_id != token.grant_id:
+                wanting = token.begin(now, action)
+                for client in wanting:
+                    self._send_grant(token, client, action)
+                self._watch_new(now, action.tenant, token, wanting)
+                return True
+            # Renewed, or on new terms.
+            before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
+            for client, told in () if token.closed else list(token.undrained.items()):
+                if told == action.grant_id:  # those of an earlier one end that first
+                    self._send_grant(token, client, action, renews=True)
+            if before is not None and token.ends_at is not None and token.ends_at > before:
+                self._join(action.tenant, token, action)
+        elif isinstance(action, TokenRevocation):
+            for client in token.undrained:
+                client.send(protocol.Revoke(action.grant_id))
+        elif isinstance(action, Preemption):
+            log.warning("tenant was preempted before it had drained", tenant=action.tenant, grant=action.grant_id)
+        else:
+            log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
+        return False
 
     def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: Collection[TokenClient]) -> None:
         """Have signs of life of a tenant that has just been granted looked at; `told`: its clients that know."""
@@ -442,7 +447,7 @@ class Tokens:
         self._scheduler.want(now, tenant_id)
         if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
             self._looks.by(now + PATIENCE_MOST_NS)  # that they are waited for may be new
-        self._hint_neighbours(tenant_id)
+        self._hints.up(self._tokens[other].hint for other in self._scheduler.sharing_with(tenant_id))
 
     def _listen(self, late: bool) -> None:
         """Look at the heartbeats of all tenants that others wait for (E2). An agent that is late was held up, and so
@@ -498,16 +503,8 @@ class Tokens:
         token.tell(client, grant, self._clock)
         client.send(token.frame(grant, renews=renews))
 
-    def _hint_neighbours(self, tenant_id: str) -> None:
-        """Raise the hints of all tenants that share a GPU with this one, now; a sweep takes them down."""
-        for other in self._scheduler.sharing_with(tenant_id):
-            self._tokens[other].hint(True)
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints)
-
-    def _sweep_hints(self) -> None:
+    def _sweep_hints(self) -> bool:
         now = self._now()
         for tenant_id, token in self._tokens.items():
             token.hint(self._scheduler.contended(now, tenant_id))
-        lit = any(token.hinted for token in self._tokens.values())
-        self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints) if lit else None
+        return any(token.hinted for token in self._tokens.values())

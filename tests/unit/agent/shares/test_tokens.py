@@ -99,6 +99,32 @@ async def test_processes_of_a_tenant_are_told_in_the_order_in_which_they_came(to
     assert told == [3, 1, 2]
 
 
+async def test_what_fails_for_one_tenant_keeps_nothing_from_the_others(
+    tokens: Tokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Process):
+        def send(self, frame: protocol.AgentFrame) -> None:
+            raise RuntimeError("no frame can be made of it")
+
+    for name, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("holder", "GPU-0"), ("other", "GPU-1")):
+        tokens.set_tenant(
+            name, (gpu,), request_milli=500, limit_milli=1000, contended=lambda _: None, bar=lambda _: None
+        )
+    tokens.set_open(frozenset())
+    broken, sound = Broken(1), Process(2)
+    tokens.want("a", broken)
+    tokens.want("b", sound)
+    tokens.set_open(None)  # both are granted in one turn
+    assert len(sound.grants()) == 1
+    # The grant that its tenant was not told of ends as one that is not drained.
+    heir = Process(3)
+    tokens.want("holder", heir)
+    for _ in range(200):
+        clock.now += 10 * MS
+        tokens.set_open(None)
+    assert len(heir.grants()) == 1
+
+
 async def test_drained_of_an_earlier_grant_does_not_end_the_present_one(tokens: Tokens, clock: Clock) -> None:
     add(tokens, "a", "b")
     one, other = Process(1), Process(2)

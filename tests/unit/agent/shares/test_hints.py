@@ -1,0 +1,35 @@
+"""Hints: up at once, down by a sweep that goes on while any is up."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.agent.shares import hints
+from sharepod.agent.shares.hints import Hints
+from unit.agent.client import until
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "SWEEP_S", 0.001)
+
+
+async def test_a_hint_goes_up_at_once_and_sweeps_go_on_while_any_is_up() -> None:
+    up: list[bool] = []
+    sweeps = [True, True, False]
+    hinting = Hints(lambda: sweeps.pop(0))
+    hinting.up([up.append, up.append])
+    assert up == [True, True]
+    await until(lambda: not sweeps)
+    sweeps.append(False)
+    hinting.up([])
+    await until(lambda: not sweeps)
+
+
+async def test_nothing_is_swept_after_the_end() -> None:
+    swept: list[int] = []
+    hinting, other = Hints(lambda: bool(swept.append(1))), Hints(lambda: bool(swept.append(2)))
+    hinting.up([])
+    other.up([])
+    hinting.close()
+    await until(lambda: bool(swept))
+    assert swept == [2]
