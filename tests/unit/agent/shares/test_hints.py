@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from sharepod.agent.shares import hints
 from sharepod.agent.shares.hints import Hints
@@ -27,7 +29,15 @@ async def test_a_hint_goes_up_at_once_and_sweeps_go_on_while_any_is_up() -> None
 
 async def test_nothing_is_swept_after_the_end() -> None:
     swept: list[int] = []
-    hinting, other = Hints(lambda: bool(swept.append(1))), Hints(lambda: bool(swept.append(2)))
+
+    def sweeper(number: int) -> Callable[[], bool]:
+        def sweep() -> bool:
+            swept.append(number)
+            return False
+
+        return sweep
+
+    hinting, other = Hints(sweeper(1)), Hints(sweeper(2))
     hinting.up([])
     other.up([])
     hinting.close()
