@@ -176,6 +176,19 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
     assert used >= min(1.0, sum(limit for _, limit in rates) / 1000) - 0.02
 
 
+@pytest.mark.promise("time-guarantee", "time-ceiling")
+@pytest.mark.parametrize("request_milli", [300, 500, 700])
+@pytest.mark.parametrize("kernel", [70 * MS, 250 * MS, 400 * MS, 900 * MS])
+def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_milli: int, kernel: int) -> None:
+    """What a long kernel of the neighbour took can be made up for under the limit."""
+    limited = Program("limited", request=request_milli, limit=request_milli)
+    neighbour = Program("neighbour", request=1000 - request_milli, kernel_ns=kernel)
+    end = WARM_UP + 100 * S
+    Simulation([limited, neighbour], announces=True).run(end)
+    assert limited.share(WARM_UP, end) == pytest.approx(request_milli / 1000, abs=0.01)
+    assert peak_share(limited, 10 * S) <= (request_milli + 100) / 1000 * 1.01
+
+
 @pytest.mark.parametrize("kernel", [1 * MS, 30 * MS, 300 * MS])
 def test_one_alone_gets_its_limit(kernel: int) -> None:
     program = Program("a", request=400, limit=700, kernel_ns=kernel)

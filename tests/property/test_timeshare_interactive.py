@@ -108,3 +108,28 @@ def test_two_interactive_tenants_share_as_they_asked() -> None:
         waits = sorted(one.waits[100:])
         assert waits[len(waits) // 2] <= 5 * MS
     assert programs[2].share(WARM_UP, END) >= 0.4
+
+
+@pytest.mark.promise("time-turn-soon-beside")
+@pytest.mark.parametrize(("count", "request_milli"), [(10, 90), (5, 180)])
+def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_target_latency(
+    count: int, request_milli: int
+) -> None:
+    """Forty steps, then a second of sleep in which credit is saved up: all of them hurry, and some more often than
+    early turns are given."""
+    many = [
+        Program(
+            f"i{i}",
+            request=request_milli,
+            interactive=True,
+            burst_ns=5 * MS,
+            pauses=iter(([5 * MS] * 40 + [1 * S]) * 1000).__next__,
+            start_ns=7 * i * MS,
+        )
+        for i in range(count)
+    ]
+    busy = Program("busy", request=100)
+    Simulation([*many, busy], gap_ns=HAND_OFF, announces=True).run(30 * S)
+    for one in (*many, busy):
+        owed = [min(wait, lag) for wait, lag, at in zip(one.waits, one.lags, one.granted, strict=True) if at > WARM_UP]
+        assert max(owed) <= Parameters().target_latency_ns + Parameters().quantum_max_ns + one.kernel_ns

@@ -101,7 +101,9 @@ class Account:
         self.borrowed_ns = 0
         self.late_ns = 0
         self._unpaid = 0
-        """Surcharge beyond the debt cap, in thousandths of a nanosecond."""
+        """Surcharge beyond the debt cap of the assured bucket, in thousandths of a nanosecond."""
+        self._unpaid_ceiling = 0
+        """Surcharge beyond the debt cap of the ceiling bucket, in thousandths of a nanosecond."""
         self.overdue_ns = 0
         self.surcharged_ns = 0
         self.anticipated_ns = 0
@@ -115,14 +117,15 @@ class Account:
         self.limit_milli = limit_milli
         self._assured_most = self._assured_cap()
         self._ceiling_most = self._ceiling_cap()
+        self._ceiling_waited = self._ceiling_waited_cap()
         self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def snapshot(self) -> AccountSnapshot:
-        """Return the account as of `at`."""
+        """Return the account as of `at`. What is unpaid is part of its levels."""
         return AccountSnapshot(
             self.at,
-            self.assured,
-            self.ceiling,
+            self.assured - self._unpaid,
+            self.ceiling - self._unpaid_ceiling,
             self.held_ns,
             self.borrowed_ns,
             self.late_ns,
@@ -133,12 +136,13 @@ class Account:
 
     def resume(self, snapshot: AccountSnapshot) -> None:
         """Resume an earlier account. In between no tokens were handed out; the tenant is taken to have had exactly its
-        request. It is owed as much as before, and its ceiling bucket has filled by the rest of its limit."""
+        request. It is owed as much as before, and its ceiling bucket has filled by the rest of its limit. Debt beyond
+        the debt cap is paid later, from what fills the buckets."""
         then = min(snapshot.at, self.at)
         away = self.at - then
-        self.assured = min(snapshot.assured, self._assured_most)
         filled = snapshot.ceiling + away * (self.limit_milli - self.request_milli)
-        self.ceiling = min(filled, self._ceiling_most)
+        self.assured = self.ceiling = 0
+        self._defer_debt(min(snapshot.assured, self._assured_most), min(filled, self._ceiling_most))
         self.held_ns, self.borrowed_ns, self.late_ns = snapshot.held_ns, snapshot.borrowed_ns, snapshot.late_ns
         self.grants, self.preemptions = snapshot.grants, snapshot.overdue
         window = self._slot_ns * _SLOTS
@@ -154,10 +158,13 @@ class Account:
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self._assured_most, self._ceiling_most = self._assured_cap(), self._ceiling_cap()
+        self._ceiling_waited = self._ceiling_waited_cap()
         self.assured = min(self.assured, self._assured_most)
         self.ceiling = min(self.ceiling, self._ceiling_most)
 
-    def advance(self, now: int, held_ns: int, charge: Charge, *, owed_ns: int | None = None) -> None:
+    def advance(
+        self, now: int, held_ns: int, charge: Charge, *, owed_ns: int | None = None, waiting: bool = False
+    ) -> None:
         """Bring the account forward to `now`: fill both buckets and charge them.
 
         Args:
@@ -165,6 +172,8 @@ class Account:
             held_ns: Time held since `at`. It counts as usage.
             charge: How the assured bucket pays.
             owed_ns: Time charged to the buckets instead of `held_ns`, if it is more.
+            waiting: It waited for others since `at`. If it is owed time, its ceiling bucket holds more: what the others
+                took is not lost under a limit that is near the request.
         """
         elapsed = now - self.at
         if elapsed <= 0:
@@ -173,14 +182,20 @@ class Account:
             paid = min(self._unpaid, elapsed * self.request_milli)
             self._unpaid -= paid
             self.assured -= paid
+        if self._unpaid_ceiling:
+            paid = min(self._unpaid_ceiling, elapsed * self.limit_milli)
+            self._unpaid_ceiling -= paid
+            self.ceiling -= paid
         if held_ns == 0 and not owed_ns:
             self.at = now
             self.assured += elapsed * self.request_milli
             if self.assured > self._assured_most:
                 self.assured = self._assured_most
-            self.ceiling += elapsed * self.limit_milli
-            if self.ceiling > self._ceiling_most:
-                self.ceiling = self._ceiling_most
+            ceiling = self.ceiling + elapsed * self.limit_milli
+            if ceiling > self._ceiling_most:
+                most = self._ceiling_waited if waiting and self.assured > 0 else self._ceiling_most
+                ceiling = min(ceiling, max(self.ceiling, most))
+            self.ceiling = ceiling
             return
         fill = elapsed * self.request_milli
         cost = max(held_ns, owed_ns or 0) * 1000
@@ -193,21 +208,22 @@ class Account:
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
             self.borrowed_ns += min(held_ns, max(0, cost - paid) // 1000)
-        self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, self._ceiling_most)
+        self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, max(self.ceiling, self._ceiling_most))
         if held_ns:
             self.held_ns += held_ns
             self._record(self.at, now, held_ns)
         self.at = now
 
     def surcharge(self, ns: int) -> None:
-        """Charge both buckets for time that was used and not held. What exceeds the debt cap of the assured bucket is
-        paid later, from what fills it."""
+        """Charge both buckets for time that was used and not held. What exceeds their debt caps is paid later, from
+        what fills them."""
         self.surcharged_ns += ns
-        most = self._parameters.debt_ns
-        level = self.assured - ns * 1000
-        self.assured = max(level, min(self.assured, -most * self.request_milli))
-        self._unpaid += self.assured - level
-        self.ceiling = max(self.ceiling - ns * 1000, min(self.ceiling, -most * self.limit_milli))
+        self._defer_debt(self.assured - ns * 1000, self.ceiling - ns * 1000)
+
+    def charge(self, ns: int) -> None:
+        """Charge the assured bucket for time that the tenant cost the others, and did not hold."""
+        if self.request_milli:
+            self.assured -= ns * 1000
 
     def skip(self, now: int) -> None:
         """Bring the account forward to `now` unchanged: the time since `at` is nobody's."""
@@ -221,8 +237,8 @@ class Account:
 
     @property
     def in_arrears(self) -> bool:
-        """True while a surcharge is being paid from what fills the assured bucket."""
-        return self._unpaid > 0
+        """True while a surcharge is being paid from what fills a bucket."""
+        return (self._unpaid > 0 and self.request_milli > 0) or (self._unpaid_ceiling > 0 and self.limit_milli > 0)
 
     def lag_ns(self) -> int:
         """Return how far the tenant lags behind its request: the level of the assured bucket over the request, in
@@ -244,7 +260,7 @@ class Account:
         then; `at` if it fits already, None if never."""
         if self.ceiling_fits(hold_ns):
             return self.at
-        missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling
+        missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling + self._unpaid_ceiling
         if self.limit_milli == 0:
             return None
         return self.at - (-missing // self.limit_milli)
@@ -265,6 +281,17 @@ class Account:
             suspensions=self.suspensions,
         )
 
+    def _defer_debt(self, assured: int, ceiling: int) -> None:
+        """Set the levels of the buckets, less debt beyond the debt cap that is new: that is paid later. Without a
+        request the assured bucket guarantees nothing, and nothing fills it: it owes no more than before."""
+        most = self._parameters.debt_ns
+        level = max(assured, min(self.assured, -most * self.request_milli))
+        self._unpaid += level - assured if self.request_milli else 0
+        self.assured = level
+        level = max(ceiling, min(self.ceiling, -most * self.limit_milli))
+        self._unpaid_ceiling += level - ceiling if self.limit_milli else 0
+        self.ceiling = level
+
     def _window_held_ns(self) -> int:
         current, into = divmod(self.at, self._slot_ns)
         oldest = current - _SLOTS
@@ -282,6 +309,9 @@ class Account:
     def _ceiling_cap(self) -> int:
         burst, quantum = self._parameters.ceiling_burst_ns * self.limit_milli, self._parameters.quantum_max_ns * 1000
         return burst if burst > quantum or not self.limit_milli else quantum
+
+    def _ceiling_waited_cap(self) -> int:
+        return max(self._ceiling_most, self._parameters.assured_burst_ns * self.limit_milli)
 
     def _record(self, start: int, end: int, held_ns: int) -> None:
         """Spread `held_ns` evenly over the slots between `start` and `end`. Drop slots older than the window."""

@@ -67,7 +67,7 @@ class Foresight:
             if tenant.throttled_until is not None:
                 until = min(until, tenant.throttled_until - 1)
             if tenant.waiting_since is not None and not tenant.throttled:
-                tenant.account.advance(now, 0, Charge.BORROWED)
+                tenant.account.advance(now, 0, Charge.BORROWED, waiting=True)
                 waiting.append(tenant)
         first, place = self._first(now, gpu, waiting)
         if first is None:
@@ -93,7 +93,7 @@ class Foresight:
             elif not self._kept_waiting_by_none(now, first) and self._window(first, holder) > 0:
                 continue
             end = min(end, self._credit_stays_until(now, waiting, holder if wanting else None))
-            quantum = self._quantum(gpu, first, [*waiting, holder] if wanting else waiting, woke and place[0] == 0)
+            quantum = self._quantum(gpu, first, [*waiting, holder] if wanting else waiting, woke and place[0] <= 0)
             if quantum is not None and end >= max(now, begin):
                 turns.append(ForeseenTurn(holder, wanting, first, quantum, begin, end))
         return turns
@@ -107,8 +107,9 @@ class Foresight:
                 tenant,
                 tenant.virtual_ns[gpu],
                 _since(tenant),
-                patient_since=now - patience_ns,
+                now=now,
                 patience_ns=patience_ns,
+                latency_ns=self._parameters.target_latency_ns,
             )
             if first is None or goes_before(key, place):
                 first, place = tenant, key
@@ -122,10 +123,7 @@ class Foresight:
             return never
         level = account.assured
         owed_from = now + -level // request + 1 if level <= 0 else now
-        patient_from = max(
-            _since(other) + self._parameters.patience_ns,
-            now + max(0, -((level - self._parameters.patience_ns * request) // request)),
-        )
+        patient_from = _owed_for_since(now, other, self._parameters.patience_ns)
         until = never
         if other is first:
             if rank == 1:
@@ -133,14 +131,17 @@ class Foresight:
             return owed_from - 1 if rank == 2 else until
         if level <= 0 and other.hurries:
             return owed_from - 1
+        latency_from = _owed_for_since(now, other, self._parameters.target_latency_ns)
+        if latency_from > now:
+            until = latency_from - 1
         if rank == 0 and (_since(other), other.id) < (_since(first), first.id):
-            return min(patient_from, owed_from if level <= 0 and other.woke_with_credit else never) - 1
+            return min(until, patient_from - 1, owed_from - 1 if level <= 0 and other.woke_with_credit else never)
         if rank == 1:
-            until = patient_from - 1
+            until = min(until, patient_from - 1)
             if level <= 0 and (other.woke_with_credit or first.account.lag_ns() <= 0):
                 until = min(until, owed_from - 1)
         elif rank > 1:
-            until = owed_from - 1
+            until = min(until, owed_from - 1)
         return until
 
     def _not_anticipated_since(self, now: int, gpu: str, first: TokenTenant, holder: TokenTenant) -> int:
@@ -228,3 +229,11 @@ def _drains_simply(hold: Hold) -> bool:
 def _since(tenant: TokenTenant) -> int:
     assert tenant.waiting_since is not None, "the tenant waits"
     return tenant.waiting_since
+
+
+def _owed_for_since(now: int, tenant: TokenTenant, length_ns: int) -> int:
+    """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if it is
+    so already."""
+    account = tenant.account
+    missing = length_ns - account.assured // account.request_milli
+    return max(_since(tenant) + length_ns, now + max(0, missing))

@@ -236,7 +236,7 @@ class Occupancy:
             or self.awaited[gpu].tenant is not tenant
             or self._payer(gpu) is not None
         ):
-            account.advance(now, 0, Charge.BORROWED)
+            account.advance(now, 0, Charge.BORROWED, waiting=tenant.runnable)
             return
         account.anticipated_ns += idle
         tenant.virtual_ns[gpu] += idle * 1000 // tenant.weight

@@ -225,6 +225,7 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._return_suspended(tenant)
+        self._holds.charge_hand_offs(now, tenant, hold)
         self._policy.cap_debt(tenant, hold.charged_ns)
         if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
             tenant.habits.overran(max(0, now - hold.deadline))

@@ -176,18 +176,19 @@ def goes_before(one: OrderKey, other: OrderKey) -> bool:
     return one[3] < other[3]
 
 
-def order_key(tenant: TokenTenant, ahead: int, since: int, *, patient_since: int, patience_ns: int) -> OrderKey:
+def order_key(tenant: TokenTenant, ahead: int, since: int, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
     """Return the place of a tenant that has waited since `since` and is `ahead` in virtual time (S7).
 
-    A tenant that has waited since `patient_since` or longer, and is owed `patience_ns` or more, goes before all that
-    wake: these may be so many that the others wait for all the credit that can be saved, and that a gang never finds
-    its GPUs free at once. A tenant that hurries goes before all.
+    A tenant that has waited, and is owed, `patience_ns` or more goes before all that wake: these may be so many that
+    the others wait for all the credit that can be saved, and that a gang never finds its GPUs free at once. A tenant
+    that hurries goes before all, but for those that have waited, and are owed, `latency_ns`: such as hurry may be many.
     """
     account = tenant.account
     if tenant.starving:
         return (0, since, 0, tenant.id)
     if account.assured > 0:
-        if tenant.hurries:
+        patient_since = now - patience_ns
+        if tenant.hurries or (since <= now - latency_ns and account.assured >= latency_ns * account.request_milli):
             return (-1, since, 0, tenant.id)
         return (
             (0, since, 0, tenant.id)

@@ -8,6 +8,8 @@ Guarantees:
 - For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
   cut each `cut_every_ns` (after a burst).
 - For a tenant that hurries the holder keeps a shortest turn only.
+- Turns that end before a shortest turn is over pay for their hand-offs, but for one each `early_every_ns` on each GPU
+  (after a burst): tenants that want turns and use none of them cost the others no more.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from .turns import TurnPolicy
 
 _NOTICE_NS = 1_000_000
 """Least notice of a new deadline: 1 ms, what a holder takes to bound its queue. With less it is revoked instead."""
+
+_HAND_OFFS_NS = 400_000
+"""Price of a turn that ends before a shortest turn is over, where such turns are too many: 0.4 ms, the hand-off to it
+and the one after it (benchmarks/handoff.py)."""
 
 _LATE_NS = 20_000_000
 """Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If it wakes much later, the caller has
@@ -46,6 +52,8 @@ class HoldTransitions:
         self._tenants: dict[str, TokenTenant] = {}
         self._cuts_paid_at: dict[str, int] = {}
         """Moment by GPU at which the average time between cuts is met again."""
+        self._short_paid_at: dict[str, int] = {}
+        """Moment by GPU at which the average time between short turns that pay nothing is met again."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
 
@@ -67,6 +75,20 @@ class HoldTransitions:
     def forget(self, gpu: str) -> None:
         """Drop what is kept of a GPU that has no tenants any more."""
         self._cuts_paid_at.pop(gpu, None)
+        self._short_paid_at.pop(gpu, None)
+
+    def charge_hand_offs(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
+        """Charge a tenant that drains for the hand-offs of its turn, if that was short, others wait, and short turns
+        are too many. Its account has to be settled; the books of held time stay as they are."""
+        if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
+            return
+        for gpu in tenant.gpus:
+            paid_at = self._short_paid_at.get(gpu, now)
+            if paid_at <= now + self._parameters.cut_burst_ns:
+                self._short_paid_at[gpu] = max(now, paid_at) + self._parameters.early_every_ns
+            else:
+                tenant.account.charge(_HAND_OFFS_NS // len(tenant.gpus))
+                tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
         """Meter the holders of these GPUs from now on, because `newcomer` is connected; if that is interactive, have

@@ -113,12 +113,12 @@ class TurnPolicy:
         # 2. Sort the tenants (S7).
         wakes = any(tenant.woke_with_credit for tenant in competing)
         patience_ns = self._parameters.patience_ns
-        patient_since = now - patience_ns
+        latency_ns = self._parameters.target_latency_ns
 
         def key(tenant: TokenTenant) -> OrderKey:
             since = now if tenant.waiting_since is None else tenant.waiting_since
             ahead = ahead_ns(tenant, self._least)
-            return order_key(tenant, ahead, since, patient_since=patient_since, patience_ns=patience_ns)
+            return order_key(tenant, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
 
         competing = sorted(competing, key=key)
         # 3. Give out the free GPUs (S4, S5).
@@ -127,7 +127,7 @@ class TurnPolicy:
             competing,
             {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
             now=now,
-            quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] == 0),
+            quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] <= 0),
             shortest_ns=self._parameters.turn_min_ns,
             overrun=lambda tenant: tenant.habits.overrun_ns,
         )
@@ -154,7 +154,7 @@ class TurnPolicy:
                 competing.append(tenant)
                 wakes = wakes or tenant.woke_with_credit
                 if tenant.hold is None:
-                    tenant.account.advance(now, 0, Charge.BORROWED)
+                    tenant.account.advance(now, 0, Charge.BORROWED, waiting=waits)
                 else:
                     self._occupancy.settle(now, tenant)
             if waits or tenant.holding:
@@ -168,11 +168,11 @@ class TurnPolicy:
         first: TokenTenant | None = None
         place: OrderKey = (0, 0, 0, "")
         patience_ns = self._parameters.patience_ns
-        patient_since = now - patience_ns
+        latency_ns = self._parameters.target_latency_ns
         for tenant in competing:
             since = now if tenant.waiting_since is None else tenant.waiting_since
             ahead = tenant.virtual_ns[gpu] - (least if tenant.account.request_milli else best_effort_least)
-            key = order_key(tenant, ahead, since, patient_since=patient_since, patience_ns=patience_ns)
+            key = order_key(tenant, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
             if first is None or goes_before(key, place):
                 first, place = tenant, key
         if first is None:
@@ -181,7 +181,7 @@ class TurnPolicy:
         if awaited is not None:
             return awaited
         weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
-        return Turn(first, self.length(first, weights, hastened=wakes and place[0] == 0), backfill=False)
+        return Turn(first, self.length(first, weights, hastened=wakes and place[0] <= 0), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
         """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
