@@ -176,7 +176,7 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
     assert used >= min(1.0, sum(limit for _, limit in rates) / 1000) - 0.02
 
 
-@pytest.mark.promise("time-guarantee", "time-ceiling")
+@pytest.mark.promise("time-limit-low")
 @pytest.mark.parametrize("request_milli", [300, 500, 700])
 @pytest.mark.parametrize("kernel", [70 * MS, 250 * MS, 400 * MS, 900 * MS])
 def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_milli: int, kernel: int) -> None:

@@ -237,7 +237,7 @@ class GivesBackAtOnce(Simulation):
         self._schedule_drain(program, max(self.now, program.granted_at + program.kernel_ns), close)
 
 
-@pytest.mark.promise("time-liar")
+@pytest.mark.promise("time-empty-turns")
 @pytest.mark.parametrize(
     ("empty", "request_milli", "others"), [(1, 500, [250, 250]), (3, 20, [500, 440]), (10, 20, [800]), (1, 20, [980])]
 )
@@ -256,7 +256,7 @@ def test_tenants_that_use_none_of_their_turns_cost_the_others_no_more_than_a_twe
         assert program.share(WARM_UP, WARM_UP + 20 * S) >= 0.95 * program.request / 1000
 
 
-@pytest.mark.promise("time-liar", "time-ceiling")
+@pytest.mark.promise("time-liar-later")
 @pytest.mark.parametrize("request_milli", [0, 100])
 def test_time_that_is_hidden_for_a_minute_is_paid_under_the_limit_too(request_milli: int) -> None:
     """A liar launches a minute of work under one grant and hands back at once; each second the surcharge comes in."""
@@ -273,7 +273,7 @@ def test_time_that_is_hidden_for_a_minute_is_paid_under_the_limit_too(request_mi
     assert len(liar.spans) * 60 <= 0.1 * 1200 + 1
 
 
-@pytest.mark.promise("time-liar", "install-exact-again")
+@pytest.mark.promise("time-liar-later")
 def test_a_surcharge_beyond_the_debt_cap_is_owed_to_the_next_agent_too() -> None:
     rates = {"request_milli": 100, "limit_milli": 200}
     before, after = Scheduler(), Scheduler()
