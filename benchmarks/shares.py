@@ -9,9 +9,10 @@ any span of that length, `wait_p50` and `wait_p99` from asking for the token to 
 
 The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang` of
 share_gangs.py. In the cases `pausing` one tenant works and thinks beside one with long kernels: `pausing_expected` is
-request x work / (work + pause), `pausing_idle` the part of the time for which the GPU was kept idle for it, `work_lost`
-the part in which nobody's kernel ran for another reason. Prints tables and writes `build/results/shares.json`; a run of
-some of the cases replaces only their rows there.
+request x work / (work + pause), `pausing_alone` what the same program gets of a GPU of its own on this machine, and
+`of_request_alone` its share over request x that; `pausing_idle` is the part of the time for which the GPU was kept idle
+for it, `work_lost` the part in which nobody's kernel ran for another reason. Prints tables and writes
+`build/results/shares.json`; a run of some of the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +100,12 @@ class Pauses:
         """Return the share that the pausing tenant should get."""
         return self.request * self.work_ms / (self.work_ms + self.pause_ms)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments of launchloop for the pausing tenant."""
+        work, pause = f"{self.work_ms}000", f"{self.pause_ms}000"
+        return ("--kernel-us", work, "--sync-every", "1", "--idle-us", pause, "--spread", self.spread)
+
 
 PAUSING = tuple(
     Pauses(request, neighbour, work_ms, pause_ms, spread)
@@ -113,13 +120,13 @@ LEARN_S = 4.0
 """Seconds for which the agent learns the tenants' habits before anything is measured."""
 
 
-def alone(work: Work, seconds: float) -> float:
+def alone(arguments: Sequence[str], seconds: float) -> float:
     """The part of the GPU's time that one program gets with nobody beside it."""
     with (
         tempfile.TemporaryDirectory(prefix="sh") as directory,
         running(Path(directory), tenant("a", 1.0)) as node,
     ):
-        node.launch("a", *work.arguments)
+        node.launch("a", *arguments)
         wait_for(lambda: node.devices().busy_ns("a") > 0, "device time")
         time.sleep(SETTLE_S)
         return node.shares(seconds, "a")["a"]
@@ -140,8 +147,8 @@ def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: in
         return watch(node, tenants, seconds, watched_s, long=long)
 
 
-def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
-    """Measure a tenant with pauses beside one that launches kernels without end."""
+def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -> list[Row]:
+    """Measure a tenant with pauses beside one that launches kernels without end. `single`: what it gets alone."""
     case = (
         f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
         f"{pauses.spread}, {kernel_ms} ms"
@@ -149,8 +156,7 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
     names, idle_metric = ("pausing", "neighbour"), "sharepod_tenant_anticipated_seconds_total"
     rows = [tenant("pausing", pauses.request), tenant("neighbour", pauses.neighbour)]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
-        work, pause = f"{pauses.work_ms}000", f"{pauses.pause_ms}000"
-        node.launch("pausing", "--kernel-us", work, "--sync-every", "1", "--idle-us", pause, "--spread", pauses.spread)
+        node.launch("pausing", *pauses.arguments)
         node.launch("neighbour", "--kernel-us", f"{kernel_ms}000")
         wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
         time.sleep(LEARN_S)
@@ -162,6 +168,8 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
     return [
         Row(case, "pausing_share", "fraction", round(shares["pausing"], 4)),
         Row(case, "pausing_expected", "fraction", round(pauses.expected, 4)),
+        Row(case, "pausing_alone", "fraction", round(single, 4)),
+        Row(case, "of_request_alone", "ratio", round(shares["pausing"] / pauses.request / single, 4)),
         Row(case, "pausing_idle", "fraction", round(idle, 4)),
         Row(case, "neighbour_share", "fraction", round(shares["neighbour"], 4)),
         Row(case, "work_lost", "fraction", round(1 - sum(shares.values()) - idle, 4)),
@@ -188,10 +196,11 @@ def special_cases(arguments: argparse.Namespace, *, everything: bool) -> Iterato
         yield from (measure_stops(stops, seconds) for stops in STOPS)
     if arguments.pauses or everything:
         for pauses in PAUSING:
+            single = alone(pauses.arguments, PAUSING_S)
             for kernel_ms in PAUSING_KERNELS_MS:
-                yield with_pauses(pauses, kernel_ms, max(PAUSING_S, PAUSING_KERNELS * kernel_ms / 1e3))
+                yield with_pauses(pauses, kernel_ms, max(PAUSING_S, PAUSING_KERNELS * kernel_ms / 1e3), single)
     if arguments.gangs or everything:
-        single = alone(Work(GANG_KERNEL_US), min(5.0, seconds))
+        single = alone(Work(GANG_KERNEL_US).arguments, min(5.0, seconds))
         yield from (measure_gang(gang, single, seconds, arguments.watched) for gang in GANGS)
     if arguments.overtaking or everything:
         for mix, work in OVERTAKING:
@@ -206,7 +215,7 @@ def mixes(arguments: argparse.Namespace, *, everything: bool) -> Iterator[list[R
     for work in arguments.work or (WORKS if everything or arguments.mix else ()):
         for one in WORKS[work]:
             if one not in singles:
-                singles[one] = alone(one, min(5.0, arguments.seconds))
+                singles[one] = alone(one.arguments, min(5.0, arguments.seconds))
         single = sum(singles[one] for one in WORKS[work]) / len(WORKS[work])
         for mix in arguments.mix or MIXES:
             if not everything or mix not in SMALL or work == SMALL_WORK:
