@@ -180,7 +180,7 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
 @pytest.mark.parametrize("request_milli", [300, 500, 700])
 @pytest.mark.parametrize("kernel", [70 * MS, 250 * MS, 400 * MS, 900 * MS])
 def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_milli: int, kernel: int) -> None:
-    """What a long kernel of the neighbour took can be made up for under the limit."""
+    """Time that a long kernel of the neighbour took can be made up for under the limit."""
     limited = Program("limited", request=request_milli, limit=request_milli)
     neighbour = Program("neighbour", request=1000 - request_milli, kernel_ns=kernel)
     end = WARM_UP + 100 * S

@@ -275,12 +275,11 @@ def test_time_that_is_hidden_for_a_minute_is_paid_under_the_limit_too(request_mi
 
 @pytest.mark.promise("time-liar-later")
 def test_a_surcharge_beyond_the_debt_cap_is_owed_to_the_next_agent_too() -> None:
-    rates = {"request_milli": 100, "limit_milli": 200}
     before, after = Scheduler(), Scheduler()
-    before.set_tenant(0, "liar", ["g0"], **rates)
+    before.set_tenant(0, "liar", ["g0"], request_milli=100, limit_milli=200)
     before.surcharge(0, "liar", 60 * S)
     left = before.snapshot(0, "liar")
-    after.set_tenant(0, "liar", ["g0"], resumed=left, **rates)
+    after.set_tenant(0, "liar", ["g0"], request_milli=100, limit_milli=200, resumed=left)
     paid = [scheduler.snapshot(100 * S, "liar") for scheduler in (before, after)]
     assert paid[0] == paid[1]
     assert paid[1].assured == -50 * S * 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 
 import pytest
@@ -41,6 +42,29 @@ def test_a_gang_beside_singles_costs_little_of_the_gpus_time(
     Simulation([gang, left, right], gap_ns=200 * US, announces=True).run(end)
     used = 2 * gang.share(WARM_UP, end) + left.share(WARM_UP, end) + right.share(WARM_UP, end)
     assert used / 2 >= 0.96
+
+
+@pytest.mark.promise("time-pauses")
+@pytest.mark.parametrize("kernel", [40 * MS, 250 * MS, 900 * MS])
+@pytest.mark.parametrize("shared", [True, False], ids=["two-shared", "one-shared"])
+def test_a_tenant_that_pauses_keeps_its_share_beside_a_gang(kernel: int, shared: bool) -> None:
+    draw = random.Random(1)
+    pausing = Program(
+        "pausing",
+        ("g0",),
+        request=700,
+        kernel_ns=20 * MS,
+        burst_ns=20 * MS,
+        pauses=lambda: max(1, int(draw.expovariate(1 / (5 * MS)))),
+    )
+    neighbour = Program("neighbour", ("g0",), request=100, kernel_ns=kernel)
+    gang = Program("gang", ("g0", "g1"), request=200, kernel_ns=kernel)
+    beside = [Program("beside", ("g1",), request=800, kernel_ns=5 * MS)] if shared else []
+    end = WARM_UP + 60 * S
+    Simulation([pausing, neighbour, gang, *beside], gap_ns=200 * US, announces=True).run(end)
+    assert pausing.share(WARM_UP, end) >= 0.95 * 0.7 * 20 / 25
+    for program in (neighbour, gang, *beside):
+        assert program.share(WARM_UP, end) >= program.request / 1000 - 0.03, "but for hand-offs and one kernel"
 
 
 @SOME

@@ -490,6 +490,7 @@ class Scheduler:
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
             if isinstance(turn, Anticipation):
+                self._occupancy.cease_waiting(now, turn.tenant.gpus[0])  # it may be kept idle for another
                 self._occupancy.keep_idle(now, turn)
             else:
                 actions.append(self._grant(now, turn))

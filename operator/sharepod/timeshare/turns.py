@@ -10,7 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .account import Charge
 from .anticipation import anticipate
@@ -121,16 +121,34 @@ class TurnPolicy:
             return order_key(tenant, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
 
         competing = sorted(competing, key=key)
-        # 3. Give out the free GPUs (S4, S5).
+        # 3. Give out the free GPUs (S4, S5), but for those that are kept idle (S8).
         weights = competing_weight(wanted, occupancy.tenants_on)
-        return plan_turns(
-            competing,
-            {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
-            now=now,
-            quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] <= 0),
-            shortest_ns=self._parameters.turn_min_ns,
-            overrun=lambda tenant: tenant.habits.overrun_ns,
-        )
+        free_at = {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()}
+        idle: dict[str, Anticipation] = {}
+        while True:
+            planned = plan_turns(
+                competing,
+                free_at,
+                now=now,
+                quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] <= 0),
+                shortest_ns=self._parameters.turn_min_ns,
+                overrun=lambda tenant: tenant.habits.overrun_ns,
+            )
+            kept = self._kept_idle_instead(now, planned)
+            if not kept:
+                return [*planned, *idle.values()]
+            idle.update(kept)
+            free_at.update((gpu, awaited.until) for gpu, awaited in kept.items())
+
+    def _kept_idle_instead(self, now: int, planned: Iterable[Turn]) -> dict[str, Anticipation]:
+        """Return the GPUs that are kept idle instead of being given to one of these turns."""
+        kept: dict[str, Anticipation] = {}
+        for turn in planned:
+            for gpu in turn.tenant.gpus:
+                awaited = anticipate(now, turn.tenant, self._occupancy.tenants_on[gpu], self._parameters)
+                if awaited is not None:
+                    kept[gpu] = awaited
+        return kept
 
     def settle(self, now: int, gpu: str) -> None:
         """Settle what `next_turn` does before it decides, of one GPU that nobody holds."""
