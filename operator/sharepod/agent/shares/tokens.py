@@ -40,7 +40,7 @@ from sharepod.timeshare import (
 )
 
 from .deadline import Deadline
-from .hints import Hints
+from .hint_sweep import HintSweep
 from .histogram import HAND_OFF_BOUNDS_S, Histogram
 from .looks import STALL_NS, Looks
 from .prepared import PreparedHandOffs, Ready, SocketClient
@@ -71,7 +71,7 @@ class Tokens:
         self._deadline = Deadline(clock, self._pump)
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
-        self._hints = Hints(self._sweep_hints)
+        self._hints = HintSweep(self._sweep_hints)
         self._looks = Looks(clock, self._listen)
         """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)

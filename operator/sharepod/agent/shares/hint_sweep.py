@@ -14,7 +14,7 @@ SWEEP_S = 0.5
 """Seconds between two sweeps."""
 
 
-class Hints:
+class HintSweep:
     """Hints of all tenants, on the running loop.
 
     Args:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sharepod.agent.shares import hints
-from sharepod.agent.shares.hints import Hints
+from sharepod.agent.shares import hint_sweep
+from sharepod.agent.shares.hint_sweep import HintSweep
 from unit.agent.client import until
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "SWEEP_S", 0.001)
+    monkeypatch.setattr(hint_sweep, "SWEEP_S", 0.001)
 
 
 async def test_a_hint_goes_up_at_once_and_sweeps_go_on_while_any_is_up() -> None:
     up: list[bool] = []
     sweeps = [True, True, False]
-    hinting = Hints(lambda: sweeps.pop(0))
+    hinting = HintSweep(lambda: sweeps.pop(0))
     hinting.up([up.append, up.append])
     assert up == [True, True]
     await until(lambda: not sweeps)
@@ -37,7 +37,7 @@ async def test_nothing_is_swept_after_the_end() -> None:
 
         return sweep
 
-    hinting, other = Hints(sweeper(1)), Hints(sweeper(2))
+    hinting, other = HintSweep(sweeper(1)), HintSweep(sweeper(2))
     hinting.up([])
     other.up([])
     hinting.close()
