@@ -141,7 +141,8 @@ class Account:
         then = min(snapshot.at, self.at)
         away = self.at - then
         filled = snapshot.ceiling + away * (self.limit_milli - self.request_milli)
-        self.assured = self.ceiling = 0
+        self.assured = 0 if self.request_milli else min(snapshot.assured, 0)
+        self.ceiling = 0 if self.limit_milli else min(filled, 0)
         self._defer_debt(min(snapshot.assured, self._assured_most), min(filled, self._ceiling_most))
         self.held_ns, self.borrowed_ns, self.late_ns = snapshot.held_ns, snapshot.borrowed_ns, snapshot.late_ns
         self.grants, self.preemptions = snapshot.grants, snapshot.overdue

@@ -257,9 +257,10 @@ def test_an_account_that_is_resumed_is_owed_what_it_was_owed(one: int, two: int,
     state = before.snapshot()
     after = Account(30 * SECOND + away, Parameters(), request_milli=request, limit_milli=limit)
     after.resume(state)
-    assert after.assured == before.assured
-    assert before.ceiling <= after.ceiling or limit == 0
-    assert after.ceiling - before.ceiling <= away * (limit - request)
+    resumed = after.snapshot()
+    assert resumed.assured == state.assured
+    assert state.ceiling <= resumed.ceiling or limit == 0
+    assert resumed.ceiling - state.ceiling <= away * (limit - request)
     assert (after.held_ns, after.grants) == (before.held_ns, before.grants)
     assert abs(after.usage().held_milli - before.usage().held_milli) <= (10 if away == 0 else 1000)
 
