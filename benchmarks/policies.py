@@ -9,14 +9,13 @@ what it should get, by its neighbour's kernels.
 from __future__ import annotations
 
 import argparse
-import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from policy_schedulers import POLICIES
-from property.timeshare_simulation import MS, US, Program, S, Simulation
+from property.timeshare_simulation import MS, US, Program, S, Simulation, pauses
 from results import RESULTS, Row, write
 from sharepod.timeshare import Scheduler
 
@@ -61,17 +60,6 @@ MIXES = [
     ),
     *(Mix(requests, kernel) for requests in BUSY for kernel in (1, 5, 50)),
 ]
-
-
-def pauses(kind: str, mean_ns: int) -> Callable[[], int]:
-    """Return a source of pauses: regular, exponential, or bimodal (nine of ten short, the tenth eleven times as
-    long)."""
-    draw = random.Random(1)
-    if kind == "exponential":
-        return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
-    if kind == "bimodal":
-        return lambda: mean_ns // 2 * (11 if draw.random() < 0.1 else 1)
-    return lambda: mean_ns
 
 
 def play(mix: Mix, policy: str, seconds: int) -> dict[str, tuple[str, float]]:

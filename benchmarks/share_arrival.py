@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hook.world.agent_node import Node, running, tenant, wait_for
+from hook.world.agent_node import running, tenant, wait_for
 from results import Row
-from share_window import wait_rows, waits_of
+from share_window import TOLD_S, Asked, wait_rows, waits_of
 
 STEP_S = 0.1
 WINDOW_S = 4.0
@@ -48,19 +48,20 @@ ARRIVALS = (Arrival(0.1, 5, 5), Arrival(0.1, 70, 5), Arrival(0.1, 250, 5), Arriv
 def measure_arrival(arrival: Arrival) -> list[Row]:
     """Measure one case."""
     owed = 1 - arrival.first_request
-    rows = [tenant("first", arrival.first_request), tenant("newcomer", owed)]
+    first, newcomer = Asked("first", arrival.first_request), Asked("newcomer", owed)
+    rows = [tenant(one.name, one.share) for one in (first, newcomer)]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
         node.launch("first", "--kernel-us", f"{arrival.first_ms}000")
-        wait_for(lambda: node.devices().busy_ns("first") > 0, "device time of the first")
+        wait_for(lambda: first.busy_s(node.devices()) > 0, "device time of the first")
         time.sleep(arrival.alone_s)
         node.launch("newcomer", "--kernel-us", f"{arrival.newcomer_ms}000")
-        begin, before = time.monotonic(), _busy_s(node, "first")
+        begin, before = time.monotonic(), first.busy_s(node.devices())
         track = [(0.0, 0.0)]
         while track[-1][0] < WATCHED_S + WINDOW_S:
             time.sleep(STEP_S)
-            track.append((time.monotonic() - begin, _busy_s(node, "newcomer")))
-        both = _busy_s(node, "first") - before + track[-1][1]
-        time.sleep(1.1)  # what the agent tells is up to a second old
+            track.append((time.monotonic() - begin, newcomer.busy_s(node.devices())))
+        both = first.busy_s(node.devices()) - before + track[-1][1]
+        time.sleep(TOLD_S)
         waits = waits_of(node, "newcomer")
     right = next(
         (at for at, _ in track if _right_from(track, at, owed, max(TURN_S, arrival.first_ms / 1e3))), WATCHED_S
@@ -92,9 +93,3 @@ def _windows(track: list[tuple[float, float]], length_s: float) -> list[tuple[fl
         if end is not None:
             found.append((at, (end[1] - busy) / (end[0] - at)))
     return found
-
-
-def _busy_s(node: Node, label: str) -> float:
-    """Return the device time of a label in seconds; 0 while it has no process."""
-    state = node.devices()
-    return state.busy_ns(label) / 1e9 if any(client.label == label for client in state.clients) else 0.0

@@ -19,7 +19,7 @@ from pathlib import Path
 from hook.world.agent_node import GPUS, Node, Program, running, tenant, wait_for
 from hook.world.stopping import AHEAD, drawn, regular, stopping
 from results import Row
-from share_window import wait_rows, waits_of
+from share_window import TOLD_S, wait_rows, waits_of, waits_since
 
 SETTLE_S = 1.5
 SEED = 16
@@ -74,8 +74,8 @@ def measure_stops(stops: Stops, seconds: float) -> list[Row]:
             time.sleep(SETTLE_S)
             waits = waits_of(node, "busy")
             shares = node.shares(seconds, *names)
-            time.sleep(1.1)  # what the agent tells is up to a second old
-            waited = [late - early for early, late in zip(waits, waits_of(node, "busy"), strict=True)]
+            time.sleep(TOLD_S)
+            waited = waits_since(node, "busy", waits)
     together, apart = sum(shares.values()), _apart(stops, seconds / 2)
     return [
         Row(stops.name, "together", "fraction", round(together, 4)),

@@ -21,6 +21,8 @@ SETTLE_S = 1.5
 LONG_WINDOWS = 6
 """Cases of long kernels are measured for at most so many times the length of the others."""
 STEP_S = 1.0
+TOLD_S = 1.1
+"""What the agent tells is up to a second old."""
 SPANS_S = (10, 60)
 """Lengths of the spans of which the worst is told beside the whole window."""
 
@@ -128,10 +130,10 @@ def watch(node: Node, tenants: Sequence[Asked], seconds: float, watched_s: float
         elif length >= seconds and good_since is not None and length - good_since >= seconds / 4:
             window = good_since
     cpu = (cpu_of(node) - cpu) / (samples[-1][0] - begin)
-    time.sleep(1.1)  # what the agent tells is up to a second old
+    time.sleep(TOLD_S)
     measured: list[Measured] = []
     for place, (one, part, first) in enumerate(zip(tenants, got, waits, strict=True)):
-        counts = [late - early for early, late in zip(first, waits_of(node, one.name), strict=True)]
+        counts = waits_since(node, one.name, first)
         spans = {
             length: span_error(samples, place, one.share, length)
             for length in SPANS_S
@@ -161,6 +163,11 @@ def waits_of(node: Node, name: str) -> list[float]:
         if sample.name == "sharepod_tenant_wait_seconds_bucket" and sample.labels["tenant"] == name
     ]
     return [amount - below for amount, below in zip(cumulative, [0.0, *cumulative], strict=False)]
+
+
+def waits_since(node: Node, name: str, before: Sequence[float]) -> list[float]:
+    """Return the tenant's waits since `waits_of` said that."""
+    return [late - early for early, late in zip(before, waits_of(node, name), strict=True)]
 
 
 def wait_rows(case: str, counts: Sequence[float]) -> list[Row]:

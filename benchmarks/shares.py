@@ -34,7 +34,7 @@ from share_arrival import ARRIVALS, measure_arrival
 from share_gangs import GANG_KERNEL_US, GANGS, measure_gang
 from share_latency import SERVICES, measure
 from share_stops import STOPS, measure_stops
-from share_window import SETTLE_S, Asked, Window, counter, wait_rows, waits_of, watch
+from share_window import SETTLE_S, TOLD_S, Asked, Window, counter, wait_rows, waits_of, waits_since, watch
 
 PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
@@ -162,9 +162,9 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -
         time.sleep(LEARN_S)
         waits, idle = waits_of(node, "pausing"), counter(node, idle_metric, "pausing")
         shares = node.shares(seconds, *names)
-        time.sleep(1.1)  # what the agent tells is up to a second old
-        waited = [late - early for early, late in zip(waits, waits_of(node, "pausing"), strict=True)]
-        idle = (counter(node, idle_metric, "pausing") - idle) / (seconds + 1.1)
+        time.sleep(TOLD_S)
+        waited = waits_since(node, "pausing", waits)
+        idle = (counter(node, idle_metric, "pausing") - idle) / (seconds + TOLD_S)
     return [
         Row(case, "pausing_share", "fraction", round(shares["pausing"], 4)),
         Row(case, "pausing_expected", "fraction", round(pauses.expected, 4)),

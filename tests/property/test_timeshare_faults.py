@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from property.test_timeshare_pauses import pauses
 from property.timeshare_mixes import SOME, WARM_UP, parts
-from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
+from property.timeshare_simulation import MS, US, Program, S, Simulation, pauses, peak_share
 from sharepod.agent.devices.inventory import UtilizationSample
 from sharepod.agent.findings.beyond_turns import BeyondTurnsMeter, TurnsOfTenant
 from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from itertools import combinations
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from property.timeshare_mixes import FEW, SOME, WARM_UP
-from property.timeshare_simulation import MS, US, Program, S, Simulation
+from property.timeshare_simulation import MS, US, Program, S, Simulation, pauses
 from sharepod.timeshare import Parameters
 
 
@@ -48,14 +47,13 @@ def test_a_gang_beside_singles_costs_little_of_the_gpus_time(
 @pytest.mark.parametrize("kernel", [40 * MS, 250 * MS, 900 * MS])
 @pytest.mark.parametrize("shared", [True, False], ids=["two-shared", "one-shared"])
 def test_a_tenant_that_pauses_keeps_its_share_beside_a_gang(kernel: int, shared: bool) -> None:
-    draw = random.Random(1)
     pausing = Program(
         "pausing",
         ("g0",),
         request=700,
         kernel_ns=20 * MS,
         burst_ns=20 * MS,
-        pauses=lambda: max(1, int(draw.expovariate(1 / (5 * MS)))),
+        pauses=pauses("exponential", 5 * MS),
     )
     neighbour = Program("neighbour", ("g0",), request=100, kernel_ns=kernel)
     gang = Program("gang", ("g0", "g1"), request=200, kernel_ns=kernel)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from property.timeshare_simulation import MS, US, Program, S, Simulation
+from property.timeshare_simulation import MS, US, Program, S, Simulation, pauses
 from sharepod.timeshare import Parameters
 
 WARM_UP = 5 * S
@@ -23,12 +20,6 @@ SOME = settings(
 )
 
 
-def drawn(mean_ns: int) -> Callable[[], int]:
-    """Return a source of exponentially distributed pauses."""
-    draw = random.Random(1)
-    return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
-
-
 def service(work_ms: int, pause_ms: int, *, request: int, interactive: bool = True) -> Program:
     """Return a program that answers requests, each by one kernel."""
     return Program(
@@ -39,7 +30,7 @@ def service(work_ms: int, pause_ms: int, *, request: int, interactive: bool = Tr
         burst_ns=work_ms * MS,
         look_ns=500 * US,
         prompt_look_ns=150 * US,
-        pauses=drawn(pause_ms * MS),
+        pauses=pauses("exponential", pause_ms * MS),
     )
 
 

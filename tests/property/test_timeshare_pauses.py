@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from property.timeshare_simulation import MS, US, Program, S, Simulation
+from property.timeshare_simulation import MS, US, Program, S, Simulation, pauses
 from sharepod.timeshare import AccountSnapshot
 
 WARM_UP = 20 * S
@@ -19,17 +16,6 @@ SOME = settings(
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a play takes a second
 )
-
-
-def pauses(kind: str, mean_ns: int, seed: int = 1) -> Callable[[], int]:
-    """Return a source of pauses: regular, exponential, or bimodal (nine of ten short, the tenth eleven times as
-    long)."""
-    draw = random.Random(seed)
-    if kind == "exponential":
-        return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
-    if kind == "bimodal":
-        return lambda: mean_ns // 2 * (11 if draw.random() < 0.1 else 1)
-    return lambda: mean_ns
 
 
 def beside(

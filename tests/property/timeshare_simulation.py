@@ -8,6 +8,7 @@ whole, time never back.
 from __future__ import annotations
 
 import heapq
+import random
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,17 @@ MS = 1_000_000
 S = 1_000_000_000
 STALL_NS = 20 * MS
 """Lateness from which the agent counts as stalled."""
+
+
+def pauses(kind: str, mean_ns: int, seed: int = 1) -> Callable[[], int]:
+    """Return a source of pauses: regular, exponential, or bimodal (nine of ten short, the tenth eleven times as
+    long)."""
+    draw = random.Random(seed)
+    if kind == "exponential":
+        return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
+    if kind == "bimodal":
+        return lambda: mean_ns // 2 * (11 if draw.random() < 0.1 else 1)
+    return lambda: mean_ns
 
 
 @dataclass

@@ -187,13 +187,10 @@ def order_key(tenant: TokenTenant, ahead: int, since: int, *, now: int, patience
     if tenant.starving:
         return (0, since, 0, tenant.id)
     if account.assured > 0:
-        patient_since = now - patience_ns
-        if tenant.hurries or (since <= now - latency_ns and account.assured >= latency_ns * account.request_milli):
+        lag = account.lag_ns()
+        owed_for = min(now - since, lag)
+        if tenant.hurries or owed_for >= latency_ns:
             return (-1, since, 0, tenant.id)
-        return (
-            (0, since, 0, tenant.id)
-            if tenant.woke_with_credit
-            or (since <= patient_since and account.assured >= patience_ns * account.request_milli)
-            else (1, -account.lag_ns(), since, tenant.id)
-        )
+        first = tenant.woke_with_credit or owed_for >= patience_ns
+        return (0, since, 0, tenant.id) if first else (1, -lag, since, tenant.id)
     return (2 if account.request_milli else 3, ahead, since, tenant.id)

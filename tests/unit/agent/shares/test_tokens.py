@@ -99,14 +99,12 @@ async def test_processes_of_a_tenant_are_told_in_the_order_in_which_they_came(to
     assert told == [3, 1, 2]
 
 
-async def test_what_fails_for_one_tenant_keeps_nothing_from_the_others(
-    tokens: Tokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_fails_for_one_tenant_keeps_nothing_from_the_others(tokens: Tokens, clock: Clock) -> None:
     class Broken(Process):
         def send(self, frame: protocol.AgentFrame) -> None:
             raise RuntimeError("no frame can be made of it")
 
-    for name, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("holder", "GPU-0"), ("other", "GPU-1")):
+    for name, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("heir", "GPU-0")):
         tokens.set_tenant(
             name, (gpu,), request_milli=500, limit_milli=1000, contended=lambda _: None, bar=lambda _: None
         )
@@ -118,7 +116,7 @@ async def test_what_fails_for_one_tenant_keeps_nothing_from_the_others(
     assert len(sound.grants()) == 1
     # The grant that its tenant was not told of ends as one that is not drained.
     heir = Process(3)
-    tokens.want("holder", heir)
+    tokens.want("heir", heir)
     for _ in range(200):
         clock.now += 10 * MS
         tokens.set_open(None)
