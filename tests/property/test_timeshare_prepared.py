@@ -156,3 +156,26 @@ def test_a_prepared_hand_off_is_the_one_that_would_be_decided_on() -> None:
             life.step()
         compared += life.compared
     assert compared > 20 * LIVES / 10, "most were not comparable"
+
+
+@pytest.mark.promise("time-prepared")
+@pytest.mark.parametrize("wanting", [True, False])
+def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool) -> None:
+    """Credit that all have alike is cancelled when one of them is owed 750 ms: from then on who is owed least is no
+    longer owed time for the target latency, and whoever woke with credit goes first."""
+    scheduler = Scheduler(Parameters())
+    for name, request in (("long", 0), ("owed", 100), ("late", 100)):
+        scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)
+        scheduler.set_connected(1, name, connected=True)
+    scheduler.want(1, "long")
+    assert [action.tenant for action in scheduler.tick(1)] == ["long"]
+    scheduler.want(2, "owed")
+    scheduler.surcharge(2, "owed", 40 * MS)
+    scheduler.tick(12 * MS)
+    scheduler.want(600 * MS, "late")
+    scheduler.tick(740 * MS)
+    [prepared] = [each for each in scheduler.prepare(740 * MS, GPUS[0]) if each.wanting == wanting]
+    assert prepared.grant.tenant == "owed"
+    assert prepared.until < 751 * MS
+    scheduler.drained(751 * MS, "long", wanting=wanting)
+    assert [action.tenant for action in scheduler.tick(751 * MS)] == ["late"]
