@@ -303,3 +303,29 @@ async def test_a_life_with_prepared_hand_offs_is_the_life_without_them() -> None
     made = sum(live(seed) for seed in range(LIVES))
     assert not failed
     assert made > 3 * LIVES
+
+
+@pytest.mark.promise("time-prepared")
+async def test_the_last_of_two_processes_that_hold_hands_on() -> None:
+    """A tenant's grant ends with the last of its processes that drains; what was prepared for one is for a sole one."""
+    world = World(prepares=True)
+    for pid, name in ((1, "two"), (2, "two"), (3, "one")):
+        world.set(name, GPUS[:1], 500, 1000, interactive=False)
+        world.start(pid, name)
+        world.tokens.set_connected(name, connected=True)
+    first, last, successor = world.processes.values()
+    for process in (successor, first, last):
+        world.tokens.want(process.tenant, process)
+    world.advance(5 * MS)
+    world.drain(successor, wanting=True)
+    assert first.held is not None
+    assert first.held == last.held
+    world.advance(6 * MS)
+    first.beat(MS)
+    last.beat(MS)
+    world.wait.edges()  # prepares what can be
+    world.drain(first, wanting=False)
+    assert successor.held is None
+    world.drain(last, wanting=False)
+    assert successor.held is not None
+    world.tokens.close()
