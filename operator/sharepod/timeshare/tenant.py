@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .account import Account
 from .habits import Habits
 from .hold import Hold
+from .leaky_bucket import LeakyBucket
 from .parameters import Parameters
 
 CREDIT_KEPT_NS = 1_000_000
@@ -38,8 +39,8 @@ class TokenTenant:
     """True if the tenant waits for an early turn: it goes before all others, and holders keep a shortest turn."""
     prompt: bool = False
     """True if the tenant gives the token back as soon as its work has ended: it may hurry at its next wake too."""
-    early_paid_at: int = 0
-    """Moment at which the average time between early turns is met again."""
+    early_turns: LeakyBucket = field(default_factory=LeakyBucket)
+    """Turns for which it hurried."""
     starving: bool = False
     """True if the tenant is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
     rescues: int = 0
@@ -81,11 +82,11 @@ class TokenTenant:
         settled."""
         if self.asleep_since is None:
             return False
-        in_time = self.early_paid_at <= now + parameters.cut_burst_ns
+        in_time = self.early_turns.has_room(now, parameters.cut_burst_ns)
         self.hurries = self.interactive and in_time and self.account.assured > 0
         self.prompt = self.interactive and in_time
         if self.hurries:
-            self.early_paid_at = max(now, self.early_paid_at) + parameters.early_every_ns
+            self.early_turns.add(now, parameters.early_every_ns)
         return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
     @property

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from .account import Charge
 from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
 from .hold import Hold, HoldPhase, Metering
+from .leaky_bucket import LeakyBucket
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .tenant import TokenTenant
@@ -50,10 +51,10 @@ class HoldTransitions:
         self._changed_gpus = changed_gpus
         """GPUs on which a turn may begin; transitions add to them."""
         self._tenants: dict[str, TokenTenant] = {}
-        self._cuts_paid_at: dict[str, int] = {}
-        """Moment by GPU at which the average time between cuts is met again."""
-        self._short_paid_at: dict[str, int] = {}
-        """Moment by GPU at which the average time between short turns that pay nothing is met again."""
+        self._cuts: dict[str, LeakyBucket] = {}
+        """Quanta that were cut short for tenants that woke with credit, by GPU."""
+        self._short_turns: dict[str, LeakyBucket] = {}
+        """Short turns that paid nothing for their hand-offs, by GPU."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
 
@@ -74,8 +75,8 @@ class HoldTransitions:
 
     def forget(self, gpu: str) -> None:
         """Drop what is kept of a GPU that has no tenants any more."""
-        self._cuts_paid_at.pop(gpu, None)
-        self._short_paid_at.pop(gpu, None)
+        self._cuts.pop(gpu, None)
+        self._short_turns.pop(gpu, None)
 
     def charge_hand_offs(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         """Charge a tenant that drains for the hand-offs of its turn, if that was short, others wait, and short turns
@@ -83,9 +84,9 @@ class HoldTransitions:
         if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
             return
         for gpu in tenant.gpus:
-            paid_at = self._short_paid_at.get(gpu, now)
-            if paid_at <= now + self._parameters.cut_burst_ns:
-                self._short_paid_at[gpu] = max(now, paid_at) + self._parameters.early_every_ns
+            short_turns = self._short_turns.setdefault(gpu, LeakyBucket())
+            if short_turns.has_room(now, self._parameters.cut_burst_ns):
+                short_turns.add(now, self._parameters.early_every_ns)
             else:
                 tenant.account.charge(_HAND_OFFS_NS // len(tenant.gpus))
                 tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
@@ -133,6 +134,7 @@ class HoldTransitions:
             if holder is None or holder.hold is None or unlimited(now, holder):
                 continue
             hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
+            cuts = self._cuts.setdefault(gpu, LeakyBucket())
             begin = hold.granted_at
             if waiter is not None and waiter.hurries:
                 quantum, begin = self._parameters.turn_min_ns, hold.begun_at
@@ -140,13 +142,12 @@ class HoldTransitions:
                 quantum = self._parameters.turn_min_ns
             elif lag is not None and lag - holder.account.lag_ns() > quantum:
                 quantum = min(quantum, self._parameters.quantum_min_ns)
-            elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
+            elif waiter is not None and waiter.woke_with_credit and cuts.has_room(now, self._parameters.cut_burst_ns):
                 quantum, cut = min(quantum, self._parameters.quantum_min_ns), True
             deadline = max(now, begin + quantum)
             if hold.deadline is None or hold.deadline - deadline >= min(quantum, self._parameters.quantum_min_ns):
                 if cut:
-                    paid_at = max(now, self._cuts_paid_at.get(gpu, now))
-                    self._cuts_paid_at[gpu] = paid_at + self._parameters.cut_every_ns
+                    cuts.add(now, self._parameters.cut_every_ns)
                 self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
@@ -245,9 +246,6 @@ class HoldTransitions:
                 yield preempted_at if hold.seen_late else min(late_at, preempted_at)
             else:
                 yield hold.deadline if hold.renewal_considered else self._look_at(hold)
-
-    def _may_cut(self, now: int, gpu: str) -> bool:
-        return self._cuts_paid_at.get(gpu, now) <= now + self._parameters.cut_burst_ns
 
     def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
         """Return the moment from which the tenant is later than it usually is."""
