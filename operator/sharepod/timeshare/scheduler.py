@@ -36,6 +36,7 @@ from .tenant import TokenTenant
 from .transitions import HoldTransitions
 from .turn_history import TurnSpans
 from .turns import TurnPolicy
+from .waiting_tenants import WaitingTenants
 
 
 class Scheduler:
@@ -51,10 +52,7 @@ class Scheduler:
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
         self._holds = HoldTransitions(self._parameters, self._occupancy, self._policy, self._changed_gpus)
-        self._preempted_waiting: dict[str, TokenTenant] = {}
-        """Preempted tenants that wait. What they have not drained may depend on what they would launch next, while
-        what they owe grows without end: they have to be served at some time."""
-        self._throttled: dict[str, TokenTenant] = {}
+        self._waiting = WaitingTenants(self._parameters, self._occupancy, self._policy, self._holds, self._changed_gpus)
         self._now = 0
 
     # ---- input
@@ -111,8 +109,8 @@ class Scheduler:
                 self._policy.set_to_min(tenant)
             tenant.interactive = interactive
             if tenant.waiting_since is not None:
-                self._classify(now, tenant)
-            self._holds.shorten(now, tenant.gpus, unlimited=self._unlimited)
+                self._waiting.classify(now, tenant)
+            self._holds.shorten(now, tenant.gpus)
         self._changed_gpus.update(tenant.gpus)
 
     def remove(self, now: int, tenant_id: str) -> None:
@@ -125,7 +123,7 @@ class Scheduler:
         self._occupancy.settle_around(now, tenant)
         self._occupancy.remove(tenant)
         self._holds.end(tenant)
-        self._stop_waiting(tenant)
+        self._waiting.remove(tenant)
         for gpu in tenant.gpus:
             if gpu not in self._occupancy.tenants_on:
                 self._policy.forget(gpu)
@@ -146,7 +144,7 @@ class Scheduler:
         woke = tenant.wakes(now, self._parameters)
         if tenant.asleep_since is not None:
             tenant.habits.paused(now - tenant.asleep_since, tenant.account.held_ns)
-        self._enqueue(now, tenant, woke=woke)
+        self._waiting.add(now, tenant, woke=woke)
 
     def unwant(self, now: int, tenant_id: str) -> None:
         """Let the tenant cease to wait: its processes are gone."""
@@ -155,7 +153,7 @@ class Scheduler:
         if tenant.waiting_since is None:
             return
         self._occupancy.settle_around(now, tenant)
-        self._stop_waiting(tenant)
+        self._waiting.remove(tenant)
         if tenant.hold is None:
             tenant.asleep_since = now
             tenant.active_until = now
@@ -188,8 +186,7 @@ class Scheduler:
             self._return_suspended(tenant)
             hold.phase = HoldPhase.PREEMPTED
             self._occupancy.preempt(tenant)
-            if tenant.waiting_since is not None:
-                self._preempted_waiting[tenant.id] = tenant
+            self._waiting.watch_preempted(tenant)
         elif hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
@@ -232,13 +229,11 @@ class Scheduler:
         self._occupancy.free(tenant)
         self._holds.end(tenant)
         tenant.active_until = now
-        tenant.rescues = 0
-        tenant.starving = False
-        self._preempted_waiting.pop(tenant.id, None)
+        self._waiting.has_drained(tenant)
         if tenant.waiting_since is not None:
-            self._classify(now, tenant)
+            self._waiting.classify(now, tenant)
         elif wanting:
-            self._enqueue(now, tenant, woke=False)
+            self._waiting.add(now, tenant, woke=False)
         else:
             tenant.asleep_since = now
         self._changed_gpus.update(tenant.gpus)
@@ -253,7 +248,7 @@ class Scheduler:
         for gpu in tenant.gpus:
             tenant.virtual_ns[gpu] += ns * 1000 // tenant.weight
         if tenant.waiting_since is not None:
-            self._classify(now, tenant)
+            self._waiting.classify(now, tenant)
 
     def stalled(self, now: int) -> None:
         """Note that the caller was held up, at most since it last called. To be called before anything else on its
@@ -270,22 +265,13 @@ class Scheduler:
     def tick(self, now: int) -> list[Action]:
         """Carry out everything that is due at `now`, and return the actions. Cheap when nothing is due."""
         now = self._advance_clock(now)
-        # 1. Tenants that have starved long enough.
-        for tenant in list(self._preempted_waiting.values()):
-            if not tenant.starving and now >= tenant.starves_at(self._parameters):
-                tenant.starving = True
-                self._occupancy.settle_around(now, tenant)
-                self._classify(now, tenant)
-        # 2. Tenants whose ceiling has room again.
-        for tenant in list(self._throttled.values()):
-            if tenant.throttled_until is not None and now >= tenant.throttled_until:
-                self._occupancy.settle_around(now, tenant)
-                self._classify(now, tenant)
-        # 3. GPUs that were kept idle for long enough.
+        # 1. Tenants that have starved long enough, or whose ceiling has room again.
+        self._waiting.tick(now)
+        # 2. GPUs that were kept idle for long enough.
         self._changed_gpus.update(gpu for gpu, idle in self._occupancy.awaited.items() if now >= idle.until)
-        # 4. Holds.
+        # 3. Holds.
         actions = self._holds.tick(now)
-        # 5. Free GPUs.
+        # 4. Free GPUs.
         if self._changed_gpus:
             actions.extend(self._grant_free_gpus(now))
         return actions
@@ -321,10 +307,8 @@ class Scheduler:
     def next_deadline(self) -> int | None:
         """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
         it has nothing to do."""
-        times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
-        times += [t.starves_at(self._parameters) for t in self._preempted_waiting.values() if not t.starving]
-        times += [idle.until for idle in self._occupancy.awaited.values()]
-        return min([*times, *self._holds.due()], default=None)
+        times = [idle.until for idle in self._occupancy.awaited.values()]
+        return min([*times, *self._waiting.due(), *self._holds.due()], default=None)
 
     def usage(self, now: int, tenant_id: str) -> TimeUsage:
         """Return the tenant's usage up to `now`."""
@@ -395,13 +379,7 @@ class Scheduler:
 
     def contended(self, now: int, tenant_id: str) -> bool:
         """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
-        tenant = self._tenants[tenant_id]
-        return any(
-            self._active(now, other)
-            for gpu in tenant.gpus
-            for other in self._occupancy.tenants_on[gpu]
-            if other is not tenant
-        )
+        return self._policy.contended(now, self._tenants[tenant_id])
 
     def sharing_with(self, tenant_id: str) -> frozenset[str]:
         """Return the ids of the other tenants of its GPUs."""
@@ -410,27 +388,9 @@ class Scheduler:
             other.id for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant
         )
 
-    # ---- waiting
-
     def _advance_clock(self, now: int) -> int:
         self._now = max(self._now, now)
         return self._now
-
-    def _active(self, now: int, tenant: TokenTenant) -> bool:
-        hold = tenant.hold
-        if tenant.waiting_since is not None or (hold is not None and hold.phase is not HoldPhase.SUSPENDED):
-            return True
-        return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
-
-    def _enqueue(self, now: int, tenant: TokenTenant, *, woke: bool) -> None:
-        if woke or tenant.account.grants == 0:
-            self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
-        tenant.waiting_since = now
-        tenant.asleep_since = None
-        tenant.woke_with_credit = woke and tenant.account.assured > 0
-        if tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
-            self._preempted_waiting[tenant.id] = tenant
-        self._classify(now, tenant)
 
     def _return_suspended(self, tenant: TokenTenant) -> None:
         """Let a tenant that runs again, if its hold is suspended, claim nothing of what was lent meanwhile. One that
@@ -438,40 +398,12 @@ class Scheduler:
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
             self._policy.raise_to_min(tenant)
 
-    def _stop_waiting(self, tenant: TokenTenant) -> None:
-        """Take the tenant out of all queues: it was granted, or wants no more."""
-        tenant.waiting_since, tenant.woke_with_credit, tenant.starving, tenant.hurries = None, False, False, False
-        self._preempted_waiting.pop(tenant.id, None)
-        tenant.throttled, tenant.throttled_until = False, None
-        self._throttled.pop(tenant.id, None)
-
-    def _classify(self, now: int, tenant: TokenTenant) -> None:
-        """Make a waiting tenant runnable or throttled, by what its ceiling leaves (S6). Its account has to be
-        settled."""
-        account, parameters = tenant.account, self._parameters
-        assert tenant.waiting_since is not None, "the tenant waits"
-        resume = max(parameters.quantum_min_ns, min(parameters.resume_ns, parameters.quantum_max_ns // 2))
-        if tenant.starving or account.ceiling_fits(resume if tenant.throttled else parameters.quantum_min_ns):
-            if tenant.throttled:
-                self._policy.raise_to_min(tenant)
-            tenant.throttled, tenant.throttled_until = False, None
-            self._throttled.pop(tenant.id, None)
-            self._holds.shorten(now, tenant.gpus, tenant, unlimited=self._unlimited)
-        else:
-            tenant.throttled = True
-            tenant.throttled_until = account.ceiling_fits_at(resume)
-            self._throttled[tenant.id] = tenant
-        self._changed_gpus.update(tenant.gpus)
-
     # ---- granting
 
     def _accompanied(self, tenant: TokenTenant) -> bool:
         return any(
             other.connected for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant
         )
-
-    def _unlimited(self, now: int, tenant: TokenTenant) -> bool:
-        return tenant.account.limit_milli == 1000 and not self.contended(now, tenant.id)
 
     def _grant_free_gpus(self, now: int) -> list[Action]:
         if len(self._changed_gpus) == 1:
@@ -530,7 +462,7 @@ class Scheduler:
             self._occupancy.free(tenant)
         self._cease_waiting(now, tenant)
         self._occupancy.settle_on(now, tenant.gpus)
-        unlimited = self._unlimited(now, tenant) and not turn.backfill
+        unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
         deadline = None if unlimited else now + turn.quantum_ns
         metered = not unlimited or self._accompanied(tenant)
         if grant_id is None:
@@ -549,6 +481,6 @@ class Scheduler:
         tenant.account.grants += 1
         tenant.rescues += 1 if tenant.starving else 0
         tenant.habits.begin(tenant.account.held_ns)
-        self._stop_waiting(tenant)
+        self._waiting.remove(tenant)
         self._holds.begin(tenant, hold)
         return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)

@@ -14,7 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from .account import Charge
 from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
@@ -106,14 +106,7 @@ class HoldTransitions:
             if holder.hold.phase is _RUNNING and (left > 0 or holder.hold.deadline is None):
                 self._tell_terms(holder, holder.hold, left)
 
-    def shorten(
-        self,
-        now: int,
-        gpus: Iterable[str],
-        waiter: TokenTenant | None = None,
-        *,
-        unlimited: Callable[[int, TokenTenant], bool],
-    ) -> None:
+    def shorten(self, now: int, gpus: Iterable[str], waiter: TokenTenant | None = None) -> None:
         """Bring the deadlines of the holders of these GPUs forward to the quantum for those that compete now.
 
         A holder keeps a shortest quantum only:
@@ -126,12 +119,11 @@ class HoldTransitions:
             now: The present moment.
             gpus: UUIDs of the GPUs.
             waiter: The tenant that has begun to wait; None: rates have changed.
-            unlimited: Whether a holder may keep the token without a deadline.
         """
         lag = waiter.account.lag_ns() if waiter is not None and waiter.account.assured > 0 else None
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
-            if holder is None or holder.hold is None or unlimited(now, holder):
+            if holder is None or holder.hold is None or self._policy.unlimited(now, holder):
                 continue
             hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
             cuts = self._cuts.setdefault(gpu, LeakyBucket())

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .account import Charge
 from .anticipation import anticipate
+from .hold import HoldPhase
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .plan import Anticipation, Turn, competing_weight, plan_turns, waiting_with
@@ -226,6 +227,19 @@ class TurnPolicy:
                     return False
         return True
 
+    def contended(self, now: int, tenant: TokenTenant) -> bool:
+        """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
+        return any(
+            self._active(now, other)
+            for gpu in tenant.gpus
+            for other in self._occupancy.tenants_on[gpu]
+            if other is not tenant
+        )
+
+    def unlimited(self, now: int, tenant: TokenTenant) -> bool:
+        """Return whether its turns have no end: nothing limits it, and nobody competes."""
+        return tenant.account.limit_milli == 1000 and not self.contended(now, tenant)
+
     def quantum(self, tenant: TokenTenant) -> int:
         """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
         return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
@@ -242,6 +256,12 @@ class TurnPolicy:
             quantum = max(self._parameters.turn_min_ns, quantum)
         room = tenant.account.ceiling_room_ns()
         return quantum if room is None else min(quantum, max(self._parameters.quantum_min_ns, room))
+
+    def _active(self, now: int, tenant: TokenTenant) -> bool:
+        hold = tenant.hold
+        if tenant.waiting_since is not None or (hold is not None and hold.phase is not HoldPhase.SUSPENDED):
+            return True
+        return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
     def _min_virtual_ns(self, gpu: str, best_effort: bool) -> int:
         """Return the minimum virtual time of a GPU and kind, brought up to date."""
