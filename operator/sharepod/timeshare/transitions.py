@@ -14,6 +14,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from .account import Charge
@@ -51,9 +52,9 @@ class HoldTransitions:
         self._changed_gpus = changed_gpus
         """GPUs on which a turn may begin; transitions add to them."""
         self._tenants: dict[str, TokenTenant] = {}
-        self._cuts: dict[str, LeakyBucket] = {}
+        self._cuts = defaultdict[str, LeakyBucket](LeakyBucket)
         """Quanta that were cut short for tenants that woke with credit, by GPU."""
-        self._short_turns: dict[str, LeakyBucket] = {}
+        self._short_turns = defaultdict[str, LeakyBucket](LeakyBucket)
         """Short turns that paid nothing for their hand-offs, by GPU."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
@@ -84,9 +85,8 @@ class HoldTransitions:
         if now - hold.begun_at >= self._parameters.turn_min_ns or not self._occupancy.contended(tenant):
             return
         for gpu in tenant.gpus:
-            short_turns = self._short_turns.setdefault(gpu, LeakyBucket())
-            if short_turns.has_room(now, self._parameters.cut_burst_ns):
-                short_turns.add(now, self._parameters.early_every_ns)
+            if self._short_turns[gpu].has_room(now, self._parameters.cut_burst_ns):
+                self._short_turns[gpu].add(now, self._parameters.early_every_ns)
             else:
                 tenant.account.charge(_HAND_OFFS_NS // len(tenant.gpus))
                 tenant.virtual_ns[gpu] += _HAND_OFFS_NS * 1000 // tenant.weight
@@ -126,7 +126,6 @@ class HoldTransitions:
             if holder is None or holder.hold is None or self._policy.unlimited(now, holder):
                 continue
             hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
-            cuts = self._cuts.setdefault(gpu, LeakyBucket())
             begin = hold.granted_at
             if waiter is not None and waiter.hurries:
                 quantum, begin = self._parameters.turn_min_ns, hold.begun_at
@@ -134,12 +133,12 @@ class HoldTransitions:
                 quantum = self._parameters.turn_min_ns
             elif lag is not None and lag - holder.account.lag_ns() > quantum:
                 quantum = min(quantum, self._parameters.quantum_min_ns)
-            elif waiter is not None and waiter.woke_with_credit and cuts.has_room(now, self._parameters.cut_burst_ns):
+            elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
                 quantum, cut = min(quantum, self._parameters.quantum_min_ns), True
             deadline = max(now, begin + quantum)
             if hold.deadline is None or hold.deadline - deadline >= min(quantum, self._parameters.quantum_min_ns):
                 if cut:
-                    cuts.add(now, self._parameters.cut_every_ns)
+                    self._cuts[gpu].add(now, self._parameters.cut_every_ns)
                 self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
@@ -238,6 +237,9 @@ class HoldTransitions:
                 yield preempted_at if hold.seen_late else min(late_at, preempted_at)
             else:
                 yield hold.deadline if hold.renewal_considered else self._look_at(hold)
+
+    def _may_cut(self, now: int, gpu: str) -> bool:
+        return self._cuts[gpu].has_room(now, self._parameters.cut_burst_ns)
 
     def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
         """Return the moment from which the tenant is later than it usually is."""

@@ -8,8 +8,6 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from .hold import HoldPhase
 from .occupancy import Occupancy
 from .parameters import Parameters
@@ -98,11 +96,7 @@ class WaitingTenants:
                 self._occupancy.settle_around(now, tenant)
                 self.classify(now, tenant)
 
-    def due(self) -> Iterator[int]:
-        """Yield the moments at which `tick` has something to do at the latest."""
-        for tenant in self._throttled.values():
-            if tenant.throttled_until is not None:
-                yield tenant.throttled_until
-        for tenant in self._preempted.values():
-            if not tenant.starving:
-                yield tenant.starves_at(self._parameters)
+    def due(self) -> list[int]:
+        """Return the moments at which `tick` has something to do at the latest."""
+        moments = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
+        return moments + [t.starves_at(self._parameters) for t in self._preempted.values() if not t.starving]
