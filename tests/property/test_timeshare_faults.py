@@ -225,6 +225,39 @@ def test_tenants_that_never_drain_and_want_more_take_no_share_of_the_others() ->
         assert program.share(60 * S, 160 * S) >= program.request / 1000 - 0.015
 
 
+class OutlastsItsRescue(Simulation):
+    """Tenants called `long` want the token as soon as they were preempted, and their kernel ends in the turn that they
+    are then given."""
+
+    def _carry_out(self) -> None:
+        before = set(self.preempted)
+        super()._carry_out()
+        for tenant_id in self.preempted - before:
+            self.scheduler.want(self.now, tenant_id)
+
+    def _granted(self, program: Program, grant: TokenGrant) -> None:
+        if program.id not in self.preempted:
+            super()._granted(program, grant)
+            return
+        assert program.ends_at is not None, "its kernel runs"
+        self.preempted.discard(program.id)
+        program.spans.append((program.granted_at, self.now))
+        program.grant, program.granted_at, ends_at, program.ends_at = grant, self.now, program.ends_at, None
+        self._schedule_drain(program, max(self.now, ends_at))
+
+
+@pytest.mark.promise("time-debt", "time-ceiling")
+@pytest.mark.parametrize(("request_milli", "limit_milli"), [(20, 50), (20, 1000), (100, 100)])
+def test_a_turn_in_the_midst_of_a_long_kernel_cancels_no_debt_of_it(request_milli: int, limit_milli: int) -> None:
+    """The turn comes ten seconds after its tenant was preempted, and the kernel ends in it."""
+    long = Program("long", request=request_milli, limit=limit_milli, kernel_ns=11_200 * MS)
+    other = Program("other", request=1000 - request_milli)
+    OutlastsItsRescue([long, other]).run(400 * S)
+    assert long.held(0, 400 * S) <= limit_milli * 400 * S // 1000 + 100 * MS + long.kernel_ns + S
+    assert long.share(0, 400 * S) <= request_milli / 1000 + 2 * long.kernel_ns / (400 * S), "but for the last kernels"
+    assert other.share(0, 400 * S) >= other.request / 1000 - 0.002
+
+
 class GivesBackAtOnce(Simulation):
     """Tenants called `empty...` launch next to nothing under each grant, hand back, and want the token again."""
 

@@ -81,7 +81,7 @@ class Hold:
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
     charged_ns: int = 0
-    """Time charged to the account in the present quantum."""
+    """Time charged to the account in the present quantum, and for work of a preempted hold that it goes on with."""
 
     @property
     def metered(self) -> bool:

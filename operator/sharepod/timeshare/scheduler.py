@@ -455,9 +455,11 @@ class Scheduler:
 
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
         """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
-        tenant = turn.tenant
+        tenant, charged_ns = turn.tenant, 0
         if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
             self._occupancy.settle_around(now, tenant)
+            if tenant.hold.phase is HoldPhase.PREEMPTED:  # a short turn in its midst cancels no debt of it
+                charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
         self._cease_waiting(now, tenant)
@@ -477,6 +479,7 @@ class Scheduler:
             given_as=Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED,
             # Considering a renewal costs the agent one more wake-up, so it is left out where it is sure to fail.
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
+            charged_ns=charged_ns,
         )
         tenant.account.grants += 1
         tenant.rescues += 1 if tenant.starving else 0
