@@ -161,8 +161,8 @@ def test_a_prepared_hand_off_is_the_one_that_would_be_decided_on() -> None:
 @pytest.mark.promise("time-prepared")
 @pytest.mark.parametrize("wanting", [True, False])
 def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool) -> None:
-    """Credit that all have alike is cancelled when one of them is owed 750 ms: from then on who is owed least is no
-    longer owed time for the target latency, and whoever woke with credit goes first."""
+    """Credit that all have alike is cancelled when one of them is owed 750 ms. Who has waited for the target latency,
+    and has been owed time for as long, keeps its place before one that woke with credit."""
     scheduler = Scheduler(Parameters())
     for name, request in (("long", 0), ("owed", 100), ("late", 100)):
         scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)
@@ -178,4 +178,4 @@ def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool
     assert prepared.grant.tenant == "owed"
     assert prepared.until < 751 * MS
     scheduler.drained(751 * MS, "long", wanting=wanting)
-    assert [action.tenant for action in scheduler.tick(751 * MS)] == ["late"]
+    assert [action.tenant for action in scheduler.tick(751 * MS)] == ["owed"]

@@ -76,8 +76,10 @@ class Program:
     ends_at: int | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
-    lags: list[int] = field(default_factory=list)
-    """How far it lagged behind its request at each grant after a wait, in nanoseconds."""
+    owed: list[int] = field(default_factory=list)
+    """For how long it had waited, and was owed time, at each grant after a wait, whatever was cancelled meanwhile."""
+    lag_at_want_ns: int = 0
+    """How far it lagged behind its request when it began to wait."""
     granted: list[int] = field(default_factory=list)
     """Moments of these grants."""
     wanted_at: int | None = None
@@ -209,6 +211,7 @@ class Simulation:
         program.work_ns = program.burst_ns
         program.wanted_at = self.now
         self.scheduler.want(self.now, program.id)
+        self._note_lag(program)
 
     def _carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
@@ -233,9 +236,10 @@ class Simulation:
         begin = max([self.now, *(self.busy_until.get(gpu, 0) for gpu in program.gpus)])
         program.grant, program.granted_at, program.ends_at = grant, begin, None
         if program.wanted_at is not None:
-            program.waits.append(self.now - program.wanted_at)
+            wait = self.now - program.wanted_at
+            program.waits.append(wait)
             if self._is_core:
-                program.lags.append(self.scheduler._tenants[program.id].account.lag_ns())
+                program.owed.append(min(wait, program.lag_at_want_ns + wait))
                 program.granted.append(self.now)
             program.wanted_at = None
         if program.hang_at_ns is not None and self.now >= program.hang_at_ns:
@@ -302,6 +306,11 @@ class Simulation:
         if wanting:
             program.wanted_at = self.now
         self.scheduler.drained(self.now, program.id, wanting=wanting)
+        self._note_lag(program)
+
+    def _note_lag(self, program: Program) -> None:
+        if self._is_core:
+            program.lag_at_want_ns = self.scheduler._tenants[program.id].account.lag_ns()
 
     def _check(self) -> None:
         holders: dict[str, str] = {}

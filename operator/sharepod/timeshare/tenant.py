@@ -127,33 +127,44 @@ def common_credit_ns(burst_ns: int) -> int:
     return burst_ns * 3 // 4
 
 
-def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], burst_ns: int) -> None:
+def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
     """Cancel a part of the credit that all competing tenants of a GPU have alike, before an assured bucket is full.
 
-    Common credit is time that hand-offs cost, which no tenant can be paid back. Full buckets would spill unevenly.
+    Common credit is time that hand-offs cost, which no tenant can be paid back. Full buckets would spill unevenly. But
+    where some sleep, or have woken, credit may be saved up: what others have been owed for as long as they wait, up to
+    the target latency, is then left to them. Else each that wakes would have them wait anew.
 
     Args:
         tenants_on: Tenants by GPU. The accounts of those that wait or hold are settled.
-        burst_ns: Capacity of an assured bucket, as time at the tenant's request.
+        parameters: Durations of the scheduler.
     """
     common: dict[str, int] = {}
     competing: list[TokenTenant] = []
+    full = common_credit_ns(parameters.assured_burst_ns)
     for gpu, tenants in tenants_on.items():
-        full = common_credit_ns(burst_ns)
         for tenant in tenants:
             if tenant.account.assured > full * tenant.account.request_milli:
                 break
         else:
             continue
         active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
-        lags = [tenant.account.assured // tenant.account.request_milli for tenant in active]
-        if len(active) > 1 and max(lags) > full:
-            common[gpu] = min(min(lags) - CREDIT_KEPT_NS, burst_ns // 4)
+        if len(active) > 1 and max([tenant.account.lag_ns() for tenant in active]) > full:
+            saved = any(t.woke_with_credit or (t.asleep_since is not None and t.account.request_milli) for t in tenants)
+            waited_most_ns = parameters.target_latency_ns if saved else 0
+            least = min([_cancellable_ns(tenant, waited_most_ns) for tenant in active])
+            common[gpu] = min(least, parameters.assured_burst_ns // 4)
             competing.extend(active)
     for tenant in dict.fromkeys(competing):
         cut = min(common.get(gpu, 0) for gpu in tenant.gpus)
         if cut > 0:
             tenant.account.assured -= cut * tenant.account.request_milli
+
+
+def _cancellable_ns(tenant: TokenTenant, waited_most_ns: int) -> int:
+    """Return how much of a tenant's lag may be cancelled: what it has waited for stays, up to `waited_most_ns`."""
+    account, since = tenant.account, tenant.waiting_since
+    waited_ns = 0 if since is None else min(account.at - since, waited_most_ns)
+    return account.lag_ns() - max(CREDIT_KEPT_NS, waited_ns)
 
 
 OrderKey = tuple[int, int, int, str]

@@ -108,7 +108,7 @@ class TurnPolicy:
             occupancy.settle(now, tenant)
         for tenant in dict.fromkeys(held.values()):
             occupancy.settle(now, tenant)
-        cancel_common_credit({gpu: occupancy.tenants_on[gpu] for gpu in wanted}, self._parameters.assured_burst_ns)
+        cancel_common_credit({gpu: occupancy.tenants_on[gpu] for gpu in wanted}, self._parameters)
         for gpu in wanted:
             update_min_virtual_ns(occupancy.tenants_on[gpu], gpu, self._least)
         # 2. Sort the tenants (S7).
@@ -157,7 +157,7 @@ class TurnPolicy:
         for tenant in tenants:
             if tenant.waiting_since is not None and not tenant.throttled:
                 self._occupancy.settle(now, tenant)
-        cancel_common_credit({gpu: tenants}, self._parameters.assured_burst_ns)
+        cancel_common_credit({gpu: tenants}, self._parameters)
         update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
@@ -181,7 +181,7 @@ class TurnPolicy:
                     weight += tenant.account.request_milli
                 else:
                     best_effort_weight += tenant.weight
-        cancel_common_credit({gpu: tenants}, self._parameters.assured_burst_ns)
+        cancel_common_credit({gpu: tenants}, self._parameters)
         update_min_virtual_ns(tenants, gpu, self._least)
         least, best_effort_least = self._least[gpu, False], self._least[gpu, True]
         first: TokenTenant | None = None
