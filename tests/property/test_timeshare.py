@@ -189,6 +189,35 @@ def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_mill
     assert peak_share(limited, 10 * S) <= (request_milli + 100) / 1000 * 1.01
 
 
+@pytest.mark.promise("time-limit-low-several")
+@pytest.mark.parametrize(
+    ("request_milli", "neighbours", "kernel"),
+    [
+        (600, 2 * [200], 900 * MS),
+        (400, 4 * [100], 900 * MS),
+        (300, 5 * [100], 900 * MS),
+        (500, 5 * [60], 900 * MS),
+        (300, 10 * [50], 200 * MS),
+    ],
+)
+def test_limits_as_low_as_the_requests_cost_a_tenth_of_one_at_most_beside_several_with_long_kernels(
+    request_milli: int, neighbours: list[int], kernel: int
+) -> None:
+    """Long kernels of tenants that resume under their own limits do not follow each other before one that waits."""
+    limited = Program("limited", request=request_milli, limit=request_milli)
+    long = [
+        Program(f"long-{index}", request=request, limit=request, kernel_ns=kernel)
+        for index, request in enumerate(neighbours)
+    ]
+    end = WARM_UP + 200 * S
+    Simulation([*long, limited], announces=True, gap_ns=200 * US).run(end)
+    assert limited.share(WARM_UP, end) >= 0.9 * request_milli / 1000
+    waits = [owed for owed, at in zip(limited.owed, limited.granted, strict=True) if at > WARM_UP]
+    assert max(waits) <= 1_100 * MS
+    for program in long:
+        assert program.share(WARM_UP, end) >= 0.95 * program.request / 1000
+
+
 @pytest.mark.parametrize("kernel", [1 * MS, 30 * MS, 300 * MS])
 def test_one_alone_gets_its_limit(kernel: int) -> None:
     program = Program("a", request=400, limit=700, kernel_ns=kernel)

@@ -179,3 +179,27 @@ def test_what_is_prepared_ends_where_common_credit_is_cancelled(*, wanting: bool
     assert prepared.until < 751 * MS
     scheduler.drained(751 * MS, "long", wanting=wanting)
     assert [action.tenant for action in scheduler.tick(751 * MS)] == ["owed"]
+
+
+@pytest.mark.promise("time-prepared")
+def test_turns_that_outlast_the_target_latency_are_prepared_by_what_is_owed() -> None:
+    scheduler = Scheduler(Parameters())
+    for name, request in (("holder", 0), ("more", 100), ("less", 100)):
+        scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)
+        scheduler.set_connected(1, name, connected=True)
+        scheduler._tenants[name].habits.overran(400 * MS)  # as if it had once held for so long beyond its turn
+    scheduler.want(1, "holder")
+    assert [action.tenant for action in scheduler.tick(1)] == ["holder"]
+    scheduler.want(2, "less")
+    scheduler.want(2, "more")
+    scheduler.surcharge(2, "less", 10 * MS)
+    for moment in (12 * MS, 600 * MS):
+        scheduler.tick(moment)
+    both = scheduler.prepare(600 * MS, GPUS[0])
+    assert [prepared.wanting for prepared in both] == [True, False]
+    for prepared in both:
+        assert prepared.grant.tenant == "more"
+        assert prepared.since == 600 * MS
+        assert prepared.until > 749 * MS
+    scheduler.drained(700 * MS, "holder", wanting=True)
+    assert [action.tenant for action in scheduler.tick(700 * MS)] == ["more"]

@@ -123,7 +123,7 @@ class Foresight:
             return never
         level = account.assured
         owed_from = now + -level // request + 1 if level <= 0 else now
-        patient_from = _owed_for_since(now, other, self._parameters.patience_ns)
+        patient_from = self._owed_for_since(now, other, self._parameters.patience_ns)
         until = never
         if other is first:
             if rank == 1:
@@ -131,7 +131,7 @@ class Foresight:
             return owed_from - 1 if rank == 2 else until
         if level <= 0 and other.hurries:
             return owed_from - 1
-        latency_from = _owed_for_since(now, other, self._parameters.target_latency_ns)
+        latency_from = self._owed_for_since(now, other, self._parameters.target_latency_ns)
         if latency_from > now:
             until = latency_from - 1
         if rank == 0 and (_since(other), other.id) < (_since(first), first.id):
@@ -213,6 +213,15 @@ class Foresight:
             until = min(until, now + (full * account.request_milli - account.assured) // account.request_milli)
         return until
 
+    def _owed_for_since(self, now: int, tenant: TokenTenant, length_ns: int) -> int:
+        """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if it is
+        so already, and much later where it goes by what it is owed alone."""
+        if tenant.outlasts(self._parameters.target_latency_ns):
+            return now + _MOST_NS
+        account = tenant.account
+        missing = length_ns - account.assured // account.request_milli
+        return max(_since(tenant) + length_ns, now + max(0, missing))
+
     def _quantum(self, gpu: str, first: TokenTenant, competing: list[TokenTenant], hastened: bool) -> int | None:
         """Return the length of the turn; None where the ceiling would let it grow meanwhile."""
         kind = first.best_effort
@@ -229,11 +238,3 @@ def _drains_simply(hold: Hold) -> bool:
 def _since(tenant: TokenTenant) -> int:
     assert tenant.waiting_since is not None, "the tenant waits"
     return tenant.waiting_since
-
-
-def _owed_for_since(now: int, tenant: TokenTenant, length_ns: int) -> int:
-    """Return the moment from which the tenant has waited, and is owed time, for `length_ns`; `now` if it is
-    so already."""
-    account = tenant.account
-    missing = length_ns - account.assured // account.request_milli
-    return max(_since(tenant) + length_ns, now + max(0, missing))

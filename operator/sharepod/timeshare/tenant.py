@@ -89,6 +89,10 @@ class TokenTenant:
             self.early_turns.add(now, parameters.early_every_ns)
         return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
+    def outlasts(self, latency_ns: int) -> bool:
+        """Return whether its turns run over by more than the target latency: nobody beside it is served within that."""
+        return self.habits.overrun_ns > latency_ns
+
     @property
     def best_effort(self) -> bool:
         """Return whether nothing is guaranteed to it."""
@@ -194,13 +198,15 @@ def order_key(tenant: TokenTenant, ahead: int, since: int, *, now: int, patience
     A tenant that has waited, and is owed, `patience_ns` or more goes before all that wake: these may be so many that
     the others wait for all the credit that can be saved, and that a gang never finds its GPUs free at once. A tenant
     that hurries goes before all, but for those that have waited, and are owed, `latency_ns`: such as hurry may be many.
+    One whose own turns outlast the target latency goes by what it is owed alone: if several such went one after the
+    other, all that others are owed meanwhile would not fit into their buckets.
     """
     account = tenant.account
     if tenant.starving:
         return (0, since, 0, tenant.id)
     if account.assured > 0:
         lag = account.lag_ns()
-        owed_for = min(now - since, lag)
+        owed_for = 0 if tenant.outlasts(latency_ns) else min(now - since, lag)
         if tenant.hurries or owed_for >= latency_ns:
             return (-1, since, 0, tenant.id)
         first = tenant.woke_with_credit or owed_for >= patience_ns

@@ -4,7 +4,8 @@ Guarantees:
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room.
 - S7: Served in this order: starving tenants, tenants that wake with credit and tenants that have been owed time for
   long, longest waiting first; tenants with credit, greatest lag first; tenants with a request, least virtual time
-  first; best effort, least virtual time first.
+  first; best effort, least virtual time first. One whose turns outlast the target latency goes by its lag alone,
+  however long it has been owed time.
 - A decision changes nothing but accounts, which it settles, and virtual times of tenants that join.
 """
 

@@ -2,7 +2,7 @@
 
 Guarantees:
 - S6: A tenant is runnable only if its ceiling leaves room for a shortest quantum; one that is throttled runs again once
-  there is room for more.
+  there is room for more, and has waited for the others since then.
 - A preempted tenant that has waited in vain for the debt cap starves: it is served, whatever it owes.
 """
 
@@ -75,6 +75,7 @@ class WaitingTenants:
         if tenant.starving or account.ceiling_fits(resume if tenant.throttled else parameters.quantum_min_ns):
             if tenant.throttled:
                 self._policy.raise_to_min(tenant)
+                self._wait_anew(now, tenant)
             tenant.throttled, tenant.throttled_until = False, None
             self._throttled.pop(tenant.id, None)
             self._holds.shorten(now, tenant.gpus, tenant)
@@ -95,6 +96,15 @@ class WaitingTenants:
             if tenant.throttled_until is not None and now >= tenant.throttled_until:
                 self._occupancy.settle_around(now, tenant)
                 self.classify(now, tenant)
+
+    def _wait_anew(self, now: int, tenant: TokenTenant) -> None:
+        """Let a tenant wait for the others only since its ceiling has had room: else several that were throttled for
+        long would go one after the other, before all that have waited. One that may starve waits all the time."""
+        if tenant.id in self._preempted:
+            return
+        room_since = now if tenant.throttled_until is None else min(now, tenant.throttled_until)
+        assert tenant.waiting_since is not None, "the tenant waits"
+        tenant.waiting_since = max(tenant.waiting_since, room_since)
 
     def due(self) -> list[int]:
         """Return the moments at which `tick` has something to do at the latest."""
