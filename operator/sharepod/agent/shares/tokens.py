@@ -318,7 +318,9 @@ class Tokens:
         now = self._now()
         if token.undrained or token.disconnected:
             self._watch_still(tenant_id)
-            if self._suspend_if_silent(now, tenant_id, token) is None:
+            if self._scheduler.displaced(tenant_id):
+                self._wait_as_wanted(now, tenant_id, token)
+            elif self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
         token.grant_id = None
@@ -448,6 +450,15 @@ class Tokens:
         if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
             self._looks.by(now + PATIENCE_MOST_NS)  # that they are waited for may be new
         self._hints.up(self._tokens[other].hint for other in self._scheduler.sharing_with(tenant_id))
+
+    def _wait_as_wanted(self, now: int, tenant_id: str, token: TenantToken) -> None:
+        """Let a displaced tenant wait for its next turn while a process of it wants that."""
+        if token.wanting:
+            self._wait_for_turn(now, tenant_id, token)
+        else:
+            token.wanted_at = None
+            self._scheduler.unwant(now, tenant_id)
+        self._pump()
 
     def _listen(self, late: bool) -> None:
         """Look at the heartbeats of all tenants that others wait for (E2). An agent that is late was held up, and so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from sharepod import protocol
@@ -269,6 +269,43 @@ async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leave
     tokens.drained("a", one, protocol.Drained(one.grants()[0], wanting=True))
     assert tokens._due is not None
     assert tokens._deadline._timer_at == announced < tokens._due, "it is set again when it fires"
+
+
+async def preempt(tokens: Tokens, clock: Clock, processes: Sequence[Process], heir: Process) -> int:
+    """Have tenant a preempted, while all its processes hold and `heir` of b wants. Return the grant's id."""
+    add(tokens, "a", "b")
+    other = Process(99)
+    tokens.want("b", other)
+    for process in processes:
+        tokens.want("a", process)
+    tokens.drained("b", other, protocol.Drained(other.grants()[0]))
+    tokens.want("b", heir)
+    for pause_ns in (Parameters().quantum_max_ns, 20 * MS, Parameters().grace_ns - 20 * MS):
+        clock.now += pause_ns
+        tokens.set_connected("b", connected=True)
+    assert heir.grants()
+    return processes[0].grants()[0]
+
+
+async def test_a_process_that_drains_after_its_tenant_was_preempted_waits_for_the_next_turn(
+    tokens: Tokens, clock: Clock
+) -> None:
+    first, hangs, heir = Process(1), Process(2), Process(3)
+    held = await preempt(tokens, clock, [first, hangs], heir)
+    tokens.drained("a", first, protocol.Drained(held, wanting=True))
+    tokens.drained("b", heir, protocol.Drained(heir.grants()[-1]))
+    assert len(set(first.grants())) == 2
+
+
+async def test_a_preempted_tenant_waits_no_more_once_the_process_that_wanted_a_turn_is_gone(
+    tokens: Tokens, clock: Clock
+) -> None:
+    first, hangs, heir = Process(1), Process(2), Process(3)
+    await preempt(tokens, clock, [first, hangs], heir)
+    tokens.want("a", first)
+    tokens.connection_lost("a", first)
+    tokens.drained("b", heir, protocol.Drained(heir.grants()[-1]))
+    assert tokens.usage("a").grants == 1
 
 
 async def test_announced_last_work_hands_nothing_off_while_a_sibling_is_disconnected(
