@@ -149,6 +149,7 @@ class Tokens:
         token = self._tokens.pop(tenant_id, None)
         if token is not None:
             self._prepared.change(token.gpus)
+            self._looks.drop(tenant_id)
             self._scheduler.remove(self._now(), tenant_id)
             self._pump()
 

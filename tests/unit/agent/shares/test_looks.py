@@ -131,6 +131,15 @@ def test_one_that_held_before_anybody_waited_is_watched_once_somebody_does(monke
     on_the_loop(life, beside=True)
 
 
+def test_a_tenant_that_is_removed_as_it_holds_is_watched_no_more() -> None:
+    async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
+        await until(lambda: tokens._looks.watches("a"))
+        tokens.remove("a")
+        assert not tokens._looks.watches("a")
+
+    on_the_loop(life)
+
+
 @pytest.mark.promise("time-starved")
 def test_a_holder_that_stops_while_the_loop_watches_is_barred() -> None:
     async def life(_tokens: Tokens, one: Process, _other: Process, barred: list[int]) -> None:
