@@ -9,8 +9,9 @@ from .account import Charge
 
 
 class HoldPhase(Enum):
-    """Progress of a hold. A hold moves downwards in this list only, and may skip phases; it ends when the tenant has
-    drained."""
+    """Progress of a hold. A hold moves downwards in this list, and may skip phases; it ends when the tenant has
+    drained. One that was preempted without processor time is SUSPENDED once its last work ends, and PREEMPTED again
+    once its tenant runs."""
 
     RUNNING = auto()
     """The tenant may launch. The hold may be renewed."""

@@ -11,7 +11,8 @@ Guarantees:
 - S4: A tenant with several GPUs gets all of them in one grant, or none.
 - S5: GPUs that such a tenant waits for are reserved once it is next, and are given meanwhile only to turns that end
   before it can start.
-- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room.
+- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
+  that starves is given a shortest quantum, whatever its ceiling says.
 - S7: The order of service is that of turns.py.
 - S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
 

@@ -41,7 +41,8 @@ _RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
-    """All holds that were not drained, and neither preempted nor suspended."""
+    """All holds for which something comes due: those that were not drained, and neither preempted nor suspended; and
+    preempted ones of tenants without processor time, until they are suspended."""
 
     def __init__(
         self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]

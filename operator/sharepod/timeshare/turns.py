@@ -1,7 +1,8 @@
 """Turn policy: which tenants are next, and for how long.
 
 Guarantees:
-- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room.
+- S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
+  that starves is given a shortest quantum, whatever its ceiling says.
 - S7: Served in this order: starving tenants, tenants that wake with credit and tenants that have been owed time for
   long, longest waiting first; tenants with credit, greatest lag first; tenants with a request, least virtual time
   first; best effort, least virtual time first. One whose turns outlast the target latency goes by its lag alone,
