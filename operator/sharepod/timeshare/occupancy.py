@@ -58,6 +58,7 @@ class Occupancy:
             if not self.tenants_on[gpu]:
                 del self.tenants_on[gpu]
                 del self._books[gpu]
+                self._preempted.pop(gpu, None)
 
     def has_gangs(self, gpu: str) -> bool:
         """Return whether a tenant of the GPU has other GPUs, too."""

@@ -109,6 +109,7 @@ class Scheduler:
             if tenant.best_effort != was_best_effort:
                 self._policy.set_to_min(tenant)
             tenant.interactive = interactive
+            tenant.hurries, tenant.prompt = tenant.hurries and interactive, tenant.prompt and interactive
             if tenant.waiting_since is not None:
                 self._waiting.classify(now, tenant)
             self._holds.shorten(now, tenant.gpus)

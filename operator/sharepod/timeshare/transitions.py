@@ -1,7 +1,7 @@
 """Transitions of holds: renewal, cut, revocation, yielding, preemption.
 
 Guarantees:
-- A holder whose turn is next again is renewed before its deadline, without draining.
+- A holder whose turn is next again is renewed before its deadline, without draining; without end if it is alone.
 - A holder that announces the end of its last work yields `hand_off_ns` before that end; one holder at a time on a GPU.
 - A holder that has not drained a grace period after its deadline is preempted.
 - A tenant without processor time yields whoever is next, and is suspended when its last work ends.
@@ -186,7 +186,7 @@ class HoldTransitions:
                 hold.renewal_considered = True
                 if now < hold.deadline:
                     actions.extend(self._renew(now, tenant, hold))
-            if now < hold.deadline:
+            if hold.deadline is None or now < hold.deadline:
                 continue
             # 4. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
@@ -285,13 +285,14 @@ class HoldTransitions:
             quantum = min(quantum, turn.quantum_ns - left)
         if (room is not None or turn.backfill) and quantum < min(turn.quantum_ns, self._parameters.quantum_min_ns):
             return []
+        unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
         self._occupancy.settle_around(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
-        hold.granted_at, hold.deadline = hold.deadline, hold.deadline + quantum
+        hold.granted_at, hold.deadline = hold.deadline, None if unlimited else hold.deadline + quantum
         hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
         hold.told_longer = hold.renewal_considered = hold.seen_late = False
         hold.charged_ns = 0
-        return [self.terms(tenant, hold, hold.deadline - now)]
+        return [self.terms(tenant, hold, 0 if hold.deadline is None else hold.deadline - now)]
 
     def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         """Let the next tenant in while this one's last work ends, unless its own turn is next again and it can run."""

@@ -88,7 +88,9 @@ class WaitingTenants:
     def tick(self, now: int) -> None:
         """Let tenants starve that have waited long enough, and those run whose ceiling has room again."""
         for tenant in list(self._preempted.values()):
-            if not tenant.starving and now >= tenant.starves_at(self._parameters):
+            if tenant.hold is None or tenant.hold.phase is not HoldPhase.PREEMPTED:
+                del self._preempted[tenant.id]  # suspended since then: it owes nothing for what it has not drained
+            elif not tenant.starving and now >= tenant.starves_at(self._parameters):
                 tenant.starving = True
                 self._occupancy.settle_around(now, tenant)
                 self.classify(now, tenant)

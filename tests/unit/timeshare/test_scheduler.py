@@ -320,6 +320,60 @@ def test_a_holder_whose_turn_it_is_again_goes_on_without_draining() -> None:
     assert scheduler.tick(350 * MS) == []
 
 
+@pytest.mark.promise("time-alone-uninterrupted")
+def test_a_holder_whose_neighbour_has_gone_goes_on_without_end() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    granted(scheduler, 1)
+    scheduler.want(2, "b")
+    scheduler.tick(2)
+    scheduler.drained(10 * MS, "a", wanting=True)
+    assert granted(scheduler, 10 * MS).tenant == "b"
+    scheduler.drained(20 * MS, "b", wanting=False)
+    renewed: list[TokenGrant] = [granted(scheduler, 20 * MS)]
+    while (due := scheduler.next_deadline()) is not None and due < 30 * S:
+        renewed += [action for action in scheduler.tick(due) if isinstance(action, TokenGrant)]
+    assert {(grant.tenant, grant.grant_id) for grant in renewed} == {("a", renewed[0].grant_id)}
+    assert len(renewed) < 20
+    assert renewed[-1].quantum_ns == 0
+    scheduler.want(30 * S, "b")
+    assert scheduler.tick(30 * S), "it is told of an end again"
+    scheduler.drained(30 * S + 100 * MS, "a", wanting=True)
+    assert granted(scheduler, 30 * S + 100 * MS).tenant == "b"
+
+
+def test_a_tenant_that_was_preempted_and_is_suspended_since_does_not_starve() -> None:
+    scheduler = scheduler_with(("a", 400, 1000), ("b", 400, 1000))
+    for name in "ab":
+        scheduler.set_connected(0, name, connected=True)
+        scheduler.want(1, name)
+        scheduler.tick(1)
+    scheduler.silent(50 * MS, "a", expected_ns=3 * S)
+    for moment in range(100 * MS, 3_200 * MS, 10 * MS):
+        if moment == 2 * S:
+            scheduler.want(moment, "a")
+            assert list(scheduler._waiting._preempted) == ["a"]
+        for action in scheduler.tick(moment):
+            if isinstance(action, TokenGrant):
+                scheduler.drained(moment, action.tenant, wanting=True)
+    assert scheduler._waiting._preempted == {}
+
+
+def test_a_tenant_that_is_no_longer_interactive_hurries_no_more() -> None:
+    scheduler = scheduler_with(("a", 400, 1000), ("b", 400, 1000))
+    scheduler.set_tenant(0, "a", ("g0",), request_milli=400, limit_milli=1000, interactive=True)
+    scheduler.set_connected(0, "a", connected=True)
+    scheduler.want(0, "b")
+    granted(scheduler, 0)
+    scheduler.want(500 * MS, "a")
+    assert scheduler._tenants["a"].hurries
+    scheduler.set_tenant(500 * MS, "a", ("g0",), request_milli=400, limit_milli=1000, interactive=False)
+    assert not scheduler._tenants["a"].hurries
+    scheduler.tick(500 * MS)
+    scheduler.drained(600 * MS, "b", wanting=True)
+    assert not granted(scheduler, 600 * MS).prompt
+
+
 def two_that_share(request: int = 500) -> Scheduler:
     """`a` holds, until 100 ms after 1; `b` waits for it."""
     scheduler = scheduler_with(("a", request, 1000), ("b", 1000 - request, 1000))

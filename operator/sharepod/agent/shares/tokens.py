@@ -166,8 +166,10 @@ class Tokens:
         if client.heartbeat is not None:
             client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
-        if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
+        barred = token.grant_id == token.revoked_id
+        if running is not None and not barred and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._prepared.change(token.gpus)
+            token.wanting.pop(client, None)
             self._send_grant(token, client, running)
             self._watch_still(tenant_id)
             return
@@ -302,12 +304,11 @@ class Tokens:
     def _join_endless(self, tenant_id: str, token: TenantToken) -> None:
         """Let processes that want the token join a grant without end that siblings hold (E4)."""
         running = self._scheduler.remaining_grant(self._now(), tenant_id)
-        held = token.grant_id != token.revoked_id and (token.undrained or token.disconnected)
-        if held and running is not None and running.quantum_ns == 0:
+        if (token.undrained or token.disconnected) and running is not None and running.quantum_ns == 0:
             self._join(tenant_id, token, running)
 
     def _join(self, tenant_id: str, token: TenantToken, grant: TokenGrant) -> None:
-        if token.closed or not token.wanting:
+        if token.closed or not token.wanting or token.grant_id == token.revoked_id:
             return
         wanting, token.wanting = token.wanting, {}
         for client in wanting:
@@ -386,7 +387,7 @@ class Tokens:
             for client, told in () if token.closed else list(token.undrained.items()):
                 if told == action.grant_id:  # those of an earlier one end that first
                     self._send_grant(token, client, action, renews=True)
-            if before is not None and token.ends_at is not None and token.ends_at > before:
+            if before is not None and (token.ends_at is None or token.ends_at > before):
                 self._join(action.tenant, token, action)
         elif isinstance(action, TokenRevocation):
             for client in token.undrained:

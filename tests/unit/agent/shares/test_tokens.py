@@ -663,16 +663,17 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
 async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
     """The gate is barred: the process would give the grant back at once, again and again."""
     add(tokens, "a")
-    one, sibling = Process(1), Process(2)
+    one, sibling, late = Process(1), Process(2), Process(3)
     tokens.want("a", one)
     tokens.want("a", sibling)
     [first] = one.grants()
     tokens.set_open(frozenset())
     tokens.set_open(frozenset({GPU}))
+    tokens.want("a", late)
     tokens.drained("a", one, protocol.Drained(first, wanting=True))
-    assert one.grants() == [first]
+    assert (one.grants(), late.grants()) == ([first], [])
     tokens.drained("a", sibling, protocol.Drained(first))
-    assert len(one.grants()) == 2
+    assert (len(one.grants()), len(late.grants())) == (2, 1)
 
 
 async def test_a_tenant_that_comes_to_a_closed_gpu_gets_no_token(tokens: Tokens) -> None:
