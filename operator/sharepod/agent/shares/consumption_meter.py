@@ -110,11 +110,10 @@ class ConsumptionMeter:
         """Go on from what an earlier agent has kept. Its tenants are metered on, as they were, until they are updated
         or ended."""
         now = self._now()
-        shift = 0
-        if kept.boot != self._boot:  # the monotonic clock began anew: the time between is the wall clock's
+        same_boot, shift = kept.boot == self._boot, 0
+        if not same_boot:  # the monotonic clock began anew: the time between is the wall clock's
             shift = now.monotonic_ns - kept.monotonic_ns - max(0, now.wall_ms - kept.wall_ms) * 1_000_000
         for tenant_id, one in kept.tenants.items():
-            same_boot = shift == 0
             self._tenants[tenant_id] = _MeteredTenant(
                 one.namespace,
                 dict(one.gpus),

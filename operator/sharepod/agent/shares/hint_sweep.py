@@ -42,6 +42,6 @@ class HintSweep:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._due)
 
     def _due(self) -> None:
-        self._timer = None
-        if self._sweep():
-            self._set()
+        self._set()  # first: a sweep that fails is made again
+        if not self._sweep():
+            self.close()

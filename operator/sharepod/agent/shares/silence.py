@@ -19,8 +19,8 @@ PATIENCE_MOST_NS = 5_000_000
 """Nanoseconds without a sign of life after which a process is taken to have no processor time: 5 ms, ten times the
 pause between two of its signs, and a twentieth of the period of a CPU quota."""
 PATIENCE_LEAST_NS = 1_000_000
-"""The same for a tenant that is stopped again and again: 1 ms, two of its signs. The event loop's timers count whole
-milliseconds."""
+"""The same for a tenant that is stopped again and again: 1 ms, two of its signs, and what timers round up to where
+the loop is not the agent's own (agent/on_time.py)."""
 FORGET_NS = 250_000_000
 """Nanoseconds after which a tenant counts as stopped again and again no more: 250 ms, two and a half periods of a CPU
 quota. On a busy node a thread is late for `PATIENCE_MOST_NS` about once a second."""
