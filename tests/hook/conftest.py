@@ -7,7 +7,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from doubles.gpus import State, create_state, read_state
 from sharepod.protocol import GpuTerms
 
 from hook.world.child import end
+from hook.world.hook_build import built_hook
 from hook.world.probe import Probe
 from hook.world.scripted_agent import ScriptedAgent
 
@@ -102,25 +102,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.paired)
 
 
-def _build_hook(target: Path, *, define: str = "") -> Path:
-    BUILD.mkdir(exist_ok=True)
-    with (BUILD / "hook.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at the same time
-        return _built(target, define)
-
-
-def _built(target: Path, define: str) -> Path:
-    sources = [ROOT / "setup.py", Path(__file__), *(ROOT / "shim").rglob("*.[ch]"), *(ROOT / "shim").rglob("*.def")]
-    if target.is_file() and target.stat().st_mtime > max(source.stat().st_mtime for source in sources):
-        return target
-    command = [sys.executable, "setup.py", "--quiet", "build_hook", f"--target={target}"]
-    if define:
-        command.append(f"--define={define}")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target
-
-
 @pytest.fixture(scope="session")
 def double() -> Path:
     """Folder of the simulated libcuda.so.1. Builds it, and the programs of the tests, if they are out of date."""
@@ -138,7 +119,7 @@ def double() -> Path:
 @pytest.fixture(scope="session")
 def hook_file() -> Path:
     """File of the hook as it ships."""
-    return _build_hook(BUILD / "hook" / "libsharepod.so")
+    return built_hook(BUILD / "hook" / "libsharepod.so")
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +127,7 @@ def hasty_hook_file() -> Path:
     """File of the hook with short time-outs (`limits` 1 s, memory without an agent 1.5 s, a silent agent 0.5 s) and
     slots of their own for two threads."""
     define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500,SHAREPOD_GATE_SLOTS=2"
-    return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
+    return built_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
 
 def terms(

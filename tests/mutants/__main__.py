@@ -150,7 +150,8 @@ class Tree:
         if self._mutant is not None:
             path = self.folder / self._mutant.file
             path.write_text(self._before, encoding="utf-8")
-            shutil.copystat(ROOT / self._mutant.file, path)
+            if path.suffix == ".py":  # else what was built with the fault would be taken for up to date
+                shutil.copystat(ROOT / self._mutant.file, path)
             self._mutant = None
         return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
 

@@ -23,6 +23,7 @@ import yaml
 from doubles.gpus import State, create_state, read_state
 from hook.world.callers import Callers, Interruption
 from hook.world.child import end
+from hook.world.hook_build import built_hook
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -80,6 +81,7 @@ class Node:
         nvml: bool = False,
         apart: bool = False,
     ) -> None:
+        built_hook(HOOK)
         self._apart = apart
         self.directory = directory
         self.state = create_state(
