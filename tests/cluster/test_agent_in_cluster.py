@@ -285,7 +285,7 @@ def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
     directory = node.tenant_directory("a").stat().st_ino
     killed.signal(signal.SIGKILL)
     killed.wait(10)
-    assert not node.connects("a")
+    wait_until(lambda: not node.connects("a"), what="the end of the processes that it had started", timeout=10)
     generation = node.reserve(row("a"), row("b"))
     node.start_agent()
     node.await_observed(generation)
