@@ -184,9 +184,11 @@ class HoldTransitions:
             # 3. Renew, if its turn is next again.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
-                if now < hold.deadline:
-                    actions.extend(self._renew(now, tenant, hold))
-            if hold.deadline is None or now < hold.deadline:
+                renewed = self._renew(now, tenant, hold) if now < hold.deadline else []
+                if renewed:
+                    actions.extend(renewed)
+                    continue
+            if now < hold.deadline:
                 continue
             # 4. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
