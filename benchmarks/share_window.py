@@ -22,7 +22,7 @@ LONG_WINDOWS = 6
 """Cases of long kernels are measured for at most so many times the length of the others."""
 STEP_S = 1.0
 TOLD_S = 1.1
-"""What the agent tells is up to a second old."""
+"""Seconds after which the agent tells of all that has happened: its figures are up to a second old."""
 SPANS_S = (10, 60)
 """Lengths of the spans of which the worst is told beside the whole window."""
 
