@@ -65,6 +65,11 @@ class TenantToken:
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
     @property
+    def taken(self) -> bool:
+        """Return whether its grant was taken because a GPU was closed: nobody joins it."""
+        return self.grant_id is not None and self.grant_id == self.revoked_id
+
+    @property
     def gpu_mask(self) -> int:
         """One bit per GPU of the tenant; a grant is for all of them."""
         return (1 << len(self.gpus)) - 1

@@ -166,8 +166,7 @@ class Tokens:
         if client.heartbeat is not None:
             client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
-        barred = token.grant_id == token.revoked_id
-        if running is not None and not barred and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
+        if running is not None and not token.taken and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._prepared.change(token.gpus)
             token.wanting.pop(client, None)
             self._send_grant(token, client, running)
@@ -308,7 +307,7 @@ class Tokens:
             self._join(tenant_id, token, running)
 
     def _join(self, tenant_id: str, token: TenantToken, grant: TokenGrant) -> None:
-        if token.closed or not token.wanting or token.grant_id == token.revoked_id:
+        if token.closed or not token.wanting or token.taken:
             return
         wanting, token.wanting = token.wanting, {}
         for client in wanting:
