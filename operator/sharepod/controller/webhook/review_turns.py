@@ -37,9 +37,11 @@ class ReviewTurns:
     @contextmanager
     def holding(self, address: str, size: int) -> Iterator[bool]:
         """Within it a review of that many bytes may be held, if it yields True."""
-        size = 0 if size <= SMALL else size
+        if size <= SMALL:
+            yield True
+            return
         held = self._held.get(address, 0) + size
-        if size and (held > HELD_EACH or sum(self._held.values()) + size > HELD):
+        if held > HELD_EACH or sum(self._held.values()) + size > HELD:
             yield False
             return
         self._held[address] = held

@@ -68,3 +68,13 @@ def test_large_reviews_are_bounded_for_one_address_and_in_all_and_small_ones_are
     assert turns._held == {}
     with turns.holding("c", LARGE) as taken:
         assert taken
+
+
+def test_small_reviews_of_one_address_end_in_any_order() -> None:
+    turns = ReviewTurns()
+    first, second = ExitStack(), ExitStack()
+    assert first.enter_context(turns.holding("a", SMALL))
+    assert second.enter_context(turns.holding("a", SMALL))
+    first.close()
+    second.close()
+    assert turns._held == {}

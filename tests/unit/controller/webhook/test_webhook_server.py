@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -17,11 +18,14 @@ import pytest
 import structlog
 import uvloop
 from sharepod.controller.handlers import give_claim
+from sharepod.controller.webhook import server
 from sharepod.controller.webhook.reviews import MOST_PARTS
 from sharepod.controller.webhook.server import LARGEST_REVIEW, WebhookServer
+from sharepod.web import http_server
 from unit.controller.webhook.test_certificates import World
 
 PATIENCE_S = 30.0
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def review(**said: Any) -> dict[str, Any]:
@@ -45,6 +49,12 @@ class Asking:
     async def ask(self, content: bytes) -> tuple[int, str]:
         async with self._session.post(self._url, data=content, ssl=self.trust) as answer:
             return answer.status, await answer.text()
+
+
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the server to 8 connections."""
+    monkeypatch.setattr(server, "_OPEN_MAX", 8)
 
 
 @pytest.fixture
@@ -125,6 +135,43 @@ async def test_a_connection_that_asks_amiss_is_closed(asking: Asking) -> None:
         await reader.read()
         assert reader.at_eof()
     writer.close()
+
+
+async def test_a_silent_connection_and_a_slow_review_are_closed(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_WITHIN_S", 0.3)
+    monkeypatch.setattr(server, "_READ_S", 0.1)
+    async with asyncio.timeout(PATIENCE_S):
+        silent, idle = await asyncio.open_connection("127.0.0.1", asking.port, ssl=asking.trust)
+        slow, writer = await asyncio.open_connection("127.0.0.1", asking.port, ssl=asking.trust)
+        writer.write(b"POST /line HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        assert b"408" in await slow.readline()
+        assert await silent.read() == b""
+    idle.close()
+    writer.close()
+
+
+@pytest.mark.promise("operator-kept-crowded")
+async def test_on_a_full_port_silent_connections_are_closed_and_pending_reviews_are_answered(
+    few_places: None, asking: Asking
+) -> None:
+    head = b"POST /line HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(REVIEW)
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+
+        async def connect(address: str, tls: ssl.SSLContext | None) -> Streams:
+            streams = await asyncio.open_connection("127.0.0.1", asking.port, ssl=tls, local_addr=(address, 0))
+            stack.callback(streams[1].close)
+            return streams
+
+        reader, writer = await connect("127.0.0.1", asking.trust)
+        writer.write(head + REVIEW[:-1])
+        for number in range(12):
+            await connect(f"127.0.1.{number + 1}", asking.trust)
+            await connect(f"127.0.1.{number + 1}", None)
+        assert (await asking.ask(REVIEW))[0] == 200
+        writer.write(REVIEW[-1:])
+        assert b"200" in await reader.readline()
 
 
 @pytest.mark.promise("operator-line-webhook")
