@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAGIC = 0x314B4146
-LAYOUT = 4
+LAYOUT = 5
 MAX_DEVICES = 16
 MAX_CLIENTS = 256
 QUEUE_DEPTH = 1024
@@ -156,8 +156,10 @@ def read_state(path: Path | str) -> State:
             raise ValueError(f"{path} is not a state file of layout {LAYOUT}")
         devices = []
         for index in range(count):
-            raw, model, memory, busy_until = _DEVICE.unpack_from(content, _HEADER.size + index * _DEVICE.size)
-            devices.append(DeviceState(f"GPU-{uuid.UUID(bytes=raw)}", model.rstrip(b"\0").decode(), memory, busy_until))
+            raw, model, memory, timeline = _DEVICE.unpack_from(content, _HEADER.size + index * _DEVICE.size)
+            devices.append(
+                DeviceState(f"GPU-{uuid.UUID(bytes=raw)}", model.rstrip(b"\0").decode(), memory, timeline >> 8)
+            )
         clients = []
         for index in range(MAX_CLIENTS):
             at = _CLIENTS_AT + index * _CLIENT_BYTES

@@ -333,7 +333,7 @@ EXPORT int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *out) 
         return NVML_INVALID_ARGUMENT;
     clock_gettime(CLOCK_MONOTONIC, &now);
     uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    *out = (struct utilization){.gpu = fake_state_device(device)->busy_until > ns ? 100 : 0};
+    *out = (struct utilization){.gpu = fake_state_busy_until(device) > ns ? 100 : 0};
     return NVML_SUCCESS;
 }
 

@@ -6,8 +6,9 @@
  *   memory run beside them, one at a time.
  * - With FAKE_CUDA_ORDER=strict a device does one thing at a time, in the order of submission, for tests that need
  *   exact times; only events do not wait for other streams.
- * - Kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
- *   slice and what the timeline is filled ahead.
+ * - Kernels of several processes take turns in slices of FAKE_CUDA_SLICE_US. A slice of another process than the last
+ *   one begins after FAKE_CUDA_SWITCH_US, which no process has used. A process that dies takes back all of its queue
+ * but at most a slice and what the timeline is filled ahead.
  * - With FAKE_CUDA_AHEAD_MS=N the timeline is filled N ms ahead: so much of what a process has launched runs, as on
  *   hardware, while the process stands still.
  * - Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late
@@ -25,7 +26,7 @@
  * naps. */
 enum {
     AHEAD_NS = 500 * 1000,
-    SLICE_NS = 2 * 1000 * 1000,
+    SLICE_NS = 2 * 1000 * 1000, /* FAKE_CUDA_SLICE_US says otherwise */
     STREAM_SLICE_NS = 250 * 1000,
     RETIRE_NS = 200 * 1000,
     HANG_POLL_NS = 2 * 1000 * 1000
@@ -46,7 +47,8 @@ static pthread_cond_t moved; /* something was committed or retired */
 static pthread_cond_t wake;  /* the thread has something new to look at */
 static struct queue queues[FAKE_DEVICES];
 static bool running, strict;
-static uint64_t ahead_ns = AHEAD_NS;
+static uint64_t ahead_ns = AHEAD_NS, slice_ns = SLICE_NS;
+static uint64_t switch_ns;    /* that the device takes to change to another process */
 static uint64_t asleep_until; /* the thread sleeps until then; 0: it does not */
 static unsigned blocked;      /* launches that wait for room */
 static bool progress;         /* something was committed or retired since the last broadcast */
@@ -236,7 +238,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
             *due = earlier(*due, start - ahead_ns / 2);
             return false;
         }
-        queue->turn_left = SLICE_NS;
+        queue->turn_left = slice_ns;
     }
     struct op *op = next_op(chosen);
     uint64_t slice = earlier(op->left, queue->turn_left);
@@ -244,7 +246,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
         slice = earlier(slice, STREAM_SLICE_NS);
     chosen->served = ++queue->turns;
     queue->turn_left -= slice;
-    queue->cursor = op->left > 0 ? fake_state_occupy(device, start, slice) : start;
+    queue->cursor = op->left > 0 ? fake_state_occupy(device, start, slice, switch_ns) : start;
     op->left -= slice;
     if (op->left == 0) {
         fake_state_usage(device)->kernels++;
@@ -327,10 +329,15 @@ static void *engine(void *unused) {
 
 static void start_engine(void) {
     pthread_condattr_t monotonic;
-    const char *order = getenv("FAKE_CUDA_ORDER"), *ahead = getenv("FAKE_CUDA_AHEAD_MS");
+    const char *order = getenv("FAKE_CUDA_ORDER"), *ahead = getenv("FAKE_CUDA_AHEAD_MS"),
+               *slice = getenv("FAKE_CUDA_SLICE_US"), *between = getenv("FAKE_CUDA_SWITCH_US");
     strict = order != NULL && strcmp(order, "strict") == 0;
     if (ahead != NULL)
         ahead_ns = strtoull(ahead, NULL, 10) * 1000000u;
+    if (slice != NULL)
+        slice_ns = later(strtoull(slice, NULL, 10), 1) * 1000u;
+    if (between != NULL)
+        switch_ns = strtoull(between, NULL, 10) * 1000u;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&wake, &monotonic);

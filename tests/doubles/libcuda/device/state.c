@@ -300,16 +300,22 @@ bool fake_state_released(void) {
     return state->release != 0;
 }
 
-uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length) {
-    _Atomic uint64_t *busy_until = &state->devices[device].busy_until;
-    uint64_t busy = *busy_until, end;
+/* One word has the end and the client, so that no lock is needed. */
+uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length, uint64_t switch_ns) {
+    _Atomic uint64_t *timeline = &state->devices[device].timeline;
+    uint64_t record = (uint64_t)(self - state->clients), before = *timeline, end;
     do {
-        end = (busy > ready ? busy : ready) + length;
-    } while (!atomic_compare_exchange_weak(busy_until, &busy, end));
+        uint64_t busy = before >> FAKE_CLIENT_BITS, last = before & (FAKE_CLIENTS - 1);
+        end = (busy > ready ? busy : ready) + length + (before != 0 && last != record ? switch_ns : 0);
+    } while (!atomic_compare_exchange_weak(timeline, &before, end << FAKE_CLIENT_BITS | record));
     struct fake_usage *usage = fake_state_usage(device);
     usage->busy_ns += length;
     usage->last_end = end;
     return end;
+}
+
+uint64_t fake_state_busy_until(int device) {
+    return state->devices[device].timeline >> FAKE_CLIENT_BITS;
 }
 
 /* With the memory lock. */

@@ -16,9 +16,10 @@
 #include <stdint.h>
 
 #define FAKE_MAGIC 0x314b4146u /* "FAK1" */
-#define FAKE_LAYOUT 4u
+#define FAKE_LAYOUT 5u
 #define FAKE_DEVICES 16
 #define FAKE_CLIENTS 256
+#define FAKE_CLIENT_BITS 8
 #define FAKE_SHARES 512
 #define FAKE_LABEL_BYTES 64
 
@@ -39,7 +40,9 @@ struct fake_device {
     uint8_t uuid[16];
     char model[64];
     uint64_t memory;
-    _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC, ns: end of all work on the device's timeline */
+    /* End of all work on the device's timeline, CLOCK_MONOTONIC ns, shifted by FAKE_CLIENT_BITS; in the bits below the
+     * record of the client whose work that is. 0: the device was never used. */
+    _Atomic uint64_t timeline;
 };
 
 struct fake_usage {
@@ -83,6 +86,7 @@ struct fake_state {
     struct fake_share shares[FAKE_SHARES];
 };
 
+_Static_assert(FAKE_CLIENTS == 1 << FAKE_CLIENT_BITS, "a record fits its bits");
 _Static_assert(sizeof(struct fake_device) == 96, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_share) == 48 + 2 * FAKE_CLIENTS, "tests/doubles/gpus.py has the same layout");
@@ -105,8 +109,11 @@ bool fake_state_released(void);
 /* Get this process's record; return whether the process of a record still lives. */
 void fake_state_self(uint32_t *record, uint32_t *pid);
 bool fake_state_lives(uint32_t record, uint32_t pid);
-/* Put `length` ns on the device's timeline, not before `ready`; return their end. */
-uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length);
+/* Put `length` ns on the device's timeline, not before `ready`; return their end. `switch_ns` go before them, and count
+ * as no client's use, where the last work on the timeline is another client's. */
+uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length, uint64_t switch_ns);
+/* Return the end of all work on the device's timeline, CLOCK_MONOTONIC ns; 0: there was none. */
+uint64_t fake_state_busy_until(int device);
 /* Take memory of the device. False if there is not as much left. */
 bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes);
 void fake_state_give(int device, enum fake_kind kind, uint64_t bytes);
