@@ -1,17 +1,17 @@
 """Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
 
-`agent killed`: its processes but for the keeper; `container killed`: the keeper too, and all are started anew; `agent
-upgraded`: SIGTERM once the next one stands by. As root the agent is two processes, as in its DaemonSet, else one, as
-with `--one-process`. Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A
-quantum is up to 100 ms, so that any single second is some points off what was asked: `second_off` is how far the shares
-of what all got are from the requests, in points, the worst of the tenants, over a second; of `undisturbed` seconds, and
-of the `first` after the new agent serves. `four_off`: the same over four seconds. `gap`: the longest time in which
-attempts to connect failed; `unanswered`: the longest time from an attempt to the agent's WELCOME, by callers of each
-tenant that ask 25 times a second. `hooks_back`: from then until every program is connected. `right_after`: counted from
-there, or from the edit, the earliest time from which on a second is no further off than undisturbed ones are.
-`over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`: programs that ended.
-With `--tenants` also what callers of twelve of so many tenants see, which have no programs. With `--cluster` also the
-gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change (the answer to the write) to
+`agent killed`: steward and teller; `container killed`: the supervisor too, and all are started again; `agent
+upgraded`: SIGTERM once the next one stands by. The agent is two processes, as in its DaemonSet: needs root. Three
+busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to 100 ms,
+so that any single second is some points off what was asked: `second_off` is how far the shares of what all got are
+from the requests, in points, the worst of the tenants, over a second; of `undisturbed` seconds, and of the `first`
+after the new agent serves. `four_off`: the same over four seconds. `gap`: the longest time in which attempts to
+connect failed; `unanswered`: the longest time from an attempt to the agent's WELCOME, by callers of each tenant that
+ask 25 times a second. `hooks_back`: from then until every program is connected. `right_after`: counted from there, or
+from the edit, the earliest time from which on a second is no further off than undisturbed ones are. `over_limit`: of
+siblings started at that moment, those that got more memory than was left; `dead`: programs that ended. With
+`--tenants` also what callers of twelve of so many tenants see, which have no programs. With `--cluster` also the gap
+of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change (the answer to the write) to
 the tenant's limits in force. Prints a table and writes `build/results/changes.json`.
 """
 
@@ -108,14 +108,14 @@ def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: fl
 
 
 CASES = {
-    "agent killed": Node.kill_kept_agent,
+    "agent killed": Node.kill_agent,
     "container killed": Node.restart_container,
     "agent upgraded": Node.upgrade_agent,
 }
 
 
 def turns(case: str, times: int) -> Iterator[int]:
-    """Yield each turn of a case, none so early that the keeper of killed processes gives up."""
+    """Yield each turn of a case, none so early that the agent's supervisor gives up."""
     for turn in range(times):
         if case == "agent killed" and turn and turn % _KILLED_AT_ONCE == 0:
             time.sleep(WITHIN_S)
@@ -152,12 +152,12 @@ def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Progra
     }
 
 
-def beside_many(tenants: int, times: int, *, apart: bool) -> list[Row]:
+def beside_many(tenants: int, times: int) -> list[Row]:
     """Measure what callers see of an upgrade and of a kill on a node with so many tenants on eight GPUs."""
     a_gpu = -(-tenants // len(GPUS))
     many = [tenant(f"m{i:03}", 1 / a_gpu - 5e-4, memory=GI // 4, gpus=[GPUS[i % len(GPUS)]]) for i in range(tenants)]
     result: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="ch") as directory, running(Path(directory), *many, apart=apart) as node:
+    with tempfile.TemporaryDirectory(prefix="ch") as directory, running(Path(directory), *many, apart=True) as node:
         for case in ("agent upgraded", "agent killed"):
             found = [CASES[case](node) for _ in turns(case, times)]
             for metric, values in (
@@ -178,12 +178,12 @@ def edited(node: Node, meter: Meter, requests: Mapping[str, float], usual: float
     return right_after(watch(meter, WATCHED_S), begin, requests, usual)
 
 
-def standalone(times: int, *, apart: bool) -> list[Row]:
+def standalone(times: int) -> list[Row]:
     """Measure restarts and edits without a cluster."""
     result: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="ch") as directory,
-        running(Path(directory), *rows(REQUESTS), log_level="debug", apart=apart) as node,
+        running(Path(directory), *rows(REQUESTS), log_level="debug", apart=True) as node,
     ):
         programs = {
             name: node.launch(name, "--sync-every", "16", "--memory", str(HELD), "--report", "60", quiet=True)
@@ -195,9 +195,6 @@ def standalone(times: int, *, apart: bool) -> list[Row]:
         usual = max(LEAST_OFF, *undisturbed)
         result.append(Row("undisturbed", "second_off_p50", "points", points(statistics.median(undisturbed))))
         result.append(Row("undisturbed", "second_off_max", "points", points(usual)))
-        node.stop_agent()
-        node.start_agent(keep=True)
-        watch(meter, 2.0)
         for case in CASES:
             found = [restarted(node, meter, case, programs, usual) for _ in turns(case, times)]
             for metric in ("gap", "unanswered", "hooks_back", "right_after"):
@@ -262,16 +259,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="how often each thing is done (default 5)")
     parser.add_argument("--tenants", type=int, default=0, help="measure with so many tenants on eight GPUs, too")
-    parser.add_argument("--one-process", action="store_true", help="the agent as one process in a keeper")
     parser.add_argument("--cluster", action="store_true", help="on a real API server, too")
     arguments = parser.parse_args()
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
-    apart = os.geteuid() == 0 and not arguments.one_process
-    result = standalone(arguments.times, apart=apart)
+    if os.geteuid() != 0:
+        print("run as root: the agent's two processes need it", file=sys.stderr)
+        return 1
+    result = standalone(arguments.times)
     if arguments.tenants:
-        result += beside_many(arguments.tenants, arguments.times, apart=apart)
+        result += beside_many(arguments.tenants, arguments.times)
     if arguments.cluster:
         result += in_cluster(10 * arguments.times)
     write("changes", result)

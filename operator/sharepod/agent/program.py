@@ -1,7 +1,7 @@
 """The agent's program: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
-While another agent serves the state directory this one stands by, with everything loaded. With `--keep` it runs in a
-child process, which is started again at once if it is killed.
+While another agent serves the state directory this one stands by, with everything loaded. With `--apart` it runs as two
+child processes, which a supervisor restarts when they are killed (`apart/pair.py`).
 
 Exit status: 0 after a signal; 1 if something that the agent needs is missing, with one line that says what; 2 for wrong
 settings.
@@ -35,7 +35,7 @@ from sharepod.agent.tenants.surroundings import on_this_node
 from sharepod.tasks import Supervisor, TaskEndedError
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
-from . import keeper, on_time, standalone
+from . import on_time, standalone
 from .agent import Agent, agent_version
 from .apart import pair, teller
 from .apart.control_end import ControlEnd
@@ -67,12 +67,9 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
     )
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings; default: {ENV_PREFIX}CONFIG")
     parser.add_argument(
-        "--keep", action="store_true", help="run the agent in a child process, and again at once if that is killed"
-    )
-    parser.add_argument(
         "--apart",
         action="store_true",
-        help="as --keep, in two processes: what tenants send is parsed by one that has no rights on the node; as root",
+        help="run two supervised processes, as root; the one that parses tenants' frames has no rights on the node",
     )
     parser.add_argument("--version", action="version", version=agent_version())
     arguments = parser.parse_args(argv)
@@ -87,18 +84,15 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
     if settings.mode is AgentMode.CLUSTER:
         from sharepod.agent.cluster import run as _  # noqa: F401  before there is anything to keep waiting
 
-    def agent(kept: KeptDescriptors = NOTHING_KEPT) -> int:
-        try:
-            return on_time.run(run(settings, kept))
-        except KeyboardInterrupt:
-            return 0
-
     if arguments.apart:
-        return _keep_apart(settings, early)
-    return keeper.keep(agent) if arguments.keep else agent()
+        return _run_apart(settings, early)
+    try:
+        return on_time.run(run(settings))
+    except KeyboardInterrupt:
+        return 0
 
 
-def _keep_apart(settings: AgentSettings, early: EarlySockets) -> int:
+def _run_apart(settings: AgentSettings, early: EarlySockets) -> int:
     """Run the agent in two processes; return the exit status."""
     kept = {name: KeptDescriptor(*found) for name, found in early.of(settings.state_dir).items()}
     if kept:
@@ -174,7 +168,7 @@ async def run(
                 if isinstance(agent, DistantAgent):
                     await succession.pass_on(agent.stewardship.state.heirlooms())
                 await agent.close()
-                succession.left_to_keeper = isinstance(agent, DistantAgent) and agent.may_serve
+                succession.left_to_supervisor = isinstance(agent, DistantAgent) and agent.may_serve
         return 0
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
@@ -206,7 +200,7 @@ def _agent(
     """Return the agent; one whose tenants a teller serves where `control` brings the way to it."""
     inventory = inventory_of(settings)
     if control is None:
-        return Agent(settings, inventory, on_this_node(settings, kept))
+        return Agent(settings, inventory, on_this_node(settings))
     agent = DistantAgent(settings, inventory, kept)
     agent.stewardship.review = asks.reviews.create if asks is not None else None
     agent.link_lost = ControlEnd(control, agent.line, stop.set).say_lost

@@ -145,8 +145,8 @@ class Soak:
             self.note(f"{worker.label} stopped for {worker.stopped_until - self.now():.2f} s")
 
     def agent(self) -> None:
-        """Kill the agent, which has no keeper here, and start another. Not on a full disk: docs/limits.md says what one
-        does that its container starts there."""
+        """Kill the agent, which has no supervisor here, and start another. Not on a full disk: docs/limits.md describes
+        an agent that its container starts there."""
         self.free_disk()
         begun = self.now()
         self.node.stop_agent(signal.SIGKILL)

@@ -107,12 +107,12 @@ class Node:
             for row in rows:
                 wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
 
-    def start_agent(self, *rows: Mapping[str, Any], keep: bool = False) -> None:
-        """Start the agent, with these tenants if given, in a keeper if `keep`; wait until it serves them."""
+    def start_agent(self, *rows: Mapping[str, Any]) -> None:
+        """Start the agent, with these tenants if given; wait until it serves them."""
         if rows:
             self.set_tenants(*rows)
         before, served = self._sockets(), self._served()
-        self._agent = self._started(keep=keep)
+        self._agent = self._started()
         wait_for(lambda: self._serves_again(before, served), "the agent")
 
     def upgrade_agent(self) -> Interruption:
@@ -127,8 +127,8 @@ class Node:
             assert former.wait(PATIENCE_S) == 0
             return callers.settled()
 
-    def kill_kept_agent(self) -> Interruption:
-        """Kill the agent's processes, but for their keeper. Return what callers saw until the next ones served."""
+    def kill_agent(self) -> Interruption:
+        """Kill steward and teller. Return what callers saw until the next ones served."""
         children = [(pid, os.pidfd_open(pid)) for pid in self.agent_pids[1:]]
         with self._callers() as callers:
             for pid, _pidfd in children:
@@ -139,10 +139,10 @@ class Node:
             return callers.settled()
 
     def restart_container(self) -> Interruption:
-        """Kill the agent and its keeper, and start another. Return what callers saw meanwhile."""
+        """Kill the agent and its supervisor, and start another. Return what callers saw meanwhile."""
         with self._callers() as callers:
             self.stop_agent(signal.SIGKILL)
-            self.start_agent(keep=True)
+            self.start_agent()
             return callers.settled()
 
     def _callers(self) -> Callers:
@@ -168,7 +168,7 @@ class Node:
         path = self.directory / "agent.log"
         return path.read_text().count("tenant is served") if path.exists() else 0
 
-    def _started(self, *, keep: bool = False) -> subprocess.Popen[bytes]:
+    def _started(self) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
         environment |= {
             "SHAREPOD_AGENT_MODE": "standalone",
@@ -181,12 +181,7 @@ class Node:
             environment |= {"LD_LIBRARY_PATH": str(FAKE_NVML), "FAKE_CUDA_STATE": str(self.state)}
         else:
             environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(self.directory / "inventory.yaml")
-        command = [
-            sys.executable,
-            "-m",
-            "sharepod.agent.main",
-            *(["--apart"] if self._apart else ["--keep"] if keep else []),
-        ]
+        command = [sys.executable, "-m", "sharepod.agent.main", *(["--apart"] if self._apart else [])]
         with (self.directory / "agent.log").open("ab") as log:
             return subprocess.Popen(command, env=environment, stderr=log)
 

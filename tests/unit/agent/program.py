@@ -52,7 +52,7 @@ class Program(LoggingProgram):
         return await cls.run(*what, *arguments, settings=settings, without="SHAREPOD_AGENT_")
 
     async def get(self, path: str, *, times: int = 1) -> tuple[int, str]:
-        """Answer of the agent, or of the second that the keeper has started, ..."""
+        """Answer of the agent, or of the second that the supervisor has started, ..."""
         ports = await self.says("serving metrics", times=times)
         port = ports["health_port" if path == "/healthz" else "port"]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:

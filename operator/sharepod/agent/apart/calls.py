@@ -208,7 +208,6 @@ STEWARD_OPEN: Call[tuple[FilesAsked, ...], tuple[FilesMade | Failure, ...]] = Ca
     TypeAdapter(Annotated[tuple[FilesAsked, ...], Field(max_length=OPENED_MAX)]),
     TypeAdapter(tuple[FilesMade | Failure, ...]),
 )
-STEWARD_LISTEN = Call("listen", _ID, _NOTHING)
 STEWARD_UNHEARD = Call("unheard", _ID, _NOTHING)
 STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING, _MANY_IDS)
 STEWARD_WATCH: Call[tuple[WatchWanted, ...], tuple[bool, ...]] = Call(

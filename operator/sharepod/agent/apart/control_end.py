@@ -1,4 +1,4 @@
-"""A part's end of the way to its keeper: links to the other part come over it, and word of one that ended goes back."""
+"""Child's end of the socket to its supervisor: receives links to the other child, and reports a link that ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .link import Line
 
 
 class ControlEnd:
-    """End of the way to the keeper, on the running loop.
+    """End of the way to the supervisor, on the running loop.
 
     Args:
-        control: Socket to the keeper.
+        control: Socket to the supervisor.
         line: What gets the links.
-        ended: Called once the keeper has gone.
+        ended: Called once the supervisor has gone.
     """
 
     def __init__(self, control: socket.socket, line: Line, ended: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Tell the keeper that the last link has ended: a teller that still runs then is started anew."""
+        """Tell the supervisor that the last link has ended: a teller that still runs then is started anew."""
         with contextlib.suppress(OSError):  # it has gone
             self._control.send(lost(self._number))
 
@@ -51,7 +51,7 @@ class ControlEnd:
 
 
 def brought(number: int) -> bytes:
-    """Return the keeper's message with link `number`."""
+    """Return the supervisor's message with link `number`."""
     return str(number).encode()
 
 

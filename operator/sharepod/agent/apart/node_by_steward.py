@@ -92,11 +92,6 @@ class StewardsDirectories:
         self._watch(wanted, opened)
         return opened
 
-    def listen(self, tenant_id: str) -> socket.socket:
-        """Return the tenant's listening socket."""
-        _none, (descriptor,) = self._ask(calls.STEWARD_LISTEN, tenant_id)
-        return _listening(descriptor)
-
     def unheard(self, tenant_id: str) -> None:
         """Keep a tenant's socket no longer."""
         self._line.tell(calls.STEWARD_UNHEARD, tenant_id)

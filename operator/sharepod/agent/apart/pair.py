@@ -1,4 +1,4 @@
-"""Keeper of two: starts steward and teller, brings each the way to the other, and starts either anew if it was killed.
+"""Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a killed one.
 
 Nothing is lost by it: the teller has its connections while the steward is away; while the teller is, the steward has
 the tenants' listening sockets, and this process copies of them. A process that ends by itself ends all, with its exit

@@ -113,7 +113,6 @@ class Stewardship:
             (calls.STEWARD_CREATE, self._create),
             (calls.STEWARD_COMPLETE, self._complete),
             (calls.STEWARD_OPEN, self._open),
-            (calls.STEWARD_LISTEN, self._listen),
             (calls.STEWARD_WATCH, self._watch),
             (calls.STEWARD_SHUT, self._shut),
             (calls.STEWARD_REMOVE, self._remove),
@@ -191,14 +190,6 @@ class Stewardship:
         except OSError as error:
             os.close(descriptor)
             return error
-
-    async def _listen(self, tenant_id: str, descriptors: list[int]) -> tuple[None, Sequence[int]]:
-        _refuse(descriptors)
-        row = self._row(tenant_id)
-        async with self._disk:
-            listener = await asyncio.to_thread(self._heard, row.id, self._listeners.get(row.id))
-            self._listeners[row.id] = listener
-        return None, (os.dup(listener.fileno()),)
 
     def _heard(self, tenant_id: str, listener: socket.socket | None) -> socket.socket:
         """Return the socket on which whoever connects in the tenant's directory is heard: this one, that of a steward

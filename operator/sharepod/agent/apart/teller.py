@@ -52,7 +52,7 @@ class Teller:
 
     Args:
         settings: Settings of the agent.
-        control: Socket on which the keeper brings links to the steward, and whose end is the keeper's.
+        control: Socket on which the supervisor brings links to the steward, and whose end is the supervisor's.
         http: Listening sockets for metrics and probes.
     """
 
@@ -86,7 +86,7 @@ class Teller:
         agent.taken_in = lambda: self._taken_in
 
     async def run(self) -> int:
-        """Serve until the steward says that this is the end, or the keeper has gone; return the exit status."""
+        """Serve until the steward says that this is the end, or the supervisor has gone; return the exit status."""
         agent = self._agent
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the steward tells when to end
             self._loop.add_signal_handler(number, lambda: None)

@@ -174,9 +174,6 @@ class StateDir:
         try:
             return TenantFiles(handover, left, self.listen(wanted.tenant_id), unwritten)
         except OSError as error:
-            inherited = self.inherit(wanted.tenant_id)
-            if inherited is not None:
-                return TenantFiles(handover, left, inherited, unwritten, error)
             handover.close()
             return error
 

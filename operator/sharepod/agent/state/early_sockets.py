@@ -28,7 +28,7 @@ class EarlySockets:
 
     Args:
         state_dir: The state directory.
-        held: Descriptors by the names that the keeper gives them, each with its mark.
+        held: Descriptors by the names that the supervisor gives them, each with its mark.
     """
 
     def __init__(self, state_dir: str = "", held: Mapping[str, tuple[int, str]] | None = None) -> None:

@@ -110,7 +110,7 @@ class Handover:
     ) -> tuple[Handover, Inheritance]:
         """Open the file of a tenant; return it with what an earlier agent left in it.
 
-        If the disk does not take the file, it is in memory only, which the keeper holds too, and a warning is logged.
+        If the disk does not take the file, it is in memory only, the supervisor holds it too, and a warning is logged.
 
         Args:
             path: the file.

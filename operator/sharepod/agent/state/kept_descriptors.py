@@ -1,12 +1,12 @@
 """Kept descriptors: open files that outlive an agent that is killed, held by the process that starts it anew.
 
 A listening socket cannot be made again where the state directory takes no files, and what is in memory only is lost
-with its process. The keeper holds a copy of both for the next agent, which it forks with all of them.
+with its process. The supervisor holds a copy of both for the next agent, which it forks with all of them.
 
 Guarantees:
-- The keeper only holds: it reads no content, and waits for nothing but its child and the child's messages.
+- The supervisor only holds: it reads no content, and waits for nothing but its child and the child's messages.
 - A name has one descriptor: a new one replaces the one before it.
-- Without a keeper nothing is kept, and nothing else differs.
+- Without a supervisor nothing is kept, and nothing else differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGE_MAX = 1024
 """Bytes of a message: a name and a mark, each far shorter."""
 _Message = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 _SEND_S = 1.0
-"""Seconds that a message may wait for the keeper, which does nothing else."""
+"""Seconds that a message may wait for the supervisor, which does nothing else."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,14 @@ class KeptDescriptors:
 
     Args:
         found: Descriptors of the agent before, by name.
-        keeper: Socket to the keeper; None without one.
+        supervisor: Socket to the supervisor; None without one.
     """
 
-    def __init__(self, found: Mapping[str, KeptDescriptor] | None = None, keeper: socket.socket | None = None) -> None:
+    def __init__(
+        self, found: Mapping[str, KeptDescriptor] | None = None, supervisor: socket.socket | None = None
+    ) -> None:
         self._found = dict(found or {})
-        self._keeper = keeper
+        self._supervisor = supervisor
 
     def keep(self, name: str, fd: int, mark: str = "") -> None:
         """Have a copy of `fd` kept under `name`, in place of an earlier one. `mark`: returned with it."""
@@ -83,9 +85,9 @@ class KeptDescriptors:
 
     def close(self) -> None:
         """Send no more. What is kept stays."""
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
 
     def _forget(self, name: str) -> None:
         found = self._found.pop(name, None)
@@ -93,20 +95,20 @@ class KeptDescriptors:
             os.close(found.fd)
 
     def _send(self, message: Mapping[str, str], descriptors: Collection[int] = ()) -> None:
-        if self._keeper is None:
+        if self._supervisor is None:
             return
         try:
-            _send(self._keeper, message, descriptors)
-        except OSError as error:  # the keeper has ended, and this process is about to
-            log.warning("the keeper does not answer", error=str(error), **message)
+            _send(self._supervisor, message, descriptors)
+        except OSError as error:  # the supervisor has ended, and this process is about to
+            log.warning("the supervisor does not answer", error=str(error), **message)
 
 
 NOTHING_KEPT = KeptDescriptors()
-"""Descriptors of an agent without a keeper: none."""
+"""Descriptors of an agent without a supervisor: none."""
 
 
 class DescriptorShelf:
-    """Keeper's side: the descriptors by name, at first `held`. `connect` before each fork."""
+    """Supervisor's side: the descriptors by name, at first `held`. `connect` before each fork."""
 
     def __init__(self, held: Mapping[str, KeptDescriptor] | None = None) -> None:
         self._held = dict(held or {})

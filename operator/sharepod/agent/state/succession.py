@@ -1,11 +1,11 @@
 """Succession: which agent serves a state directory, and which stands by.
 
 Guarantees:
-- At most one agent serves a state directory: the one that holds `agent.lock`. Its keeper holds the lock too, so that a
-  process of it that is killed does not lose the turn: another process of it may still serve.
+- At most one agent serves a state directory: the one that holds `agent.lock`. Its supervisor holds the lock too: a
+  killed process of the agent does not lose the turn, since another process may still serve.
 - An agent that stands by serves as soon as the other one has ended, however it ended. If the one that is next is
   stopped then, another one serves two seconds later.
-- An agent of which another process may still serve when it ends leaves the lock to its keeper, which ends last.
+- An agent of which another process may still serve when it ends leaves the lock to its supervisor, which ends last.
 - An agent that ends knows whether another stands by (which then holds `next.lock`).
 - An agent that is told to end can pass its listening sockets on to those that stand by (`passing_on`).
 """
@@ -63,8 +63,8 @@ class Succession:
         self._seen_free = False
         self.stands_by = False
         """True while another agent serves."""
-        self.left_to_keeper = False
-        """True if the turn ends with the keeper, and not with this process."""
+        self.left_to_supervisor = False
+        """True if the turn ends with the supervisor, and not with this process."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +72,8 @@ class Succession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.left_to_keeper:
-            turn_lock.released(self._serving)  # for the keeper too
+        if not self.left_to_supervisor:
+            turn_lock.released(self._serving)  # for the supervisor too
         os.close(self._serving)
         os.close(self._next)
         if self._passing_on is not None:

@@ -30,8 +30,6 @@ class TenantFiles:
     listener: socket.socket
     unwritten: OSError | None = None
     """Reason why the disk did not take the directory, which an earlier agent completed; None if it did."""
-    unlistened: OSError | None = None
-    """Reason why `listener` is an earlier agent's socket; None if it is of this agent."""
 
     def close(self) -> None:
         """Close all of them."""

@@ -66,5 +66,5 @@ def identity(path: Path) -> str:
 
 
 def kept_name(tenant_id: str) -> str:
-    """Return the name of a tenant's socket among what the keeper holds."""
+    """Return the name of a tenant's socket among what the supervisor holds."""
     return f"socket {tenant_id}"

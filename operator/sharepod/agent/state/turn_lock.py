@@ -13,7 +13,7 @@ from pathlib import Path
 SERVING, NEXT = "agent.lock", "next.lock"
 """Files of the locks in the state directory."""
 KEPT_NAME = "turn"
-"""Name of the lock of the agent that serves among what the keeper holds."""
+"""Name of the lock of the agent that serves among what the supervisor holds."""
 
 
 def opened(path: Path) -> int:

@@ -28,8 +28,6 @@ class Entry:
     """Reason that the row cannot be served; None if it is served."""
     unwritten: bool = False
     """True while the disk has not taken all of the tenant's directory: the row is in force, and is applied again."""
-    old_socket: bool = False
-    """True while the tenant listens on the socket of an agent that was killed, since the disk takes no new one."""
     left_behind: str | None = None
     """Remains of a tenant that is being released, by the last reading; None if there are none, or not read yet."""
     drained: bool = False

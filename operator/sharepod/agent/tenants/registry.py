@@ -364,11 +364,9 @@ class TenantRegistry:
             raise files
         served = self._started(row, files)
         self._metering.take_up(row.id)
-        self._enter(row, files.unwritten or files.unlistened, served, old_socket=files.unlistened is not None)
+        self._enter(row, files.unwritten, served)
 
-    def _enter(
-        self, row: Tenant, untaken: OSError | None, served: ServedTenant | None = None, *, old_socket: bool = False
-    ) -> None:
+    def _enter(self, row: Tenant, untaken: OSError | None, served: ServedTenant | None = None) -> None:
         """Enter a tenant that is served. Raise `untaken`, which is why the disk did not take all of it, if it is an
         error."""
         self._entries[row.id] = Entry(
@@ -377,7 +375,6 @@ class TenantRegistry:
             served=served,
             directory=self._state.path(row.id),
             unwritten=untaken is not None,
-            old_socket=old_socket,
         )
         log.info("tenant is served", tenant=row.id, pod=pod_of(row), gpus=list(row.gpus), mode=row.mode)
         if untaken is not None:
@@ -435,9 +432,6 @@ class TenantRegistry:
         entry.row = row
         if entry.unwritten:
             await asyncio.to_thread(self._state.create, row.id, _limits_of(row))
-            if entry.served is not None and entry.old_socket:
-                entry.served.listen_on(await asyncio.to_thread(self._state.listen, row.id))
-                entry.old_socket = False
             entry.unwritten = False
 
     async def _release(self, row: Tenant, entry: Entry | None) -> None:

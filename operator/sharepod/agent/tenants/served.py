@@ -118,14 +118,6 @@ class ServedTenant:
         self._set_rates(left.account)
         self._listener: Listener | None = self._listening(listener)
 
-    def listen_on(self, listener: socket.socket) -> None:
-        """Listen on another socket, which is taken over. Clients stay connected. After `stop` it is closed."""
-        if self._listener is None:
-            listener.close()
-            return
-        self._listener.close()
-        self._listener = self._listening(listener)
-
     # ---- changes of the row, readings of the inventory
 
     def update(self, row: Tenant) -> None:

@@ -5,7 +5,6 @@ A process that has the node's rights asks the node itself (`on_this_node`).
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.agent.sockets.peers import NodePeers, Peers
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.files import FolderFiles, KeptFiles
-from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.agent.state.tenant_files import FilesWanted, TenantFiles
 
 from .process_end import EndProcess, end_here
@@ -36,9 +34,6 @@ class TenantDirectories(Protocol):
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
         """Complete directories of shared tenants and open their files. Return them in order, or why not."""
-
-    def listen(self, tenant_id: str) -> socket.socket:
-        """Return a listening socket in a tenant's directory."""
 
     def unheard(self, tenant_id: str) -> None:
         """Keep a tenant's socket no longer."""
@@ -70,10 +65,10 @@ class Surroundings:
     end_process: EndProcess
 
 
-def on_this_node(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> Surroundings:
+def on_this_node(settings: AgentSettings) -> Surroundings:
     """Return the node as a process with its rights sees it."""
     return Surroundings(
-        directories=StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept),
+        directories=StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open),
         files=FolderFiles(settings.state_dir),
         peers=NodePeers(),
         end_process=end_here,

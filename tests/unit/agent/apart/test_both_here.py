@@ -32,12 +32,12 @@ class Parts:
             settings, SimulatedInventory(settings.state_dir.parent / "inventory.yaml"), NOTHING_KEPT
         )
         self.running: asyncio.Task[int] | None = None
-        self._keepers: list[socket.socket] = []
+        self._supervisors: list[socket.socket] = []
 
     async def begin_teller(self) -> None:
         """Begin a teller, and link the two."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._keepers.append(ours)
+        self._supervisors.append(ours)
         self.running = asyncio.create_task(Teller(self.settings, theirs, Sockets.of(self.settings)).run())
         await asyncio.sleep(0)
         one, other = socket.socketpair()
@@ -49,7 +49,7 @@ class Parts:
         """End a teller as if it were killed: its sockets go at once."""
         assert self.running is not None
         self.agent.line.close()
-        self._keepers[-1].close()
+        self._supervisors[-1].close()
         await self.running
 
 

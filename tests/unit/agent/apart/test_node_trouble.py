@@ -1,5 +1,5 @@
-"""The agent in two processes on a node in trouble: a driver that hangs or is missing, a read-only disk, a keeper that
-is killed under load."""
+"""The agent in two processes on a node in trouble: a driver that hangs or is missing, a read-only disk, a killed
+supervisor."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_an_agent_that_starts_on_a_read_only_disk_says_so_and_serves_once_
 
 
 @pytest.mark.promise("node-handover")
-async def test_after_a_keeper_that_was_killed_under_load_the_next_agent_knows_what_each_process_has(
+async def test_after_a_supervisor_that_was_killed_under_load_the_next_agent_knows_what_each_process_has(
     directory: Path,
 ) -> None:
     async with apart(directory) as program:

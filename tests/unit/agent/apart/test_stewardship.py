@@ -58,10 +58,16 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world.steward.close()
 
 
+async def _listening(world: World, tenant_id: str) -> int:
+    """Have a tenant's files opened; return the descriptor of its listening socket."""
+    _made, (handover, listener) = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked(tenant_id, 8),))
+    os.close(handover)
+    return listener
+
+
 async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socket.socket]:
     """A connection to a tenant's socket: the client's end, and the accepted one."""
-    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, tenant_id)
-    listener = socket.socket(fileno=descriptor)
+    listener = socket.socket(fileno=await _listening(world, tenant_id))
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = os.open(world.steward.state.path(tenant_id), os.O_PATH)
     client.connect(f"/proc/self/fd/{folder}/agent.sock")
@@ -78,8 +84,7 @@ async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socke
         (calls.STEWARD_CREATE, calls.DirectoryWanted("c", "")),
         (calls.STEWARD_CREATE, calls.DirectoryWanted("../hooks", "")),
         (calls.STEWARD_COMPLETE, calls.DirectoryWanted("c", "")),
-        (calls.STEWARD_LISTEN, "c"),
-        (calls.STEWARD_LISTEN, ".."),
+        (calls.STEWARD_OPEN, (calls.FilesAsked("..", 4),)),
         (calls.STEWARD_OPEN, (calls.FilesAsked("a", 4), calls.FilesAsked("c", 4))),
         (calls.STEWARD_SHUT, "c"),
         (calls.STEWARD_SHUT, "a"),
@@ -124,13 +129,11 @@ async def test_the_socket_is_the_same_until_it_is_not_the_directorys_any_more(wo
     path = world.steward.state.path("a") / "agent.sock"
     inodes = []
     for _ in range(3):
-        _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
-        os.close(descriptor)
+        os.close(await _listening(world, "a"))
         inodes.append(path.stat().st_ino)
     assert len(set(inodes)) == 1
     path.unlink()
-    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
-    os.close(descriptor)
+    os.close(await _listening(world, "a"))
     client, accepted = await _connected(world, "a")
     client.close()
     accepted.close()
@@ -222,7 +225,7 @@ async def test_no_process_is_ended_but_the_tenants_and_none_without_the_policy(w
 @pytest.mark.promise("security-teller-asks")
 async def test_the_steward_is_not_told_for_the_peer_of_a_listening_socket(world: World) -> None:
     await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    _none, (listening,) = await world.ask(calls.STEWARD_LISTEN, "a")
+    listening = await _listening(world, "a")
     with pytest.raises(PermissionError):
         await world.ask(calls.STEWARD_IDENTIFY, "a", listening)
     os.close(listening)
@@ -299,8 +302,7 @@ async def test_before_a_ledger_is_known_nothing_is_removed_and_nobody_is_said_to
 
 async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
     await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    _none, (descriptor,) = await world.ask(calls.STEWARD_LISTEN, "a")
-    os.close(descriptor)
+    os.close(await _listening(world, "a"))
     world.steward.rows = {"a": row("a", 300, state=TenantState.RELEASING)}
     await world.ask(calls.STEWARD_SHUT, "a")
     assert not (world.steward.state.path("a") / "agent.sock").exists()

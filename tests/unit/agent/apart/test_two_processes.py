@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -91,6 +93,23 @@ sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
 """
 
 
+_STEWARD = """
+import signal, sys, time
+from sharepod import logs
+from sharepod.agent.apart import pair
+from sharepod.agent.settings import AgentSettings
+logs.configure(AgentSettings().log_level, AgentSettings().log_format)
+def teller(control):
+    signal.pause()
+    return 0
+def steward(control, kept):
+    print("begun", file=sys.stderr, flush=True)
+    {body}
+    return 0
+sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
+"""
+
+
 def parts(program: Program) -> dict[str, int]:
     """Pids of the two processes."""
     pid = program.process.pid
@@ -135,7 +154,7 @@ async def test_the_process_that_parses_frames_can_do_nothing_on_the_node(directo
     assert found["read the state directory"] == found["read a token"] == found["read the node's files"] == "ENOENT"
     assert found["write a file"] == found["write the program"] in ("EROFS", "EACCES")
     assert found["processes"] == ["1"]
-    assert found["descriptors"] == 4, "standard ones and the way from its keeper"
+    assert found["descriptors"] == 4, "standard ones and the way from its supervisor"
     assert set(found["root"]) <= {
         "lib",
         "lib64",
@@ -189,6 +208,7 @@ async def test_a_teller_that_is_killed_loses_neither_memory_nor_an_attempt_to_co
         assert await program.end() == 0
 
 
+@pytest.mark.promise("install-killed")
 @pytest.mark.promise("node-steward-killed")
 async def test_a_steward_that_is_killed_interrupts_nothing_that_tenants_have(directory: Path) -> None:
     async with apart(directory) as program:
@@ -231,6 +251,48 @@ async def test_on_a_disk_that_has_become_read_only_a_killed_teller_is_followed_b
             assert await program.end() == 0
 
 
+@pytest.mark.promise("node-read-only-killed")
+async def test_an_agent_killed_on_a_read_only_disk_serves_its_tenants_and_knows_their_memory(directory: Path) -> None:
+    with small_disk(directory / "state") as disk:
+        async with apart(directory) as program:
+            with disk.read_only():
+                await kill_both(program, served=2)
+                line = await program.says("cannot keep a tenant's state for the next agent")
+                assert "Read-only file system" in line["error"]
+                client = await Client.connect(tenant_directory(directory, "a"))
+                assert await client.reserve(3 * GI) == 3 * GI
+                await kill_both(program, served=3)
+                assert (await program.says("taken over from the earlier agent"))["processes"] == 1
+                _status_code, told = await program.get("/metrics", times=3)
+                assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
+                newcomer = await Client.connect(tenant_directory(directory, "a"))
+                await newcomer.granted()
+                client.close()
+                newcomer.close()
+                write_tenants(directory, [])
+                await program.says("tenant is gone from the ledger")
+                await until(lambda: _refuses(tenant_directory(directory, "a")))
+            assert await program.end() == 0
+
+
+async def kill_both(program: Program, *, served: int) -> None:
+    """Kill steward and teller; return once a tenant was served for the `served`th time."""
+    for pid in parts(program).values():
+        os.kill(pid, signal.SIGKILL)
+    await program.says("tenant is served", times=served)
+
+
+def _refuses(directory: Path) -> bool:
+    """Return whether the supervisor, too, has closed the tenant's socket: connecting is refused."""
+    folder = os.open(directory, os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as sock:
+            return sock.connect_ex(f"/proc/self/fd/{folder}/agent.sock") == errno.ECONNREFUSED
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.promise("install-killed")
 async def test_a_pair_that_is_killed_again_and_again_is_given_up(directory: Path) -> None:
     async with running(directory, arguments=["--apart"]) as program:
         for times in range(1, 6):
@@ -276,7 +338,21 @@ async def test_a_teller_whose_link_was_broken_off_is_started_anew(directory: Pat
     await program.says("again and again")
 
 
-async def test_both_end_with_their_keeper(directory: Path) -> None:
+@pytest.mark.promise("install-killed")
+async def test_a_steward_that_is_ended_before_it_handles_signals_is_not_restarted(directory: Path) -> None:
+    program = await Program.start(directory, script=_STEWARD.format(body="time.sleep(60)"))
+    await program.says("begun")
+    assert await program.end() == 0
+    assert len([line for line in program.log if "begun" in line["event"]]) == 1
+
+
+async def test_an_exception_in_a_child_is_logged_and_ends_the_pair(directory: Path) -> None:
+    program = await Program.start(directory, script=_STEWARD.format(body="raise RuntimeError('of no use')"))
+    assert await program.ended() == 1
+    assert "of no use" in json.dumps(program.log)
+
+
+async def test_both_end_with_their_supervisor(directory: Path) -> None:
     program = await Program.start(directory, arguments=["--apart"])
     await program.says("tenant is served")
     children = parts(program).values()

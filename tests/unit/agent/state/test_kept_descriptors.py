@@ -1,4 +1,4 @@
-"""Descriptors that the keeper holds for the next agent."""
+"""Descriptors that the supervisor holds for the next agent."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_of_what_nobody_has_taken_nothing_stays_but_what_is_named(shelf: Descrip
     assert (read(third, "a"), read(third, "b"), read(third, "c")) == (("a", ""), None, ("c", ""))
 
 
-def test_nothing_is_inherited_by_programs_that_the_keeper_would_start(shelf: DescriptorShelf) -> None:
+def test_nothing_is_inherited_by_programs_that_the_supervisor_would_start(shelf: DescriptorShelf) -> None:
     first = shelf.connect()
     keep(first, "a", "one")
     shelf.take_in()
@@ -90,7 +90,7 @@ def test_nothing_is_inherited_by_programs_that_the_keeper_would_start(shelf: Des
     assert not os.get_inheritable(kept.fd)
 
 
-def test_without_a_keeper_nothing_is_kept() -> None:
+def test_without_a_supervisor_nothing_is_kept() -> None:
     with socket.socket() as sock:
         NOTHING_KEPT.keep("a", sock.fileno())
         NOTHING_KEPT.drop("a")
@@ -99,13 +99,13 @@ def test_without_a_keeper_nothing_is_kept() -> None:
 
 @pytest.mark.promise("install-standby")
 @pytest.mark.parametrize("left", [True, False])
-def test_a_turn_that_is_left_to_the_keeper_ends_with_the_keeper(
+def test_a_turn_that_is_left_to_the_supervisor_ends_with_the_supervisor(
     shelf: DescriptorShelf, tmp_path: Path, left: bool
 ) -> None:
     with Succession(tmp_path, shelf.connect()) as serving:
         assert serving.free()
         assert shelf.take_in()
-        serving.left_to_keeper = left
+        serving.left_to_supervisor = left
     with Succession(tmp_path) as following:
         assert following.free() != left
         turn = shelf.connect().take("turn")

@@ -116,8 +116,7 @@ async def test_a_tenant_is_released_on_a_read_only_disk_and_drained_once_nothing
 
 
 async def test_an_agent_starts_beside_a_read_only_state_directory(disk: SmallDisk, settings: AgentSettings) -> None:
-    """An agent without a keeper, or started anew with its container, can listen nowhere; but it says so, and unmounts
-    volumes."""
+    """An agent in a new container, or without a supervisor, cannot listen. It reports so, and unmounts volumes."""
     async with tenants_with(settings, [row("a", 400, 700)]):
         with Succession(settings.state_dir) as before:
             assert before.free()
