@@ -17,14 +17,16 @@ from harness.errors import HarnessError
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "35555fa560"
 """Last commit before a SharePod has several runs, before claims, Interactive tenants and version 2 of the protocol."""
+VERSION_2 = "75a627fca9"
+"""Last commit before version 3 of the protocol: a hook samples its progress, and may run together with others."""
 BEFORE_BUDGETS = "7d9d1aa050"
 """Last commit before GPUStatements, GPUBudgets and preemption."""
 
 
 def has_older() -> bool:
-    """Return whether the history has both commits."""
+    """Return whether the history has all of these commits."""
     try:
-        return all(_has(commit) for commit in (OLDER, BEFORE_BUDGETS))
+        return all(_has(commit) for commit in (OLDER, VERSION_2, BEFORE_BUDGETS))
     except FileNotFoundError:
         return False
 

@@ -82,8 +82,10 @@ _IN_PAIRS = {
     "process/test_life.py",
     "process/test_skew.py",
     "process/test_start.py",
+    "time/test_crossings.py",
     "time/test_graphs.py",
     "time/test_queue.py",
+    "time/test_samples.py",
 }
 """Files (relative to this folder) whose tests mostly wait, for a scripted agent or a short while, and take a small part
 of one processor: one other test may run beside them."""

@@ -24,6 +24,7 @@ class Process:
 
     def __init__(self, pid: int, tenant: str, clock: Callable[[], int]) -> None:
         self.pid, self.tenant = pid, tenant
+        self.version = protocol.VERSION_MAX
         self.alive = True
         self.frames: list[protocol.AgentFrame] = []
         self.pulse = protocol.Pulse(0, 0, 0)

@@ -58,7 +58,7 @@ from_clients = st.one_of(
 from_agent = st.one_of(
     st.builds(protocol.Welcome, u32, gpus, u32),
     st.builds(protocol.Limits, gpus, u32),
-    st.builds(protocol.Grant, u64, u64, mask, *[st.booleans()] * 5),
+    st.builds(protocol.Grant, u64, u64, mask, *[st.booleans()] * 6),
     st.builds(protocol.Revoke, u64),
     st.builds(protocol.Reserved, u32, gpu, st.integers(0, 1 << 62)),
     st.builds(protocol.Recall, gpu, size),
@@ -81,6 +81,7 @@ flags_of = {
         "renews": lib.SHP_GRANT_RENEWS,
         "short": lib.SHP_GRANT_SHORT,
         "prompt": lib.SHP_GRANT_PROMPT,
+        "concurrent": lib.SHP_GRANT_CONCURRENT,
     },
 }
 """Flags of the frames that have some, by field."""

@@ -3,6 +3,7 @@ pulse page. See README.md."""
 
 from .codec import encode, parse_agent, parse_client
 from .frames import (
+    CONCURRENT_VERSION,
     FRAME_MAX,
     MAX_GPUS,
     PULSE_VERSION,
@@ -30,11 +31,12 @@ from .frames import (
     Want,
     Welcome,
 )
-from .heartbeat import Beat, Heartbeat, Sign
+from .heartbeat import Beat, Heartbeat, Progress, Sign
 from .hints import HintsPage
 from .pulse import Pulse, PulsePage
 
 __all__ = [
+    "CONCURRENT_VERSION",
     "FRAME_MAX",
     "MAX_GPUS",
     "PULSE_VERSION",
@@ -54,6 +56,7 @@ __all__ = [
     "Limits",
     "MemInfo",
     "Memory",
+    "Progress",
     "ProtocolError",
     "Pulse",
     "PulsePage",

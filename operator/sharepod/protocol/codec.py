@@ -313,12 +313,13 @@ _ANNOUNCE: int = _lib.SHP_GRANT_ANNOUNCE
 _RENEWS: int = _lib.SHP_GRANT_RENEWS
 _SHORT: int = _lib.SHP_GRANT_SHORT
 _PROMPT: int = _lib.SHP_GRANT_PROMPT
-_GRANT_FLAGS = _METERED | _ANNOUNCE | _RENEWS | _SHORT | _PROMPT
+_CONCURRENT: int = _lib.SHP_GRANT_CONCURRENT
+_GRANT_FLAGS = _METERED | _ANNOUNCE | _RENEWS | _SHORT | _PROMPT | _CONCURRENT
 
 
 def _read_grant(seq: int, version: int, grant_id: int, quantum_ns: int, gpu_mask: int, flags: int) -> Grant:
     _flags(flags, _GRANT_FLAGS)
-    told = (bool(flags & bit) for bit in (_METERED, _ANNOUNCE, _RENEWS, _SHORT, _PROMPT))
+    told = (bool(flags & bit) for bit in (_METERED, _ANNOUNCE, _RENEWS, _SHORT, _PROMPT, _CONCURRENT))
     return Grant(grant_id, quantum_ns, _mask(gpu_mask), *told)
 
 
@@ -329,6 +330,7 @@ def _write_grant(frame: Grant) -> tuple[int, ...]:
         | (_RENEWS if frame.renews else 0)
         | (_SHORT if frame.short else 0)
         | (_PROMPT if frame.prompt else 0)
+        | (_CONCURRENT if frame.concurrent else 0)
     )
     return frame.grant_id, frame.quantum_ns, frame.gpu_mask, flags
 

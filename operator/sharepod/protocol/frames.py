@@ -21,6 +21,8 @@ HINTS_BYTES: int = _lib.SHP_HINTS_BYTES
 PULSE_BYTES: int = _lib.SHP_PULSE_BYTES
 PULSE_VERSION = 2
 """First version whose clients have a pulse page."""
+CONCURRENT_VERSION = 3
+"""First version whose clients sample their progress: `Grant.concurrent`, and the counters of the pulse page."""
 
 
 class ProtocolError(Exception):
@@ -165,6 +167,9 @@ class Grant:
     """The client keeps its queue short: it launches when what it launched is about to end."""
     prompt: bool = False
     """The client gives the token back as soon as its work has ended."""
+    concurrent: bool = False
+    """Other tenants may hold the GPUs at the same time: the client samples its progress. A client of an earlier version
+    than `CONCURRENT_VERSION` does not."""
 
 
 @dataclass(frozen=True, slots=True)

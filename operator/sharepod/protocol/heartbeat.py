@@ -26,6 +26,16 @@ class Sign(NamedTuple):
     """The process waits for the token, and goes on giving signs of life meanwhile."""
 
 
+class Progress(NamedTuple):
+    """Growth of the counters of one process's pulse between two readings."""
+
+    samples: int
+    """Random moments at which the process looked whether its work is in flight; 0: it took no samples."""
+    in_flight: int
+    """Those of them at which it was, at most `samples`."""
+    launches: int
+
+
 class Beat(NamedTuple):
     """Where a process writes that it lives, for one that looks without reading the rest."""
 
@@ -54,6 +64,8 @@ class Heartbeat:
     def __init__(self, pulse: Callable[[], Pulse], page: PulsePage | None = None) -> None:
         self._pulse = pulse
         self._page = page
+        self._counted = Progress(0, 0, 0)
+        """Counters at the last reading of the progress."""
         self._offset: int | None = None
         """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
         than a millisecond more."""
@@ -70,6 +82,15 @@ class Heartbeat:
         if pulse.grant_id == 0:
             return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
+
+    def progress(self) -> Progress:
+        """Return by how much the counters have grown since the last call, or since the connection began. Counters that
+        went back have not grown: a process can write anything. It cannot say more than 2**64 of each."""
+        pulse, before = self._pulse(), self._counted
+        self._counted = Progress(pulse.samples, pulse.in_flight, pulse.launches)
+        samples = max(0, pulse.samples - before.samples)
+        in_flight = min(samples, max(0, pulse.in_flight - before.in_flight))
+        return Progress(samples, in_flight, max(0, pulse.launches - before.launches))
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
         """Return where to look for signs of life; None where that is not known, or the process was not read yet."""

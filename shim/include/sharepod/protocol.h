@@ -23,7 +23,7 @@
 
 #define SHP_MAGIC 0x50485331 /* "1SHP" read as little-endian bytes */
 #define SHP_VERSION_MIN 1
-#define SHP_VERSION_MAX 2    /* 2: the pulse page, and `barred` in the hints page */
+#define SHP_VERSION_MAX 3    /* 2: the pulse page, `barred`; 3: SHP_GRANT_CONCURRENT, the counters in the pulse page */
 #define SHP_MAX_GPUS 16      /* of one tenant on one node */
 #define SHP_UUID_BYTES 16    /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 #define SHP_TEXT_BYTES 160   /* zero-terminated UTF-8 */
@@ -67,7 +67,9 @@ enum {
     SHP_GRANT_ANNOUNCE = 2, /* DRAINING may be sent under this grant: the next grant can be on its way before DRAINED */
     SHP_GRANT_RENEWS = 4,   /* new terms of a grant that is held; a client that has drained it meanwhile ignores them */
     SHP_GRANT_SHORT = 8,    /* keep the metered queue short: launch when what was launched is about to end */
-    SHP_GRANT_PROMPT = 16   /* give the token back as soon as the work has ended: look for that often */
+    SHP_GRANT_PROMPT = 16,  /* give the token back as soon as the work has ended: look for that often */
+    SHP_GRANT_CONCURRENT = 32 /* other tenants may hold the GPUs at the same time: sample whether work is in flight.
+                                 Since version 3 */
 };
 
 /* Flags of shp_drained.flags */
@@ -240,6 +242,11 @@ struct shp_pulse {
     uint64_t ends_at;  /* when the work launched so far is expected to end; 0: not known. Without a grant not 0: the
                         * client waits for the token, and goes on writing meanwhile */
     uint64_t beat_at;  /* when this was written */
+    /* Since version 3. They count from the beginning of the connection, and only grow. */
+    uint64_t
+        samples; /* random moments, under grants with SHP_GRANT_CONCURRENT, at which the client looked at its work */
+    uint64_t in_flight; /* of these, the moments at which launched work was unfinished */
+    uint64_t launches;  /* launches that have passed the gate, as of the last sample */
 };
 
 /* The file `limits` beside the socket is text, one line per GPU, replaced by rename:

@@ -111,6 +111,12 @@ static inline void lock(struct lock *lock) {
         sys_wait(&lock->word, 2, SYS_NEVER);
 }
 
+/* Take the lock if it is free. */
+static inline bool try_lock(struct lock *lock) {
+    uint32_t expected = 0;
+    return atomic_compare_exchange_strong(&lock->word, &expected, 1);
+}
+
 static inline void unlock(struct lock *lock) {
     if (atomic_exchange(&lock->word, 0) == 2)
         sys_call(SYS_futex, (long)&lock->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);

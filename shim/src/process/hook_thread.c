@@ -50,9 +50,9 @@ static void *run(void *argument) {
         leave_driver(thread, now);
         session->hello_flags = thread->gate->no_membarrier ? SHP_HELLO_NO_MEMBARRIER : 0;
         session_step(session, now);
-        uint64_t due = token_step(thread->token, now);
+        uint64_t due = token_step(thread->token, now), sample = token_sample(thread->token, now);
         token_beat(thread->token, now);
-        uint64_t others[] = {session_deadline(session), memory_step(now, !atomic_load(&thread->left))};
+        uint64_t others[] = {sample, session_deadline(session), memory_step(now, !atomic_load(&thread->left))};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;
         session_wait(session, due);

@@ -189,15 +189,22 @@ static bool may_capture(const struct streams *streams, const struct known_stream
     return false;
 }
 
+/* Return whether a call with that stream of the row disturbs no capture (R3). The legacy stream cannot be touched while
+ * a stream that waits for it captures. */
+static bool may_touch(const struct streams *streams, const struct known_stream *row, CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return !may_capture(streams, row) &&
+           (!HAS(cuStreamIsCapturing) ||
+            (DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE));
+}
+
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event) {
     CUstream stream = row->stream ? row->stream : CU_STREAM_LEGACY;
-    if (may_capture(streams, row))
-        return false;
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (HAS(cuStreamIsCapturing) &&
-        (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
-        return false; /* the legacy stream cannot be touched while a stream that waits for it captures */
-    return DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+    return may_touch(streams, row, stream) && DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+}
+
+CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream) {
+    return may_touch(streams, row, stream) ? DRIVER(cuStreamQuery)(stream) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 void streams_fence(struct streams *streams, struct known_stream *row) {

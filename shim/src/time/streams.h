@@ -62,6 +62,7 @@ struct known_stream {
     bool waiting;         /* `event` is recorded and not yet seen complete */
     bool skipped;         /* a drain began while its context was ending */
     bool busy;            /* in the list of rows with work */
+    uint64_t idle_after;  /* launches of all its queues after which a sample saw it idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* of the same context */
 };
@@ -75,6 +76,7 @@ struct queue {
     struct queue *stream_next, **stream_from;
     struct queue *slot_next, **slot_from;
     bool awaited;         /* the drain waits for `last` */
+    uint64_t inside;      /* its slot's sequence at the last sample, if its thread was inside a launch then */
     uint64_t covered;     /* launches behind the event of the row */
     _Atomic bool ended;   /* its stream or context has ended: not to be used any more */
     _Atomic bool departs; /* its context is ending, or about to */
@@ -187,6 +189,9 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
 /* Record the event on a stream of the current context. False: a capture that is open or may begin meanwhile forbids it,
  * or the driver refuses. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
+/* Ask the driver about that stream of the row, of the current context: CUDA_ERROR_NOT_READY: it has unfinished work;
+ * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a capture that is open or may begin forbids the question. */
+CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
  * stream whether that work is over. */
 void streams_fence(struct streams *streams, struct known_stream *row);

@@ -12,6 +12,8 @@
 #include "time/drain.h"
 #include "time/queue/meter.h"
 
+#define CONCURRENT_VERSION 3 /* of the protocol: the first with SHP_GRANT_CONCURRENT and counters in the pulse page */
+
 /* All in ns. */
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
 #define LOOK_PROMPT \
@@ -44,6 +46,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->state = TOKEN_HELD;
     token->local = local;
     token->prompt &= !local;
+    token->concurrent &= !local;
     if (local)
         atomic_store(&gate->keeps_short, false);
     token->metered = metered;
@@ -80,50 +83,95 @@ static bool send_drained(const struct token *token, uint64_t grant_id, uint64_t 
     return session_send(token->session, &frame, SHP_DRAINED, sizeof frame);
 }
 
-/* GRANT: opens the gate if it was asked for, extends or renews what is held, else gives it back at once. */
+static struct grant_terms terms_of(const struct token *token, const struct shp_grant *grant) {
+    uint64_t now = sys_now(), quantum = grant->quantum_ns;
+    return (struct grant_terms){
+        .grant_id = grant->grant_id,
+        .deadline = quantum == 0 || quantum > SYS_NEVER - now ? SYS_NEVER : now + quantum,
+        .metered = (grant->flags & SHP_GRANT_METERED) != 0,
+        .announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0,
+        .prompt = (grant->flags & SHP_GRANT_PROMPT) != 0,
+        .keeps_short = (grant->flags & SHP_GRANT_SHORT) != 0,
+        .concurrent = (grant->flags & SHP_GRANT_CONCURRENT) != 0 && token->session->version >= CONCURRENT_VERSION,
+    };
+}
+
+/* Go by the terms from now on. */
+static void set_terms(struct token *token, const struct grant_terms *terms) {
+    token->grant_id = terms->grant_id;
+    token->announce = terms->announce;
+    token->prompt = terms->prompt;
+    token->concurrent = terms->concurrent;
+    atomic_store(&token->gate->keeps_short, terms->keeps_short);
+}
+
+/* Open the gate by a grant. */
+static void take_up(struct token *token, const struct grant_terms *terms) {
+    set_terms(token, terms);
+    hold(token, sys_now(), terms->deadline, terms->metered, false);
+}
+
+/* Open the gate by a grant before the one before has drained (T3). */
+static void replace(struct token *token, const struct grant_terms *terms) {
+    uint64_t launches = token->launches; /* those of the grant before are drained with those of this one */
+    take_up(token, terms);
+    token->launches = launches;
+    token->unbounded = true;
+}
+
+/* Give back a grant under which nothing was launched. */
+static void give_back_unused(struct token *token, uint64_t grant_id) {
+    bool waits = wanted(token),
+         sent = send_drained(token, grant_id, 0, SHP_DRAINED_IDLE | (waits ? SHP_DRAINED_WANT : 0));
+    if (waits && sent && token->state == TOKEN_NONE)
+        token->state = TOKEN_WANTED;
+}
+
+/* Keep a grant until the present one has drained (T5). */
+static void keep(struct token *token, const struct grant_terms *terms) {
+    if (token->keeps && token->kept.grant_id != terms->grant_id)
+        give_back_unused(token, token->kept.grant_id);
+    token->kept = *terms;
+    token->keeps = true;
+}
+
+/* GRANT: opens the gate if it was asked for, extends, renews or replaces what is held, waits for the end of a drain, or
+ * goes back at once. */
 static bool granted(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_grant *grant = frame;
     (void)descriptors;
-    uint64_t now = sys_now();
-    uint64_t deadline =
-        grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
-    bool metered = (grant->flags & SHP_GRANT_METERED) != 0;
-    if ((grant->flags & SHP_GRANT_RENEWS) && (token->state != TOKEN_HELD || token->grant_id != grant->grant_id))
-        return true; /* the frame has crossed with DRAINED */
-    token->announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0;
-    token->prompt = (grant->flags & SHP_GRANT_PROMPT) != 0;
-    atomic_store(&token->gate->keeps_short, (grant->flags & SHP_GRANT_SHORT) != 0);
-    if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
-        token->grant_id = grant->grant_id;
-        token->deadline = deadline;
-        token->metered = metered;
-        token->unbounded |= !metered;
-        gate_prolong(token->gate, metered, deadline, token->grant_id);
+    struct grant_terms terms = terms_of(token, grant);
+    bool same = token->grant_id == terms.grant_id, held = token->state == TOKEN_HELD && !token->local;
+    if ((grant->flags & SHP_GRANT_RENEWS) && !(token->keeps && token->kept.grant_id == terms.grant_id) &&
+        !(held && same))
+        return true;                              /* the frame has crossed with DRAINED */
+    if (held && (same || token->deadline != 0)) { /* extended, renewed or promoted (T6) */
+        set_terms(token, &terms);
+        token->deadline = terms.deadline;
+        token->metered = terms.metered;
+        token->unbounded |= !terms.metered;
+        gate_prolong(token->gate, terms.metered, terms.deadline, terms.grant_id);
     } else if (token->state == TOKEN_WANTED) {
-        token->grant_id = grant->grant_id;
-        hold(token, now, deadline, metered, false);
-    } else if (token->asked && !token->local && token->grant_id != grant->grant_id) {
-        uint64_t launches = token->launches; /* those of the grant before are drained with those of this one */
-        token->grant_id = grant->grant_id;
-        hold(token, now, deadline, metered, false);
-        token->launches = launches;
-        token->unbounded = true;
-    } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
-        bool waits = wanted(token),
-             sent = send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (waits ? SHP_DRAINED_WANT : 0));
-        if (waits && sent && token->state == TOKEN_NONE)
-            token->state = TOKEN_WANTED;
+        take_up(token, &terms);
+    } else if (token->asked && !token->local && !same) {
+        replace(token, &terms);
+    } else if (token->state >= TOKEN_HELD && !token->local && !same) {
+        keep(token, &terms);
+    } else if (token->local || !same) { /* not asked for */
+        give_back_unused(token, terms.grant_id);
     }
     return true;
 }
 
-/* REVOKE: the next step closes the gate. */
+/* REVOKE: the next step closes the gate, or a grant that is kept opens none. */
 static bool revoked(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_revoke *revoke = frame;
     (void)descriptors;
-    if (token->state == TOKEN_HELD && !token->local && token->grant_id == revoke->grant_id)
+    if (token->keeps && token->kept.grant_id == revoke->grant_id)
+        token->kept.deadline = 0;
+    else if (token->state == TOKEN_HELD && !token->local && token->grant_id == revoke->grant_id)
         token->deadline = 0;
     return true;
 }
@@ -131,6 +179,7 @@ static bool revoked(void *of, const void *frame, const int *descriptors) {
 /* Connected: close the gate if the duty cycle holds it open; from now on the agent says when. */
 static void connected(void *of) {
     struct token *token = of;
+    samples_begin(&token->samples, token->gate);
     if (token->state == TOKEN_HELD)
         token->deadline = 0;
 }
@@ -143,6 +192,7 @@ static void disconnected(void *of, bool was_ready) {
     if (token->state == TOKEN_WANTED)
         token->state = TOKEN_NONE;
     token->local = true; /* nobody to tell that it is drained */
+    token->keeps = token->concurrent = false;
     token->next_limits = 0;
 }
 
@@ -337,10 +387,20 @@ static void run_over(struct token *token, uint64_t now) {
     token->window_end = 0;
 }
 
+/* The grant before has drained: take up the one that is kept, if its time is not over (T5). */
+static void take_up_kept(struct token *token, uint64_t now) {
+    token->keeps = false;
+    if (token->kept.deadline > now)
+        take_up(token, &token->kept);
+    else
+        give_back_unused(token, token->kept.grant_id);
+}
+
 /* Everything has finished: send DRAINED (T2). An agent that reads nothing for the moment is told later: without that
  * the process would wait for a grant for ever, and the agent for its work. */
 static void finish(struct token *token, uint64_t now) {
-    bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
+    bool waits = wanted(token) && !token->keeps,
+         idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
     /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
     uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
     uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
@@ -356,19 +416,25 @@ static void finish(struct token *token, uint64_t now) {
     token->asked = false;
     if (token->local) {
         run_over(token, now);
+    } else if (token->keeps) {
+        take_up_kept(token, now);
     } else if (waits) {
         token->state = TOKEN_WANTED;
         token->session->heard = now;
     }
 }
 
-/* The drain is overdue and a thread waits at the gate: ask for the token again (T3). Without an agent the process goes
- * by its windows again; what is left stays registered, and the next drain waits for it. */
+/* The drain is overdue and a thread waits at the gate: take up the grant that is kept, or ask for the token again (T3).
+ * Without an agent the process goes by its windows again; what is left stays registered, and the next drain waits for
+ * it. */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))
         return;
     token->next_ask = now + ASK_EACH;
-    if (token->local) {
+    if (token->keeps && token->kept.deadline > now) {
+        token->keeps = false;
+        replace(token, &token->kept);
+    } else if (token->local) {
         token->state = TOKEN_NONE;
         run_over(token, now);
     } else if (send_want(token)) {
@@ -443,7 +509,20 @@ void token_beat(const struct token *token, uint64_t now) {
     uint64_t ends_at = holds ? known_end(token, now) : shows_waiting(token, now) ? now : 0;
     atomic_store_explicit((_Atomic uint64_t *)&pulse->ends_at, ends_at, memory_order_relaxed);
     atomic_store_explicit((_Atomic uint64_t *)&pulse->grant_id, holds ? token->grant_id : 0, memory_order_relaxed);
+    if (token->session->version >= CONCURRENT_VERSION) {
+        const struct samples *samples = &token->samples;
+        atomic_store_explicit((_Atomic uint64_t *)&pulse->samples, samples->taken, memory_order_relaxed);
+        atomic_store_explicit((_Atomic uint64_t *)&pulse->in_flight, samples->in_flight, memory_order_relaxed);
+        atomic_store_explicit((_Atomic uint64_t *)&pulse->launches, samples->launches, memory_order_relaxed);
+    }
     atomic_store_explicit((_Atomic uint64_t *)&pulse->beat_at, now, memory_order_release);
+}
+
+uint64_t token_sample(struct token *token, uint64_t now) {
+    if (token->concurrent && !token->local && token->state >= TOKEN_HELD && !token->without_driver)
+        return samples_step(&token->samples, token->streams, token->gate, now);
+    samples_pause(&token->samples);
+    return SYS_NEVER;
 }
 
 /* Tell the agent, which has barred the gate, that this process runs again (T4). */

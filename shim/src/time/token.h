@@ -10,9 +10,13 @@
  * (P4).
  * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
  *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
- *   grant that comes then takes the place of the one before.
+ *   grant that comes then, or that is kept (T5), takes the place of the one before.
  * - T4 barred: a grant that the agent has barred (G5) is drained at once, and a process that does not drain it at once
  *   says that it runs again: from then on the tenant is charged.
+ * - T5 kept: a grant that comes while another one is revoked or drains is kept, and taken up when the DRAINED of that
+ * one is sent. If its time is over by then, or it was revoked, it is drained without an opening.
+ * - T6 promoted: a grant with another id that comes while the gate is open by a grant takes its place: the gate stays
+ *   open, and DRAINED is sent for the new id alone.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -24,6 +28,7 @@
 #include "sharepod/protocol.h"
 #include "tenant/gpus.h"
 #include "time/gate/gate.h"
+#include "time/samples.h"
 #include "time/streams.h"
 
 enum token_state {
@@ -32,6 +37,17 @@ enum token_state {
     TOKEN_HELD,    /* the gate is open */
     TOKEN_CLOSING, /* the gate is closed, threads may be inside launches still */
     TOKEN_DRAINING /* no thread is inside a launch, work is unfinished */
+};
+
+/* What a GRANT says. */
+struct grant_terms {
+    uint64_t grant_id;
+    uint64_t deadline; /* end of the grant; 0: revoked, SYS_NEVER: none is known */
+    bool metered;      /* the queue of unfinished work is to be short */
+    bool announce;     /* DRAINING may be sent */
+    bool prompt;       /* it goes back as soon as the work has ended */
+    bool keeps_short;  /* launches are to be just in time (Q5 of meter.h) */
+    bool concurrent;   /* progress is to be sampled */
 };
 
 /* Points in time are sys_now()'s, ns; 0 where nothing else is said: not set. */
@@ -51,10 +67,14 @@ struct token {
     bool returned;       /* the agent has barred the gate and was told that this process runs again */
     uint64_t barred_at;  /* when that was last so */
     bool prompt;         /* it goes back as soon as the work has ended */
+    bool concurrent;     /* progress is sampled while the grant is held or drains */
     bool without_driver; /* the driver is about to end: nothing is drained any more */
     bool self_drained;   /* opened after that: threads wait for what they launch */
     uint64_t grant_id;   /* of the last grant */
     uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
+    struct grant_terms kept; /* of the grant that is taken up after the drain (T5) */
+    bool keeps;              /* there is one */
+    struct samples samples;
 
     /* TOKEN_HELD: whether it is used. */
     bool idle;          /* it is given back because nothing was launched */
@@ -94,11 +114,13 @@ void token_register(struct token *token);
 
 /* Close the gate with the next step, if it is open: the program ends. */
 void token_give_back(struct token *token);
-/* Tell the agent by the pulse page that this process runs, and when its work is expected to end. */
+/* Tell the agent by the pulse page that this process runs, when its work is expected to end, and what samples saw. */
 void token_beat(const struct token *token, uint64_t now);
 /* Return whether what was launched is waited for. */
 bool token_drains(const struct token *token);
 
+/* Take a sample of the progress if one is due. Return when the next one is; SYS_NEVER: none. */
+uint64_t token_sample(struct token *token, uint64_t now);
 /* Do what is due. Return when to be called again at the latest; SYS_NEVER: when something has come. */
 uint64_t token_step(struct token *token, uint64_t now);
 

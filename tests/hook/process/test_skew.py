@@ -1,4 +1,4 @@
-"""Agent and hook one protocol version apart, either way: real programs on simulated GPUs."""
+"""Agent and hook of different protocol versions, either way: real programs on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.older import NO_OLDER, has_older, older_package
+from harness.older import NO_OLDER, OLDER, VERSION_2, has_older, older_package
 from hook.world.agent_node import GI, GPUS, HOOK, built, running, tenant, wait_for
 
 pytestmark = [
@@ -15,15 +15,15 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def older() -> Iterator[Path]:
-    with older_package() as package:
+@pytest.fixture(scope="module", params=[OLDER, VERSION_2], ids=["version 1", "version 2"])
+def older(request: pytest.FixtureRequest) -> Iterator[Path]:
+    with older_package(request.param) as package:
         yield package
 
 
 @pytest.mark.promise("install-skew-hooks")
 @pytest.mark.parametrize("old_agent", [True, False], ids=["old agent", "old hook"])
-def test_a_hook_and_an_agent_one_version_apart_share_a_gpu_and_keep_the_limit(
+def test_a_hook_and_an_agent_of_different_versions_share_a_gpu_and_keep_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: Path, old_agent: bool
 ) -> None:
     hook = HOOK if old_agent else older / "sharepod" / "agent" / "hook" / "libsharepod.so"

@@ -149,9 +149,6 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
     def stream_sync(self, name: str = "") -> tuple[int, Any]:
         return self.cuda("cuStreamSynchronize", self.handles.get(name)), None
 
-    def stream_query(self, name: str = "") -> tuple[int, Any]:
-        return self.cuda("cuStreamQuery", self.handles.get(name)), None
-
     def launch(self, kernel: str, stream: str = "", count: int = 1, symbol: str = "cuLaunchKernel") -> tuple[int, Any]:
         function = self._function(kernel)
         for done in range(count):

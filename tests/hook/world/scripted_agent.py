@@ -143,17 +143,18 @@ class ScriptedAgent:
         self.vanish()
         self.hints.close()
 
-    def next_grant(self, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
+    def next_grant(self, quantum_ms: float = 0, *, metered: bool = False, concurrent: bool = False) -> Grant:
         """Return the next GRANT, without sending it; `quantum_ms` 0: until revoked."""
         self._grant_ids += 1
-        self.last_grant = Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
+        gpus = (1 << len(self.gpus)) - 1
+        self.last_grant = Grant(self._grant_ids, int(quantum_ms * 1e6), gpus, metered, concurrent=concurrent)
         return self.last_grant
 
     def send(self, client: Client, frame: AgentFrame) -> None:
         client.socket.send(encode(frame, version=self.version))
 
-    def grant(self, client: Client, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
-        frame = self.next_grant(quantum_ms, metered=metered)
+    def grant(self, client: Client, quantum_ms: float = 0, *, metered: bool = False, concurrent: bool = False) -> Grant:
+        frame = self.next_grant(quantum_ms, metered=metered, concurrent=concurrent)
         self.send(client, frame)
         return frame
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.protocol import Heartbeat, Pulse
+from sharepod.protocol import Heartbeat, Progress, Pulse
 
 MS = 1_000_000
 APART = 3600 * 1000 * MS
@@ -68,3 +68,36 @@ def test_a_process_was_never_heard_later_than_it_was_read() -> None:
         sign = heartbeat.read(machine.clock)
         assert sign.at <= machine.now
         assert sign.ends_at is None
+
+
+def counters(samples: int, in_flight: int, launches: int) -> Pulse:
+    return Pulse(0, 0, 0, samples, in_flight, launches)
+
+
+def test_progress_is_what_the_counters_grew_by_since_the_last_reading() -> None:
+    machine = Machine()
+    heartbeat = Heartbeat(machine.read)
+    machine.pulse = counters(50, 11, 300)
+    assert heartbeat.progress() == Progress(50, 11, 300)
+    assert heartbeat.progress() == Progress(0, 0, 0)
+    machine.pulse = counters(70, 30, 301)
+    assert heartbeat.progress() == Progress(20, 19, 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "progress"),
+    [
+        (counters(40, 10, 290), Progress(0, 0, 0)),
+        (counters(60, 99, 300), Progress(10, 10, 0)),
+        (counters(60, 0, 2**64 - 1), Progress(10, 0, 2**64 - 301)),
+    ],
+)
+def test_counters_that_go_back_or_do_not_fit_together_are_no_more_progress_than_can_be(
+    written: Pulse, progress: Progress
+) -> None:
+    machine = Machine()
+    heartbeat = Heartbeat(machine.read)
+    machine.pulse = counters(50, 11, 300)
+    heartbeat.progress()
+    machine.pulse = written
+    assert heartbeat.progress() == progress

@@ -24,6 +24,10 @@ class TokenClient(Protocol):
     def heartbeat(self) -> protocol.Heartbeat | None:
         """Signs of life of the process; None: it gives none."""
 
+    @property
+    def version(self) -> int:
+        """Version of the protocol that the process speaks: from `CONCURRENT_VERSION` on it samples its progress."""
+
     def send(self, frame: protocol.AgentFrame) -> None:
         """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
 

@@ -99,6 +99,8 @@ class HookConnection:
         frame."""
         self.heartbeat: protocol.Heartbeat | None = None
         """Signs of life of the process; None: it has no pulse page."""
+        self.version = protocol.VERSION_MIN
+        """Version of the protocol that was agreed on; before Hello the first one."""
         self.closing: Callable[[], None] | None = None
         """Called before the socket is closed."""
         self.streak = self.longest_streak = 0
@@ -110,7 +112,6 @@ class HookConnection:
         self._service = service
         self._closed = closed
         self._alive = True
-        self._version = protocol.VERSION_MAX
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         inbox.add(self)
@@ -158,7 +159,7 @@ class HookConnection:
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
         """Return a frame as it is sent to this client."""
-        return protocol.encode(frame, version=self._version)
+        return protocol.encode(frame, version=self.version)
 
     def taken(self) -> None:
         """Count a frame of this client that was taken from its socket before it could be read."""
@@ -230,7 +231,7 @@ class HookConnection:
             return
         self.greeted, self.observes = True, hello.observes
         self._hello_timer.cancel()
-        self._version = version
+        self.version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
         fds = [self._service.hints_fd]
         with contextlib.ExitStack() as stack:

@@ -26,6 +26,7 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.version = protocol.VERSION_MAX
         self.grant_id = 0
         page = protocol.PulsePage()
         self._written = mmap.mmap(page.fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)

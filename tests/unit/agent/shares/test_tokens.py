@@ -30,6 +30,7 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.version = protocol.VERSION_MAX
         self.frames: list[protocol.AgentFrame] = []
         self.heartbeat: protocol.Heartbeat | None = None
         self.pulse = protocol.Pulse(0, 0, 0)

@@ -14,7 +14,7 @@ from sharepod import protocol
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import MemoryIsolation, TenantState, TenantStatus
-from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, reading, row, settings_in, tenants_with
+from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, reading, row, served_in, settings_in, tenants_with
 
 
 async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: TenantRegistry) -> None:
@@ -22,6 +22,20 @@ async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: TenantRegistr
     [terms] = client.welcome.gpus if client.welcome else ()
     assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (400, 700, 4 * GI, True)
     assert terms.uuid.hex() in GPU0.replace("-", "").lower()
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("spoken", "agreed"), [(1, 1), (2, 2), (3, 3), (protocol.VERSION_MAX + 1, protocol.VERSION_MAX)]
+)
+async def test_the_version_that_a_process_speaks_is_known_of_it(
+    tenants: TenantRegistry, spoken: int, agreed: int
+) -> None:
+    client = await Client.connect(tenants.directory("a"), hello=False)
+    client.send(protocol.Hello(1, spoken))
+    await client.expect(protocol.Welcome)
+    [connection] = {user for tenant in served_in(tenants) for user in tenant._users}
+    assert connection.version == agreed
     client.close()
 
 

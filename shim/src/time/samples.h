@@ -1,0 +1,45 @@
+/* Samples of the process's progress: at random moments, whether work that it has launched is in flight.
+ *
+ * Guarantees:
+ * - SP1 a sample disturbs no stream capture (R3), records no event and orders nothing;
+ * - SP2 a sample never waits: it takes no lock that is taken, and makes no call about a stream while a thread is inside
+ * a launch that may go into it, which may wait for room in the driver. Such a moment is dropped, but for a launch that
+ *   has not returned since the last sample: its stream is full, and has work;
+ * - SP3 the moments do not depend on the work: intervals are exponential, with a mean of SAMPLES_MEAN;
+ * - SP4 samples take a part of SAMPLES_SHARE of the hook thread's time at most: where one takes longer, they are rarer.
+ */
+#ifndef SHAREPOD_SAMPLES_H
+#define SHAREPOD_SAMPLES_H
+
+#include <stdint.h>
+
+#include "base/sys.h"
+#include "time/gate/gate.h"
+#include "time/streams.h"
+
+/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides. LEAST: two samples are not one. MOST: a sample
+ * that a busy processor has delayed makes the next ones no rarer than this. */
+#define SAMPLES_MEAN (SYS_MS / 2)
+#define SAMPLES_LEAST (20 * 1000ull)
+#define SAMPLES_MOST (10 * SYS_MS)
+#define SAMPLES_SHARE 200 /* one part in so many */
+
+struct samples {
+    uint64_t taken, in_flight; /* since samples_begin */
+    uint64_t launches;         /* likewise, as of the last sample */
+    uint64_t launched_before;  /* launches before samples_begin */
+    uint64_t next;             /* when the next one is due; 0: none is */
+    uint64_t took;             /* the last one, ns */
+    uint64_t random;           /* state of the generator; 0: to be seeded */
+};
+
+/* Return the interval to the next sample, ns: of a mean that is not below SAMPLES_LEAST, by 64 random bits. */
+uint64_t samples_interval(uint64_t random, uint64_t mean);
+/* Count from zero: the connection is a new one. */
+void samples_begin(struct samples *samples, const struct gate *gate);
+/* Take a sample if one is due. Return when the next one is. For the hook thread. */
+uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now);
+/* Take no more of them until the next samples_step. */
+void samples_pause(struct samples *samples);
+
+#endif
