@@ -67,6 +67,7 @@ _BESIDE_OTHERS = {
     "process/test_table.py",
     "time/test_capture.py",
     "time/test_handles.py",
+    "time/test_regimes.py",
     "time/test_work.py",
 }
 """Files (relative to this folder) whose tests do not measure time: other tests may run beside them."""

@@ -47,6 +47,15 @@ class HintsPage:
         self._hints.contended = int(value)
 
     @property
+    def co_running(self) -> bool:
+        """True while another tenant holds one of these GPUs at the same time."""
+        return bool(self._hints.co_runs & 1)
+
+    @co_running.setter
+    def co_running(self, value: bool) -> None:
+        self._hints.co_runs += value != self.co_running
+
+    @property
     def limits_generation(self) -> int:
         """Number of LIMITS frames sent, modulo 2**32."""
         return int(self._hints.limits_generation)

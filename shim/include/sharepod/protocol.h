@@ -23,7 +23,7 @@
 
 #define SHP_MAGIC 0x50485331 /* "1SHP" read as little-endian bytes */
 #define SHP_VERSION_MIN 1
-#define SHP_VERSION_MAX 3    /* 2: the pulse page, `barred`; 3: SHP_GRANT_CONCURRENT, the counters in the pulse page */
+#define SHP_VERSION_MAX 3    /* 2: the pulse page, and `barred` in the hints page; 3: tenants that co-run */
 #define SHP_MAX_GPUS 16      /* of one tenant on one node */
 #define SHP_UUID_BYTES 16    /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 #define SHP_TEXT_BYTES 160   /* zero-terminated UTF-8 */
@@ -231,6 +231,9 @@ struct shp_hints {
     uint32_t contended;         /* 1 while another tenant wants one of these GPUs */
     uint32_t limits_generation; /* counts LIMITS frames sent */
     uint64_t barred;            /* since version 2; 0: no grant */
+    /* Since version 3: how often another tenant has begun or ceased to hold one of these GPUs together with this one;
+     * odd while one does. */
+    uint64_t co_runs;
 };
 
 /* The pulse page: a memfd of one connection, sealed (SHRINK, GROW, SEAL), which the client writes and the agent reads.

@@ -144,7 +144,8 @@ static CUresult start(struct process *process) {
         sys_say("cannot open a pipe, or map a page: too many open files in this process, or no memory", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    gate_prepare(&process->gate, passage_slots_seen(), &process->session.hints->barred);
+    const struct shp_hints *hints = process->session.hints;
+    gate_prepare(&process->gate, passage_slots_seen(), &hints->barred, &hints->co_runs);
     connect_rooms(process, limits.phase);
     /* 4. */
     if (!hook_thread_start(&process->thread)) {

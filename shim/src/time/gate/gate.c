@@ -15,8 +15,9 @@ static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
 }
 
-void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred) {
+void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, const uint64_t *co_runs) {
     gate->barred = barred;
+    gate->co_runs = co_runs;
     atomic_store(&gate->slot_count, slots);
     atomic_store(&gate->closing, 1);
     gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;

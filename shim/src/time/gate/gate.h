@@ -73,6 +73,7 @@ struct gate {
     _Atomic bool keeps_short;   /* metered queues have launches just in time (Q5 of meter.h) */
     _Atomic uint32_t contexts;  /* CONTEXTS_ */
     const uint64_t *barred;     /* in the page of hints: openings up to this grant are barred (G5) */
+    const uint64_t *co_runs;    /* in the page of hints: odd while other tenants hold the GPUs at the same time */
     _Atomic uint64_t grant;     /* under which it was opened; GATE_NO_GRANT: by the duty cycle */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
     _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
@@ -97,6 +98,10 @@ static inline bool gate_barred(const struct gate *gate, uint32_t word) {
            atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
                atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }
+/* Return how often other tenants have begun or ceased to hold the GPUs at the same time; odd: some do. */
+static inline uint64_t gate_co_runs(const struct gate *gate) {
+    return atomic_load_explicit((const _Atomic uint64_t *)gate->co_runs, memory_order_relaxed);
+}
 /* Return whether the agent has barred the last opening. For the hook thread. */
 static inline bool gate_taken(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
@@ -108,9 +113,9 @@ void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* For the hook thread alone. */
 
-/* Prepare the gate, before the thread runs. `slots`: how many are to be left alone, see passage.c. The gate is set up
- * once its word is not 0. */
-void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred);
+/* Prepare the gate, before the thread runs. `slots`: how many are to be left alone, see passage.c. `barred`, `co_runs`:
+ * in the page of hints. The gate is set up once its word is not 0. */
+void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred, const uint64_t *co_runs);
 /* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. `grant`: its
  * id, or GATE_NO_GRANT. */
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);

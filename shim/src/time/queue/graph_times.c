@@ -43,7 +43,7 @@ static void destroy_events(struct streams *streams, CUcontext context, uint32_t 
 
 /* Learn what the events of an earlier launch say, if they have passed and have not gone with their context. With the
  * lock of the graphs, and that of the streams, which keeps the context from ending. */
-static void learn(struct streams *streams, struct known_graph *known) {
+static void learn(struct streams *streams, struct known_graph *known, uint64_t co_runs) {
     float milliseconds = 0;
     if (!streams_lives(streams, known->context, known->epoch)) {
         known->before = known->after = NULL;
@@ -62,24 +62,27 @@ static void learn(struct streams *streams, struct known_graph *known) {
     if (result != CUDA_SUCCESS || !(milliseconds > 0) || milliseconds > 1e6f)
         return;
     uint64_t duration = (uint64_t)((double)milliseconds * 1e6);
-    known->duration = duration >= known->duration ? duration : known->duration - (known->duration - duration) / 4;
+    uint64_t *learned = &known->duration[(co_runs & 1) || co_runs != known->co_runs];
+    *learned = duration >= *learned ? duration : *learned - (*learned - duration) / 4;
 }
 
-uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
+uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec, uint64_t co_runs) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec);
     if (known != NULL && known->pending) {
         lock(&streams->lock);
-        learn(streams, known);
+        learn(streams, known, co_runs);
         unlock(&streams->lock);
     }
-    uint64_t duration = known != NULL ? known->duration : 0;
+    uint64_t duration = known != NULL ? known->duration[co_runs & 1] : 0;
+    if (known != NULL && duration == 0)
+        duration = known->duration[!(co_runs & 1)];
     unlock(&graphs->lock);
     return duration;
 }
 
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
-                                       const struct queue *queue) {
+                                       const struct queue *queue, uint64_t co_runs) {
     struct graph_measure measure = {.context = queue->context, .epoch = queue->epoch}, stale = {0};
     if (!HAS(cuEventElapsedTime) && !HAS(cuEventElapsedTime_v2))
         return measure;
@@ -88,6 +91,7 @@ struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *st
     if (known != NULL && !known->measuring && !known->pending &&
         (known->launches < MEASURED_AT_FIRST || known->launches % MEASURED_EACH == 0)) {
         known->measuring = measure.taken = true;
+        known->co_runs = co_runs;
         struct graph_measure *to = known->context == queue->context && known->epoch == queue->epoch ? &measure : &stale;
         to->before = known->before;
         to->after = known->after;

@@ -3,6 +3,7 @@
  *
  * Guarantees:
  * - alone, or while no end of the quantum is known, nothing is measured;
+ * - durations while other tenants run at the same time are kept apart from those alone;
  * - what was learned of a graph is forgotten when it is destroyed or updated, since its handle may come again;
  * - finding a graph takes the same time for any number of them.
  */
@@ -22,7 +23,8 @@
 struct known_graph {
     struct hash_link link; /* first */
     CUgraphExec exec;
-    uint64_t duration;     /* ns; 0: not measured yet */
+    uint64_t duration[2];  /* ns, alone and while other tenants run at the same time; 0: not measured yet */
+    uint64_t co_runs;      /* as `pace_others`, before the launch that is measured */
     CUcontext context;     /* of the events */
     uint32_t epoch;        /* which context of that handle */
     uint32_t launches;     /* metered ones */
@@ -45,11 +47,11 @@ struct graph_measure {
     CUevent before, after;
 };
 
-/* Return how long the graph is expected to take, ns; 0: not known. */
-uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
-/* Begin a metered launch into the stream of the queue, before the driver's call. */
+/* Return how long the graph is expected to take, ns; 0: not known. `co_runs`: of the gate. */
+uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec, uint64_t co_runs);
+/* Begin a metered launch into the stream of the queue, before the driver's call. `co_runs`: of the gate. */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
-                                       const struct queue *queue);
+                                       const struct queue *queue, uint64_t co_runs);
 /* Record an event of the measure on the stream of the queue, made if need be. False: the driver makes none, or the
  * context has ended. */
 bool graph_times_record(CUevent *event, const struct graph_measure *measure, struct queue *queue, CUstream stream);

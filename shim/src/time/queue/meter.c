@@ -54,6 +54,7 @@ void meter_begin(struct gate *gate, struct streams *streams, struct queue *queue
     if (queue == NULL || (queue->opening == opening && queue->pace.window.wide == wide))
         return;
     tell(queue);
+    pace_others(&queue->pace, gate_co_runs(gate));
     pace_widen(&queue->pace, wide);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
     uint64_t drained = atomic_load(&gate->drained);
@@ -154,6 +155,7 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
         pace_gave_up(&queue->pace, closed);
         return;
     }
+    pace_others(&queue->pace, gate_co_runs(gate));
     pace_passed(&queue->pace, (struct pace_look){before, sys_now()});
     queue->events[0] = queue->events[1];
     queue->events[1] = event;

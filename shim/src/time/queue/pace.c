@@ -57,17 +57,41 @@ static void learn(struct pace_estimate *estimate, uint64_t sample, bool exact) {
     estimate->learned = true;
 }
 
+void pace_others(struct pace *pace, uint64_t co_runs) {
+    struct pace_estimate *estimate = &pace->estimate;
+    estimate->touched |= (co_runs & 1) || co_runs != estimate->co_runs;
+    estimate->co_runs = co_runs;
+}
+
+/* Go by launches that share the GPU, or by those alone. What is not known of the ones begins with the others'. */
+static void go_by(struct pace_estimate *estimate, bool shared) {
+    if (estimate->shared == shared)
+        return;
+    uint64_t other = estimate->other_ns ? estimate->other_ns : estimate->launch_ns;
+    estimate->other_ns = estimate->launch_ns;
+    estimate->launch_ns = other;
+    estimate->shared = shared;
+}
+
+/* Note that what is launched from now on is looked at anew. */
+static void look_anew(struct pace_estimate *estimate) {
+    estimate->touched = estimate->co_runs & 1;
+    go_by(estimate, estimate->touched);
+}
+
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained) {
     struct pace_estimate *estimate = &pace->estimate;
     struct pace_queue *queue = &pace->queue;
     if (pace->window.size == 0)
         pace->window.size = 1;
+    go_by(estimate, estimate->touched);
     if (estimate->blocked_at_close && queue->unfinished > 0 && drained.at > estimate->waited_at) {
         uint64_t begun = estimate->seen_late ? queue->begun_at[0] : estimate->waited_at;
         bool exact = !estimate->seen_late && !estimate->learned && in_time(drained, begun);
         learn(estimate, (drained.at - begun) / queue->unfinished, exact);
     }
     *queue = (struct pace_queue){.fenced_at = now};
+    look_anew(estimate);
     estimate->learned = estimate->start_known = estimate->seen_late = estimate->blocked_at_close = false;
     estimate->waited_at = estimate->ends_at = now;
     estimate->graphs_end_at = 0;
@@ -82,6 +106,7 @@ bool pace_undrained(const struct pace *pace, uint64_t drained) {
 /* A launch takes at least as long as what is unfinished has taken so far. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline) {
     struct pace_estimate *estimate = &pace->estimate;
+    go_by(estimate, estimate->touched);
     estimate->launch_ns = most(estimate->launch_ns, (now - estimate->waited_at) / pace->queue.unfinished);
     estimate->ends_at = most(now, estimate->waited_at + estimate->launch_ns * pace->queue.unfinished);
     if (pace->queue.carried)
@@ -164,6 +189,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
     struct pace_queue *queue = &pace->queue;
     struct pace_window *window = &pace->window;
     struct pace_estimate *estimate = &pace->estimate;
+    go_by(estimate, estimate->touched);
     uint64_t now = seen.at, begun = estimate->waited_at, before = queue->sizes[0] ? queue->sizes[0] : 1,
              full = (now - begun) * window->size / before;
     bool waited = seen.before != 0, exact = in_time(seen, estimate->start_known ? begun : queue->begun_at[0]);
@@ -184,6 +210,7 @@ void pace_passed(struct pace *pace, struct pace_look seen) {
     if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))
         window->size = (uint16_t)(window->size * 2);
     estimate->waited_at = now;
+    look_anew(estimate);
     estimate->start_known = exact;
     estimate->seen_late = !exact;
     uint64_t behind = now + estimate->launch_ns * queue->sizes[1];

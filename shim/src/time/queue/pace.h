@@ -14,6 +14,8 @@
  *   longer than PACE_LEAD unless it is one launch;
  * - PC7 the time for which the thread stood still is not taken for time of the GPU: what is seen late says only how
  * long a launch takes at most, and at least;
+ * - PC8 what is learned of launches while other tenants run at the same time, if only for a while, changes nothing of
+ *   what is known of launches that run alone, and the other way round;
  * - PC5 a window of a wide queue, one of a tenant that is alone, takes PACE_WIDE_LONG at most once it is known how long
  *   launches take, unless it is one launch; a queue that is wide no more has narrow windows from the next launch on.
  *
@@ -60,10 +62,14 @@ struct pace_window {
 /* What the fences have told. */
 struct pace_estimate {
     uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
+    uint64_t other_ns;      /* the same: of launches alone, if `shared`, else of those that share the GPU */
+    uint64_t co_runs;       /* how often other tenants had begun or ceased to run at the last look; odd: they do */
     uint64_t ends_at;       /* when what is launched is expected to end */
     uint64_t waited_at;     /* when the last fence was seen, or the opening began */
     uint64_t graph_ns;      /* how long the last graph is expected to take */
     uint64_t graphs_end_at; /* when the graphs launched in this opening are expected to end */
+    bool shared;            /* `launch_ns` is of launches while other tenants run at the same time */
+    bool touched;           /* others have run since `waited_at`, if only for a while */
     bool learned;           /* in this opening */
     bool start_known;       /* the last fence was seen when it passed: the work behind it began then */
     bool seen_late;         /* the last fence had passed some time before the thread looked */
@@ -82,6 +88,9 @@ struct pace_look {
     uint64_t at;
 };
 
+/* Note how often other tenants have begun or ceased to run at the same time; odd: they do. Before each of the other
+ * calls for which time has passed. */
+void pace_others(struct pace *pace, uint64_t co_runs);
 /* Begin an opening that ends at `deadline`. `drained`: when all work of an earlier one had ended. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_look drained);
 /* Return whether nothing has told that what was launched in earlier openings has ended. */

@@ -22,7 +22,8 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
                                bool per_thread, uint64_t duration) {
     struct graphs *graphs = &the_process->graphs;
     struct streams *streams = &the_process->streams;
-    struct graph_measure measure = graph_times_begin(graphs, streams, exec, passage->queue);
+    struct graph_measure measure =
+        graph_times_begin(graphs, streams, exec, passage->queue, gate_co_runs(passage->gate));
     CUstream named = stream == NULL && per_thread ? CU_STREAM_PER_THREAD : stream;
     bool recorded = measure.taken && graph_times_record(&measure.before, &measure, passage->queue, named);
     CUresult result = launch(exec, stream);
@@ -55,7 +56,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         struct gate *gate = &the_process->gate;
         uint32_t closing = atomic_load(&gate->next_closing);
         uint64_t deadline = atomic_load(&gate->deadline),
-                 duration = graph_times_expected(&the_process->graphs, &the_process->streams, exec);
+                 duration = graph_times_expected(&the_process->graphs, &the_process->streams, exec, gate_co_runs(gate));
         if (deferred || passage.waited || duration == 0 || pace_graph_fits(&queue->pace, sys_now(), deadline, duration))
             return launch_metered(launch, &passage, exec, stream, per_thread, duration);
         passage_abandon(&passage);
