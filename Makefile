@@ -10,29 +10,30 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 BIN := .venv/bin
 # Branch coverage in percent that `make coverage` demands: what it is (89.4), rounded down.
 COVERAGE_FLOOR := 89
-# Folders whose tests were just run on this tree, which `make test` therefore leaves out: .ci/run names tests/unit, after
-# `make coverage` has run them. By itself `make test` runs all.
+# Folders that `make test` and `make test-all` leave out: .ci/run names tests/unit, which `make coverage` has run.
 TESTED :=
-# Percent of the examples of each property; empty: all of them. .ci/run asks for fewer on a slow machine.
-EXAMPLES :=
-# One in so many of the files of tests/cluster and tests/node, which the commit chooses; empty: all of them. The same.
-ONE_IN :=
-# Most tests mostly wait, so four workers share them. Tests that measure time are marked `alone` and come after the others:
-# those of them that notice a busy machine but not one other test are marked `paired` and run two at a time, then the rest
-# one by one.
-SHARED := --numprocesses 4 $(if $(ONE_IN),--one-in $(ONE_IN)) $(if $(EXAMPLES),--examples-percent $(EXAMPLES)) -m "not alone" $(filter-out $(TESTED),tests/node tests/cluster tests/hook tests/attack tests/unit tests/property)
-PAIRED := --numprocesses 2 -m "alone and paired" tests/hook
-ALONE := $(if $(ONE_IN),--one-in $(ONE_IN)) -m "alone and not paired"
+# K/N: `make test-all` runs the K-th of N parts of the test files; commit/N: the commit chooses.
+SLICE := 1/1
+# Seed of a random order of the tests of `make test`; empty: the order of the files.
+ORDER :=
+# Percent of the examples of each property that `make test` tries; `make test-all` tries all.
+EXAMPLES := 20
+# Tests marked `alone` measure time and run one by one after the others. Those also marked `paired` run two at a time.
+FOLDERS := tests/node tests/cluster tests/hook tests/attack tests/unit tests/property
+QUICK = $(shell grep -v '^\#' tests/quick.txt) $(filter-out $(TESTED),tests/unit tests/property)
+RANDOM_ORDER := $(if $(ORDER),--random-order-seed $(ORDER) --random-order-bucket module)
 # A test that failed has one more try with nothing beside it. Both are shown: one that passes so is looked into.
 AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
-# What the token scheduler's sources have to hold, they have to hold compiled.
+# The guarantees of the token scheduler hold for the compiled modules, too.
 COMPILED := --numprocesses 3 --examples-percent 30 -m "not alone" tests/unit/timeshare tests/unit/agent/shares $(wildcard tests/property/test_timeshare*.py)
+# Runs pytest with the arguments $(1) and $(2); a slice without such tests (status 5) passes.
+PYTEST_PASS = { $(BIN)/python -m pytest $(1) $(2) || [ $$? -eq 5 ] || $(BIN)/python -m pytest $(AGAIN) $(2) || status=1; }
 # Where unit and property tests run alone, a socket or file that nobody closed is an error too.
 UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 # What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
-	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster compiled)
+	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster)
 # What SharePod relies on of ResourceClaims, on a real API server, scheduler and controller manager.
 CANARY := $(addprefix tests/cluster/,test_canary.py test_operator_claims.py test_operator_share_claims.py test_admission_claims.py \
 	test_plain_webhook.py)
@@ -43,7 +44,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -134,7 +135,7 @@ demo-minutes:
 check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
 	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
 
-mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes); MUTANTS_ARGS='--one-in 3' for a part, which the commit chooses
+mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes); MUTANTS_ARGS='--slice 3/8' for a part
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
 	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python) $(MUTANTS_ARGS)
 
@@ -143,16 +144,29 @@ coverage: shim ## all unit tests that do not measure time; their branch coverage
 		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit || \
 	{ $(BIN)/python -m pytest $(AGAIN) -m "not alone" tests/unit && $(BIN)/coverage report --fail-under=$(COVERAGE_FLOOR) >/dev/null; }
 
-test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
+test: $(TEST_NEEDS) ## all unit and property tests, and of the others those that hold each promise once; PYTEST_ARGS="tests/unit -k lease" for some, one after the other; ORDER=SEED
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@trap "exit 130" INT; status=0; \
-	$(BIN)/python -m pytest $(SHARED) || $(BIN)/python -m pytest $(AGAIN) $(SHARED) --numprocesses 0 || status=1; \
-	$(BIN)/python -m pytest $(PAIRED) || $(BIN)/python -m pytest $(AGAIN) $(PAIRED) --numprocesses 0 || status=1; \
-	$(BIN)/python -m pytest $(ALONE) || $(BIN)/python -m pytest $(AGAIN) $(ALONE) || status=1; \
-	PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED) || status=1; exit $$status
+	$(call PYTEST_PASS,--numprocesses 4,$(RANDOM_ORDER) --examples-percent $(EXAMPLES) -m "not alone" $(QUICK)); \
+	$(call PYTEST_PASS,--numprocesses 2,$(RANDOM_ORDER) -m "alone and paired" $(QUICK)); \
+	$(call PYTEST_PASS,,$(RANDOM_ORDER) -m "alone and not paired" $(QUICK)); \
+	exit $$status
 endif
+
+test-all: shim doubles cluster ## all tests (40 minutes); SLICE=3/8 for a part of the files
+	@trap "exit 130" INT; status=0; \
+	$(call PYTEST_PASS,--numprocesses 4,--slice $(SLICE) -m "not alone" $(filter-out $(TESTED),$(FOLDERS))); \
+	$(call PYTEST_PASS,--numprocesses 2,--slice $(SLICE) -m "alone and paired" $(filter-out $(TESTED),$(FOLDERS))); \
+	$(call PYTEST_PASS,,--slice $(SLICE) -m "alone and not paired" $(filter-out $(TESTED),$(FOLDERS))); \
+	exit $$status
+
+test-compiled: compiled ## the tests of the token scheduler on the compiled modules, as they are shipped
+	@PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED)
+
+quick: .venv/installed ## tests/quick.txt: the tests that hold each promise once, chosen by the durations of past runs
+	@$(BIN)/python tests/quick.py
 
 test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tests run under emulation
 	@for tool in aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64:qemu-user; do command -v $${tool%%:*} >/dev/null || \

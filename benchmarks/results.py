@@ -93,9 +93,14 @@ def write(name: str, rows: Iterable[Row]) -> Path:
     """Print the table and write `build/results/NAME.json`; return the file's path."""
     listed = list(rows)
     print_table(listed, title=name)
+    return store(name, listed)
+
+
+def store(name: str, rows: Sequence[Row]) -> Path:
+    """Write `build/results/NAME.json`; return the file's path."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    content = {"name": name, "commit": commit(), "machine": machine(), "rows": [asdict(row) for row in listed]}
+    content = {"name": name, "commit": commit(), "machine": machine(), "rows": [asdict(row) for row in rows]}
     partial = path.with_suffix(".json.partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     partial.replace(path)

@@ -1,15 +1,11 @@
-"""Distribution of tests over several workers (`pytest --numprocesses`): which stay together.
+"""Selection and distribution of tests.
 
-Tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it has started; so do all
-tests of admission, and all that need the machine's one real node. Every other test goes wherever there is room.
-
-The control planes' collector of garbage runs less often than by default (GOGC): a sixth to a fifth less processor time.
-
-With `--one-in N` only one in so many of the files of tests/cluster and tests/node takes part, which the commit chooses:
-each starts an API server of its own.
-
-Properties are tried on the same examples in every run; `--hypothesis-profile=anew` draws others. They are not judged by
-how long the machine takes for an example: it may be busy.
+- `--slice K/N` runs the K-th of N parts of the test files, each file whole.
+- `--examples-percent P` tries P percent of the examples of each property, at least one.
+- With `--numprocesses`, tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it
+  has started. So do all tests of admission, and all tests that need the machine's one real node.
+- Control planes collect garbage less often than by default (GOGC), which saves a sixth of their processor time.
+- Properties try the same examples in every run; `--hypothesis-profile=anew` draws others. No property has a deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from slices import chosen, commit
+from slices import in_slice, parsed
 
 settings.register_profile("anew", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("anew"), derandomize=True)
@@ -37,10 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--examples-percent", type=int, default=100, help="how many of the examples of each property to try (100)"
     )
     parser.addoption(
-        "--one-in",
-        type=int,
-        default=1,
-        help="only one in so many files of tests/cluster and tests/node (default 1: all)",
+        "--slice",
+        type=parsed,
+        default=(1, 1),
+        help="K/N: the K-th of N parts of the test files; commit/N: the commit chooses (1/1)",
     )
 
 
@@ -58,7 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Choose files. Scale the number of examples, also where a test sets it itself, which no profile of hypothesis
     changes.
     """
-    _choose_files(config, items)
+    left_out = [item for item in items if not in_slice(_file(item), *config.getoption("slice"))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if in_slice(_file(item), *config.getoption("slice"))]
     percent = config.getoption("examples_percent")
     functions = {function for item in items if hasattr(function := getattr(item, "obj", None), _SETTINGS)}
     for function in functions if percent != 100 else ():
@@ -67,32 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """The line that says what `--one-in` leaves out."""
-    left_out = _left_out(config)
-    if not left_out:
-        return None
-    one_in = config.getoption("one_in")
-    return f"one in {one_in} files of tests/cluster and tests/node, seed {commit()}; not {', '.join(left_out)}"
-
-
-def _choose_files(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = set(_left_out(config))
-    config.hook.pytest_deselected(items=[item for item in items if _file(item) in left_out])
-    items[:] = [item for item in items if _file(item) not in left_out]
-
-
-def _left_out(config: pytest.Config) -> list[str]:
-    one_in = config.getoption("one_in")
-    if one_in < 1:
-        raise pytest.UsageError("--one-in has to be at least 1")
-    seed = commit() if one_in > 1 else ""
-    return [path for path in _cluster_files() if not chosen(path, one_in, seed)]
-
-
-def _cluster_files() -> list[str]:
-    here = Path(__file__).parent
-    found = sorted([*here.glob("cluster/test_*.py"), *here.glob("node/test_*.py")])
-    return [path.relative_to(here.parent).as_posix() for path in found]
+    """Return the line that names the slice of a run."""
+    number, count = config.getoption("slice")
+    return f"slice {number}/{count} of the test files" if count > 1 else None
 
 
 def _file(item: pytest.Item) -> str:

@@ -1,26 +1,40 @@
-"""Parts of a suite, for machines that are too slow for all of it at each commit: the commit chooses which."""
+"""Slices: equal parts of a suite, of which a run takes one."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import re
 import subprocess
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def chosen(name: str, one_in: int, seed: str) -> bool:
-    """Return whether what has this name belongs to the part of about one in so many that `seed` chooses; another seed
-    chooses others.
+def parsed(text: str) -> tuple[int, int]:
+    """Return K and N of a slice `K/N`. In `commit/N` the checked-out commit chooses K.
+
+    Raises `argparse.ArgumentTypeError` if the text is no slice.
     """
-    return int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest(), 16) % one_in == 0
+    found = re.fullmatch(r"(commit|[1-9]\d{0,3})/([1-9]\d{0,3})", text)
+    count = int(found[2]) if found is not None else 0
+    number = 0 if found is None else _of_commit(count) if found[1] == "commit" else int(found[1])
+    if not 0 < number <= count:
+        raise argparse.ArgumentTypeError(f"{text!r} is no slice: write K/N with K from 1 to N, as in 3/8, or commit/8")
+    return number, count
 
 
-def commit() -> str:
-    """Return twelve digits of the commit that is checked out: the seed where none is named.
+def in_slice(name: str, number: int, count: int) -> bool:
+    """Return whether `name` belongs to slice `number` (from 1) of `count` slices. Each name belongs to one slice."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % count == number - 1
 
-    Raises `OSError` or `subprocess.SubprocessError` where there is no git, or no repository.
-    """
-    return subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=True, timeout=20
-    ).stdout.strip()
+
+def _of_commit(count: int) -> int:
+    """Return the number of the slice that the checked-out commit chooses; 1 outside a checkout."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return int(head, 16) % count + 1

@@ -9,9 +9,11 @@ The processes of a test end with it, and all of them and the copies end with thi
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,12 +21,15 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from slices import chosen, commit
+from slices import in_slice, parsed
+
+_T = TypeVar("_T")
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -54,9 +59,12 @@ class Mutant:
     """Promise that does not hold any more with the fault."""
     file: Path
     """Path in the tree."""
-    text: str
-    """Text that the file has exactly once."""
+    function: str
+    """Qualified name of the function or method that the fault changes."""
+    expression: str
+    """Expression or statement that the function has exactly once; in C, text."""
     becomes: str
+    """Text in the place of the expression."""
     tests: tuple[str, ...]
     """Arguments for pytest: the tests that have to fail."""
 
@@ -66,17 +74,78 @@ def declared(names: Sequence[str]) -> list[Mutant]:
     found = []
     for name in names:
         for entry in tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))["mutant"]:
-            found.append(
-                Mutant(
-                    name, entry["promise"], Path(entry["file"]), entry["text"], entry["becomes"], tuple(entry["tests"])
-                )
-            )
+            found.append(Mutant(name, **{**entry, "file": Path(entry["file"]), "tests": tuple(entry["tests"])}))
     return found
 
 
-def part(mutants: Sequence[Mutant], one_in: int, seed: str) -> list[Mutant]:
-    """Return about one in so many of the faults, which `seed` chooses; another seed chooses others."""
-    return [mutant for mutant in mutants if chosen(f"{mutant.file} {mutant.promise}", one_in, seed)]
+def with_fault(mutant: Mutant, source: str) -> str:
+    """Return the source text of a file with the fault in it.
+
+    Raises `LookupError` if the file does not have the function once, or the function not the expression once.
+    """
+    if mutant.file.suffix == ".py":
+        begin, end = _of_python(mutant, source)
+        encoded = source.encode()
+        return (encoded[:begin] + mutant.becomes.encode() + encoded[end:]).decode()
+    begin, end = _of_c(mutant, source)
+    return source[:begin] + mutant.becomes + source[end:]
+
+
+def _of_python(mutant: Mutant, source: str) -> tuple[int, int]:
+    """Return where the expression stands, in bytes. It is compared without its layout."""
+    lines = [0]
+    for line in source.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line.encode()))
+    scope: list[ast.AST] = [ast.parse(source)]
+    for name in mutant.function.split("."):
+        kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        scope = [child for node in scope for child in _below(node) if isinstance(child, kinds) and child.name == name]
+    [statement] = ast.parse(mutant.expression).body
+    wanted = ast.unparse(statement.value if isinstance(statement, ast.Expr) else statement)
+    found = [
+        node
+        for function in _once(scope, f"function {mutant.function}")
+        for node in ast.walk(function)
+        if isinstance(node, ast.expr | ast.stmt) and ast.unparse(node) == wanted
+    ]
+    # A statement that is an expression stands for both.
+    found = [node for node in found if not (isinstance(node, ast.Expr) and node.value in found)]
+    [node] = _once(found, f"expression {mutant.expression!r} in {mutant.function}")
+    assert node.end_lineno is not None, "the parser sets it"
+    assert node.end_col_offset is not None, "the parser sets it"
+    return lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a scope, without the insides of its functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _below(child)
+
+
+def _of_c(mutant: Mutant, source: str) -> tuple[int, int]:
+    """Return where the text stands in the function, whose body ends at a brace at the beginning of a line."""
+    bodies = []
+    for head in re.finditer(rf"^\w[^;{{}}()]*\b{re.escape(mutant.function)}\([^;{{]*\)\s*\{{", source, re.MULTILINE):
+        bodies.append((head.end(), source.index("\n}", head.end())))
+    [(begin, end)] = _once(bodies, f"function {mutant.function}")
+    if (count := source.count(mutant.expression, begin, end)) != 1:
+        raise LookupError(f"text {mutant.expression!r} stands {count} times in {mutant.function}")
+    at = source.index(mutant.expression, begin, end)
+    return at, at + len(mutant.expression)
+
+
+def _once(found: list[_T], what: str) -> list[_T]:
+    if len(found) != 1:
+        raise LookupError(f"{what} is there {len(found)} times instead of once")
+    return found
+
+
+def part(mutants: Sequence[Mutant], number: int, count: int) -> list[Mutant]:
+    """Return slice `number` (from 1) of `count` slices of the faults; at least one fault."""
+    chosen = [mutant for mutant in mutants if in_slice(f"{mutant.file} {mutant.promise}", number, count)]
+    return chosen or list(mutants[:1])
 
 
 class Tree:
@@ -122,9 +191,10 @@ class Tree:
             if not path.is_file():
                 return "there is no such file: declare the fault again"
             before = path.read_text(encoding="utf-8")
-            if (count := before.count(mutant.text)) != 1:
-                return f"the file has the text {count} times instead of once: declare the fault again"
-            path.write_text(before.replace(mutant.text, mutant.becomes), encoding="utf-8")
+            try:
+                path.write_text(with_fault(mutant, before), encoding="utf-8")
+            except (LookupError, SyntaxError) as error:
+                return f"{error}: declare the fault again"
             self._mutant, self._before = mutant, before
         self._deadline = time.monotonic() + _TIMEOUT_S * (1 if mutant is not None else _PATIENCE)
         # Until the parent knows its child, and the child would not clean up for its parent, a signal waits.
@@ -251,21 +321,18 @@ def main() -> int:
         "--lists", default="python", choices=("python", LIST_OF_HOOK, "all"), help="python (default), hook, or all"
     )
     parser.add_argument("--only", default="", help="only faults whose promise or file has this text")
-    parser.add_argument("--one-in", type=int, default=1, help="only one in so many of them (default 1: all)")
-    parser.add_argument("--seed", help="with --one-in: chooses which; default: the commit")
+    parser.add_argument("--slice", type=parsed, default=(1, 1), help="K/N: the K-th of N parts of them (1/1)")
     parser.add_argument("--workers", type=int, default=2, help="how many are tried at a time (default 2)")
     arguments = parser.parse_args()
-    if arguments.one_in < 1:
-        parser.error("--one-in has to be at least 1")
     lists = ["python", LIST_OF_HOOK] if arguments.lists == "all" else [arguments.lists]
     mutants = [m for m in declared(lists) if arguments.only in m.promise or arguments.only in str(m.file)]
     if not mutants:
         print(f"no fault of {arguments.lists} has {arguments.only!r} in its promise or file", file=sys.stderr)
         return 1
-    if arguments.one_in > 1:
-        seed, whole = arguments.seed or commit(), len(mutants)
-        mutants = part(mutants, arguments.one_in, seed) or mutants[:1]
-        print(f"one in {arguments.one_in}, seed {seed}: {len(mutants)} of {whole} faults", flush=True)
+    whole = len(mutants)
+    mutants = part(mutants, *arguments.slice)
+    if len(mutants) < whole:
+        print(f"slice {arguments.slice[0]}/{arguments.slice[1]}: {len(mutants)} of {whole} faults", flush=True)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     began = time.monotonic()
     for name in _PRELOADED:

@@ -1,5 +1,4 @@
-"""`make test` runs all tests, and CI leaves out of it only those that it has just run by another command; on a slow
-machine fewer examples of each property and every second file that starts a cluster, too."""
+"""The runs of pytest of `make test`, `make test-all` and `.ci/run` cover the tests that they promise."""
 
 from __future__ import annotations
 
@@ -12,10 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
 """Folders of tests/ that have tests."""
+SELECTIONS = {"-k", "--slice", "--examples-percent", "--deselect", "--ignore"}
+"""Options of pytest that leave tests or examples out."""
 
 
 def pytests(*arguments: str) -> list[list[str]]:
-    """The arguments of each run of pytest that `make` with these arguments would begin with, if none fails."""
+    """Return the arguments of each run of pytest that `make` with these arguments begins with, if none fails."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTEST"))}
     printed = subprocess.run(
         ["make", "--dry-run", "--always-make", *arguments],
@@ -30,42 +31,54 @@ def marks(run: list[str]) -> str:
 
 
 def folders(run: list[str]) -> set[str]:
-    return {path.split("/")[1] for path in run if path.startswith("tests/")}
+    """Return the folders of tests/ of which a run takes all tests."""
+    return {path.split("/")[1] for path in run if path.startswith("tests/") and "::" not in path}
 
 
-def test_make_test_runs_every_test() -> None:
-    shared, paired, alone, _ = pytests("test")
-    assert marks(shared) == "not alone"
-    assert folders(shared) == FOLDERS
-    assert marks(paired) == "alone and paired"
-    assert folders(paired) == {"hook"}, "where tests are marked `paired`"
-    assert marks(alone) == "alone and not paired"
-    assert not folders(alone), "those of pyproject.toml: all"
-    assert not {"-k", "--one-in", "--examples-percent", "--deselect", "--ignore"} & {*shared, *paired, *alone}
+def selected(run: list[str]) -> list[str]:
+    """Return the single tests and files that a run names."""
+    return [path for path in run if (path.startswith("tests/") and path.endswith(".py")) or "::" in path]
 
 
-def test_ci_leaves_out_of_make_test_only_what_make_coverage_has_run() -> None:
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    (last,) = [line for line in lines if line.startswith("make test")]
-    assert lines.index("make coverage") < lines.index(last)
-    *arguments, examples, files = shlex.split(last)[1:]
-    assert arguments == ["test", "TESTED=tests/unit"]
-    assert examples == "EXAMPLES=$examples", "fewer of each property on a slow machine"
-    assert files == "ONE_IN=$files", "fewer that start a cluster there"
-    assert [line for line in lines if "files=" in line] == [
-        "one_in=3 examples=100 files=",
-        "    one_in=10 examples=25 files=2",
+def ci_lines() -> list[str]:
+    return (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def test_make_test_runs_all_unit_and_property_tests_and_the_quick_ones() -> None:
+    quick = [line for line in (ROOT / "tests" / "quick.txt").read_text().splitlines() if not line.startswith("#")]
+    runs = pytests("test")
+    assert [marks(run) for run in runs] == ["not alone", "alone and paired", "alone and not paired"]
+    for run in runs:
+        assert {"unit", "property"} <= folders(run)
+        assert selected(run) == quick
+        assert not {"-k", "--slice", "--deselect", "--ignore"} & set(run)
+
+
+def test_make_test_all_runs_every_test_with_all_examples() -> None:
+    runs = pytests("test-all")
+    assert [marks(run) for run in runs] == ["not alone", "alone and paired", "alone and not paired"]
+    for run in runs:
+        assert folders(run) == FOLDERS
+        assert run[run.index("--slice") + 1] == "1/1"
+        assert not (SELECTIONS - {"--slice"}) & set(run)
+
+
+def test_make_test_all_runs_a_slice() -> None:
+    assert all(run[run.index("--slice") + 1] == "3/8" for run in pytests("test-all", "SLICE=3/8"))
+
+
+def test_ci_leaves_out_only_what_make_coverage_has_run() -> None:
+    lines = ci_lines()
+    (covered,) = pytests("coverage")
+    assert folders(covered) == {"unit"}
+    assert marks(covered) == "not alone"
+    assert not SELECTIONS & set(covered)
+    of_tests = [line for line in lines if re.match("make test(-all)? ", line)]
+    assert [shlex.split(line)[1:] for line in of_tests] == [
+        ["test", "TESTED=tests/unit"],
+        ["test-all", "SLICE=commit/8", "TESTED=tests/unit"],
     ]
-    whole, (covered,) = pytests("test"), pytests("coverage")
-    narrowed = pytests(*arguments)
-    assert folders(whole[0]) - folders(narrowed[0]) == folders(covered) == {"unit"}
-    assert marks(covered) == marks(whole[0])
-    assert "tests/unit" in covered
-    assert not {"-k", "--examples-percent", "--deselect", "--ignore"} & set(covered)
-    assert narrowed[1:] == whole[1:]
-    assert pytests(*arguments, "ONE_IN=") == narrowed
-    half = ["--one-in", "2"]
-    shared = ["--numprocesses", "4", *half, *narrowed[0][2:]]
-    assert pytests(*arguments, "ONE_IN=2") == [shared, narrowed[1], [*half, *narrowed[2]], narrowed[3]]
-    fewer = ["--numprocesses", "4", "--examples-percent", "25", *narrowed[0][2:]]
-    assert pytests(*arguments, "EXAMPLES=25") == [fewer, *narrowed[1:]]
+    assert all(lines.index("make coverage") < lines.index(line) for line in of_tests)
+    for line, whole in zip(of_tests, (pytests("test"), pytests("test-all")), strict=True):
+        narrowed = pytests(*shlex.split(line)[1:])
+        assert [folders(run) for run in narrowed] == [folders(run) - {"unit"} for run in whole]

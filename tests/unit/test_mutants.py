@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from mutants.__main__ import declared, part
+from mutants.__main__ import Mutant, declared, part, with_fault
 
 MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
 RUNNER = """
@@ -30,12 +30,12 @@ TEST = """
     import os, signal, subprocess, product
 
     def test_it():
-        if not product.FAULT:
+        if not product.fault():
             return
         end = os.open(os.environ["ALIVE"], os.O_WRONLY)
         subprocess.Popen(["sleep", "15"], pass_fds=[end], stdin=subprocess.DEVNULL)
         os.write(end, b"started")
-        if product.FAULT == "fails":
+        if product.fault() == "fails":
             raise AssertionError
         signal.pause()
 """
@@ -62,7 +62,7 @@ class Tree:
         self.alive = os.open(self._alive, os.O_RDONLY | os.O_NONBLOCK)
         shutil.copytree(MUTANTS, folder / "tests" / "mutants", ignore=shutil.ignore_patterns("__pycache__", "*.toml"))
         shutil.copy(MUTANTS.parent / "slices.py", folder / "tests")
-        (folder / "tests" / "product.py").write_text('FAULT = ""\n')
+        (folder / "tests" / "product.py").write_text('def fault():\n    return ""\n')
         (folder / "tests" / "test_product.py").write_text(dedent(TEST))
         (folder / ".gitignore").write_text("late\n")
         subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
@@ -72,7 +72,8 @@ class Tree:
             [[mutant]]
             promise = "it holds"
             file = "{file}"
-            text = '""'
+            function = "fault"
+            expression = '""'
             becomes = '"{becomes}"'
             tests = ["tests/test_product.py"]
             """)
@@ -103,14 +104,11 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
     os.close(made.alive)
 
 
-def test_a_part_is_the_same_for_a_seed_and_all_parts_come_by() -> None:
+def test_each_fault_belongs_to_one_slice() -> None:
     faults = declared(["python", "hook"])
-    first = part(faults, 3, "first")
-    assert first == part(faults, 3, "first")
-    assert len(faults) / 4 < len(first) < len(faults) / 2
-    assert {fault.promise for seed in range(40) for fault in part(faults, 3, str(seed))} == {
-        fault.promise for fault in faults
-    }
+    slices = [part(faults, number, 3) for number in (1, 2, 3)]
+    assert sorted(fault.promise for each in slices for fault in each) == sorted(fault.promise for fault in faults)
+    assert all(len(faults) / 4 < len(each) < len(faults) / 2 for each in slices)
 
 
 def test_a_selection_of_nothing_fails(tree: Tree) -> None:
@@ -156,8 +154,72 @@ def test_a_signal_ends_the_runner_with_its_processes_and_copies(tree: Tree, numb
     assert list(tree.temporary.iterdir()) == []
 
 
-def test_every_declared_fault_has_its_text_once_in_its_file() -> None:
+def test_every_declared_fault_can_be_applied() -> None:
     root = MUTANTS.parents[1]
-    texts = {mutant.file: (root / mutant.file).read_text(encoding="utf-8") for mutant in declared(("python", "hook"))}
-    lost = [mutant.promise for mutant in declared(("python", "hook")) if texts[mutant.file].count(mutant.text) != 1]
-    assert lost == []
+    for mutant in declared(("python", "hook")):
+        source = (root / mutant.file).read_text(encoding="utf-8")
+        assert with_fault(mutant, source) != source, mutant.promise
+
+
+def fault(file: str, function: str, expression: str) -> Mutant:
+    return Mutant("python", "it holds", Path(file), function, expression, "0", ())
+
+
+PYTHON = """
+class Bucket:
+    def take(self, n):
+        def inner():
+            return n + 1
+        if (n
+                > self.left):
+            self.wake()
+        return inner()
+
+def take(n):
+    return "ä", n + 1
+"""
+C = """
+static int first(int n) {
+    return n + 1;
+}
+
+int second(int n,
+           int m)
+{
+    return n + 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "expression", "before", "after"),
+    [
+        ("a.py", "take", "n + 1", '"ä", n + 1', '"ä", 0'),
+        ("a.py", "Bucket.take.inner", "n+1", "return n + 1\n        if", "return 0\n        if"),
+        ("a.py", "Bucket.take", "n > self.left", "(n\n                > self.left)", "(0)"),
+        ("a.py", "Bucket.take", "self.wake()", "self.wake()", "0"),
+        ("a.c", "first", "n + 1", "return n + 1;\n}\n\nint", "return 0;\n}\n\nint"),
+        ("a.c", "second", "n + 1;", "{\n    return n + 1;\n}\n", "{\n    return 0\n}\n"),
+    ],
+)
+def test_a_fault_changes_one_expression_of_its_function(
+    file: str, function: str, expression: str, before: str, after: str
+) -> None:
+    source = PYTHON if file.endswith(".py") else C
+    expected = source.replace(before, after) if source.count(before) == 1 else after.join(source.rsplit(before, 1))
+    assert with_fault(fault(file, function, expression), source) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "expression", "message"),
+    [
+        ("a.py", "give", "n", "function give is there 0 times"),
+        ("a.py", "take", "n + 2", "expression 'n \\+ 2' in take is there 0 times"),
+        ("a.py", "Bucket.take", "n", "there 2 times"),
+        ("a.c", "third", "n", "function third is there 0 times"),
+        ("a.c", "first", "m", "text 'm' stands 0 times in first"),
+    ],
+)
+def test_a_fault_that_fits_no_single_place_is_refused(file: str, function: str, expression: str, message: str) -> None:
+    with pytest.raises(LookupError, match=message):
+        with_fault(fault(file, function, expression), PYTHON if file.endswith(".py") else C)
