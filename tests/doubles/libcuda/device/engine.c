@@ -29,7 +29,8 @@ enum {
     SLICE_NS = 2 * 1000 * 1000, /* FAKE_CUDA_SLICE_US says otherwise */
     STREAM_SLICE_NS = 250 * 1000,
     RETIRE_NS = 200 * 1000,
-    HANG_POLL_NS = 2 * 1000 * 1000
+    HANG_POLL_NS = 2 * 1000 * 1000,
+    MEETING_NS = 200 * 1000 /* of the device, between two looks of a collective at its peers */
 };
 enum { MOST_LOOKED_AT = 64 };
 
@@ -214,6 +215,14 @@ static bool goes_first(const struct stream *one, const struct stream *other) {
     return one->priority != other->priority ? one->priority < other->priority : one->served < other->served;
 }
 
+/* Return whether all ranks of a collective have come. */
+static bool met(struct op *op) {
+    if (!op->arrived)
+        atomic_fetch_add(op->meeting, 1);
+    op->arrived = true;
+    return atomic_load(op->meeting) >= op->met_at || fake_state_released();
+}
+
 /* Give a slice of the device to one of the kernels that can run now. `due`: when to look again. */
 static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *due) {
     struct stream *chosen = NULL;
@@ -233,6 +242,11 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     if (chosen == NULL)
         return false;
     uint64_t start = later(queue->cursor, first);
+    struct op *op = next_op(chosen);
+    if (op->meeting != NULL && start > now) { /* how long it lasts is not known ahead */
+        *due = earlier(*due, start);
+        return false;
+    }
     if (start > queue->cursor || queue->turn_left == 0) {
         if (start >= now + ahead_ns) {
             *due = earlier(*due, start - ahead_ns / 2);
@@ -240,7 +254,9 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
         }
         queue->turn_left = slice_ns;
     }
-    struct op *op = next_op(chosen);
+    bool spins = op->meeting != NULL && !met(op);
+    if (op->meeting != NULL)
+        op->left = spins ? MEETING_NS : 0;
     uint64_t slice = earlier(op->left, queue->turn_left);
     if (able > 1)
         slice = earlier(slice, STREAM_SLICE_NS);
@@ -248,7 +264,7 @@ static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *
     queue->turn_left -= slice;
     queue->cursor = op->left > 0 ? fake_state_occupy(device, start, slice, switch_ns) : start;
     op->left -= slice;
-    if (op->left == 0) {
+    if (op->left == 0 && !spins) {
         fake_state_usage(device)->kernels++;
         put_on_timeline(op, queue->cursor);
     }

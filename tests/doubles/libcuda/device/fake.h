@@ -135,6 +135,9 @@ struct op {
     void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
+    _Atomic uint64_t *meeting; /* OP_KERNEL: as of struct work; NULL: it lasts as long as is left */
+    uint64_t met_at;
+    bool arrived; /* it has added 1 */
 };
 
 /* Work of a stream, or of a graph's node. */
@@ -144,6 +147,8 @@ struct work {
     uint64_t device_ns, copy_ns; /* time on the device; time of a transfer beside it */
     CUhostFn function;
     void *argument;
+    _Atomic uint64_t *meeting; /* a kernel that lasts until this number is `met_at` at least, and adds 1 to it */
+    uint64_t met_at;
 };
 
 /* The one lock of the double, which need not scale. */

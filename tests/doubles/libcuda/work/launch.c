@@ -11,7 +11,10 @@ void fake_put_work(struct stream *stream, const struct work *work) {
         fake_submit(stream, (struct op){.kind = OP_COPY, .left = work->copy_ns});
     } else {
         usage->submitted++;
-        fake_submit(stream, (struct op){.kind = work->hang ? OP_HANG : OP_KERNEL, .left = work->device_ns});
+        fake_submit(stream, (struct op){.kind = work->hang ? OP_HANG : OP_KERNEL,
+                                        .left = work->device_ns,
+                                        .meeting = work->meeting,
+                                        .met_at = work->met_at});
     }
 }
 

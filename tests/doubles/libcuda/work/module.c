@@ -8,12 +8,15 @@
  *
  * A function's name is its behaviour:
  *
- *     spin_us_N   occupies the device for N microseconds
- *     spin_arg    for as many nanoseconds as its first argument (uint64_t) says
- *     load_us_N   the first launch of it takes N microseconds in the call, as that of a kernel whose code is loaded
- * then; each occupies the device for as long hang        until the state file's release flag is set or the process
- * ends; other processes go on beside it noop        no time at all any other   occupies the device for OTHER_US
- * microseconds, as a kernel of a real program does
+ * - spin_us_N: occupies the device for N microseconds;
+ * - spin_arg: for as many nanoseconds as its first argument (uint64_t) says;
+ * - load_us_N: the first launch of it takes N microseconds in the call, as that of a kernel whose code is loaded then;
+ *   each occupies the device for as long;
+ * - meet: a collective: adds 1 to the number that its first argument (uint64_t *) points to, in memory of the host that
+ *   the ranks share, and occupies the device until that is its second argument (uint64_t) at least;
+ * - hang: until the state file's release flag is set or the process ends; other processes go on beside it;
+ * - noop: no time at all;
+ * - any other: occupies the device for OTHER_US microseconds, as a kernel of a real program does.
  */
 #include "work/module.h"
 
@@ -38,7 +41,7 @@ struct image {
 
 struct function {
     unsigned magic;
-    bool hang, argument;
+    bool hang, argument, meets;
     int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
     _Atomic uint64_t loading; /* what its first launch takes in the call, ns */
@@ -240,6 +243,8 @@ static CUresult new_function(struct function **functions, struct library *librar
         function.loading = function.duration = strtoull(name + 8, NULL, 10) * 1000;
     else if (strcmp(name, "spin_arg") == 0)
         function.argument = true;
+    else if (strcmp(name, "meet") == 0)
+        function.argument = function.meets = true;
     else if (strcmp(name, "hang") == 0)
         function.hang = true;
     else if (strncmp(name, "missing", 7) == 0 || *name == '\0')
@@ -417,10 +422,16 @@ CUresult fake_kernel_work(CUfunction handle, void *const *arguments, struct work
     if (loading > 0)
         nanosleep(&(struct timespec){.tv_sec = (time_t)(loading / 1000000000), .tv_nsec = (long)(loading % 1000000000)},
                   NULL);
-    if (function->argument && (arguments == NULL || arguments[0] == NULL))
+    if (function->argument && (arguments == NULL || arguments[0] == NULL || (function->meets && arguments[1] == NULL)))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = function->library == NULL ? CUDA_SUCCESS : kernel_code(function->library);
-    uint64_t duration = function->argument ? *(const uint64_t *)arguments[0] : function->duration;
-    *work = (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .hang = function->hang, .device_ns = duration};
+    *work = (struct work){.type = CU_GRAPH_NODE_TYPE_KERNEL, .hang = function->hang, .device_ns = function->duration};
+    if (function->meets) {
+        work->meeting = *(_Atomic uint64_t **)arguments[0];
+        work->met_at = *(const uint64_t *)arguments[1];
+        work->device_ns = 1;
+    } else if (function->argument) {
+        work->device_ns = *(const uint64_t *)arguments[0];
+    }
     return result;
 }
