@@ -15,6 +15,10 @@ in turn         so many streams of each thread one after the other; `a counter f
                 a cache line of its own for each stream adds to the straight call
 ceiling-bound   70 ms of each 100 ms, metered
 contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
+samples         an eager training (128 kernels of 22 us, 86 us of host work before each, of which half sleeps) on the
+                double, in turns under grants that ask for samples of the progress and under grants that do not; all
+                are metered, and a neighbour wants the GPU. `step_overhead`: part of its steps that the training loses,
+                median over the pairs; `sample_cpu`: processor time of the hook's thread for each sample
 
 Execs are timed as spawns of a program that ends at once, without the hook, with it and with a library that is empty, in
 turns. What metering costs by the driver's own work (recording an event after each 64 launches) is not in these figures.
@@ -22,6 +26,8 @@ turns. What metering costs by the driver's own work (recording an event after ea
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import statistics
@@ -33,6 +39,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from doubles.gpus import create_state
 from hook.world.scripted_agent import Client, ScriptedAgent
 from results import Row, write
 from sharepod.protocol import GpuTerms, Grant
@@ -48,6 +55,8 @@ THREADS = (1, 4, 16)
 CALLS = 400_000
 ROUNDS = 60
 EXECS = 3_000
+TRAININGS = 16
+TRAINING_S = 3
 GPU = "10000000-0000-4000-8000-000000000000"
 SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = (
     ("alone", "launch", "stream", {}, THREADS),
@@ -155,6 +164,46 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
     return rows
 
 
+def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: bool) -> tuple[int, float, int]:
+    """Run an eager training; return its steps, the seconds of processor time of the hook's thread, and the samples."""
+    agent.hints.contended = True
+    agent.on_want = lambda client: agent.next_grant(metered=True, concurrent=concurrent)
+    program = [str(BUILD / "programs" / "gaps"), "e22", "--slept", "0.5", "--seconds", str(TRAINING_S)]
+    known = len(agent.clients)
+    process = subprocess.Popen(program, env=dict(environment), stdout=subprocess.PIPE, text=True)
+    client, spent_s = agent.client(known), 0.0
+    while not client.gone:
+        time.sleep(0.02)
+        for task in Path(f"/proc/{process.pid}/task").glob("*"):
+            with contextlib.suppress(OSError):  # it ends
+                if (task / "comm").read_text() == "sharepod\n":
+                    spent_s = int((task / "schedstat").read_text().split()[0]) / 1e9
+    output, _ = process.communicate(timeout=30)
+    return int(json.loads(output.splitlines()[-1])["units"]), spent_s, client.pulse().samples
+
+
+def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
+    """Trainings of which samples are taken beside others, in turns."""
+    state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
+    environment = {
+        **hooked,
+        "LD_LIBRARY_PATH": str(BUILD / "doubles" / "libcuda"),
+        "FAKE_CUDA_STATE": str(state),
+    }
+    lost, spent_us = [], []
+    for turn in range(TRAININGS):
+        took = {}
+        for concurrent in (True, False) if turn % 2 else (False, True):
+            took[concurrent] = training(agent, environment, concurrent)
+        (steps, spent_s, samples), (steps_without, spent_without_s, _) = took[True], took[False]
+        lost.append(100 * (1 - steps / steps_without))
+        spent_us.append(1e6 * (spent_s - spent_without_s) / samples)
+    return [
+        Row("eager training with samples", "step_overhead", "%", round(statistics.median(lost), 2)),
+        Row("eager training with samples", "sample_cpu", "us", round(statistics.median(spent_us), 2)),
+    ]
+
+
 def spawn_us(environment: Mapping[str, str]) -> float:
     """Return the microseconds from spawning a small program to its end."""
     program = str(BUILD / "programs" / "nothing")
@@ -202,7 +251,7 @@ def main() -> int:
             "LD_PRELOAD": str(hook),
         }
         try:
-            rows = launch_rows(agent, hooked) + copy_rows(agent, hooked)
+            rows = sample_rows(agent, hooked, tenant) + launch_rows(agent, hooked) + copy_rows(agent, hooked)
         finally:
             agent.close()
         rows += exec_rows(hook, empty)

@@ -24,6 +24,7 @@ NOTHING(cuCtxPushCurrent_v2, CUcontext pushed)
 NOTHING(cuEventDestroy_v2, CUevent destroyed)
 NOTHING(cuEventRecord, CUevent recorded, CUstream stream)
 NOTHING(cuEventQuery, CUevent queried)
+NOTHING(cuStreamQuery, CUstream queried)
 NOTHING(cuEventSynchronize, CUevent waited)
 NOTHING(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
 NOTHING(cuLaunchKernel, CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
