@@ -30,6 +30,7 @@ from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue, nothing_
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.surroundings import Surroundings
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
+from sharepod.backoff import Backoff
 
 from .settings import AgentSettings
 
@@ -137,8 +138,8 @@ class Agent:
         self._releasing: frozenset[str] = frozenset()
         """Tenants whose release waits for readings."""
         self._release_begun = asyncio.Event()
-        self._release_pause_s = _RELEASE_FIRST_S
-        """Pause until the next reading while a release waits for it."""
+        self._release_readings = 0
+        """Readings since a release began, which waits for more."""
 
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
@@ -292,10 +293,11 @@ class Agent:
                     await self._release_begun.wait()
         if self._release_begun.is_set():
             self._release_begun.clear()
-            self._release_pause_s = _RELEASE_FIRST_S
+            self._release_readings = 0
         if self._releasing:
-            pause, self._release_pause_s = self._release_pause_s, 2 * self._release_pause_s
-            await asyncio.sleep(min(pause, self.settings.inventory_interval_s))
+            self._release_readings += 1
+            pauses = Backoff(_RELEASE_FIRST_S, self.settings.inventory_interval_s)
+            await asyncio.sleep(pauses.pause_s(self._release_readings))
 
     async def _read(self) -> None:
         self.tenants.begin_reading()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import kopf
@@ -25,11 +25,14 @@ from sharepod.api.admission.line_webhook import BY_CLAIM, BY_VOLUME
 from sharepod.api.line_claim import with_claim
 from sharepod.api.line_volume import with_volume
 from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
+from sharepod.backoff import Backoff
 from sharepod.kube import configuration
 
 from .operator import Operator
 from .settings import load
 
+_BACKOFF = Backoff(0.5, 3.0)
+"""Seconds between tries of Kopf's own calls."""
 _EXIT_S = 30
 """Seconds after which Kopf ends a process that does not stop: more than the pod's grace period."""
 
@@ -37,15 +40,6 @@ KINDS: Mapping[str, KindVersions] = VERSIONS
 """Versions that the operator converts objects between."""
 
 log = structlog.get_logger(__name__)
-
-
-class _Backoffs:
-    """Pauses between tries of Kopf's own calls, in seconds, without end."""
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (0.5, 1.0, 2.0)
-        while True:
-            yield 3.0
 
 
 @kopf.on.startup()  # type: ignore[untyped-decorator]
@@ -56,7 +50,7 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     settings.peering.standalone = True
     settings.networking.request_timeout = 60
     settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.error_backoffs = _BACKOFF
     settings.process.ultimate_exiting_timeout = _EXIT_S
     try:
         chosen = load()

@@ -33,6 +33,8 @@ import aiohttp
 from kubernetes.aio.client import Configuration
 from yarl import URL
 
+from sharepod.backoff import Backoff
+
 from .bodies import encoded, parsed
 from .credentials import Rereading, configuration
 from .errors import ApiError, ErrorEventError, GoneError, SilentError, UnauthorizedError, UnavailableError, refusal
@@ -326,8 +328,8 @@ def _encoded(query: tuple[tuple[str, str], ...]) -> str:
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:
     """Wait before the `attempt`-th try (from 1): `first_s`, doubled each time up to `longest_s`, less up to half of it
     at random."""
-    longest = min(longest_s, first_s * 2 ** min(attempt - 1, 16))
-    await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, nothing secret
+    spread_s = Backoff(first_s, longest_s).spread_s(attempt, random.random())  # noqa: S311 - nothing secret
+    await asyncio.sleep(spread_s)
 
 
 def _session(*, trust_env: bool) -> aiohttp.ClientSession:

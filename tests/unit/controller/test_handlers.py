@@ -78,5 +78,5 @@ async def test_the_probe_fails_where_a_restart_can_help() -> None:
 
 
 def test_kopf_waits_for_an_api_server_as_long_as_it_takes() -> None:
-    pauses = list(itertools.islice(handlers._Backoffs(), 1000))
+    pauses = list(itertools.islice(handlers._BACKOFF, 1000))
     assert max(pauses) == 3.0

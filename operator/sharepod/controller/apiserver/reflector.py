@@ -26,6 +26,7 @@ from typing import Protocol
 
 import structlog
 
+from sharepod.backoff import Backoff
 from sharepod.controller import metrics
 from sharepod.controller.state.reading.unreadable_log import UnreadableLog
 from sharepod.kube import (
@@ -43,10 +44,8 @@ from sharepod.kube import (
 from .client import LONGEST_WAIT_S, Client, Resource, jittered
 from .sights import BELIEF_S, Sight
 
-_FIRST_PAUSE_S = 0.25
-"""Seconds before the first retry after a failure; doubles with each further failure."""
-_LONGEST_PAUSE_S = 3.0
-"""Longest of these pauses: an API server that is back is noticed within it."""
+_BACKOFF = Backoff(0.25, 3.0)
+"""Seconds before a retry: an API server that is back is noticed within the longest."""
 _NOT_SERVED_S = 2.0
 """Seconds between two tries while the resource is not served: its CRD may be applied any time."""
 _OPTIONAL_S = 15.0
@@ -213,8 +212,7 @@ class Reflector:
                 return 0.0
         self._opened_at = None
         self._failures += 1
-        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, nothing secret
+        return _BACKOFF.spread_s(self._failures, random.random())  # noqa: S311 - spreads load, nothing secret
 
     def replace_all(self) -> None:
         """List again, and let it replace what is known: another kind has shown that the versions have gone back."""

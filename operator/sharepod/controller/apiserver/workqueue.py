@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from sharepod.backoff import Backoff
 from sharepod.controller import metrics
 from sharepod.kube import ApiError
 
@@ -29,10 +30,9 @@ from .worker_lanes import WorkerLanes
 
 Key = TypeVar("Key")
 
-_FIRST_DELAY_S = 0.2
-"""Seconds until work that failed is tried again; doubles with each further failure."""
-_LONGEST_DELAY_S = 30.0
-"""Longest of these delays: how much later than necessary an API server that is back is noticed."""
+_BACKOFF = Backoff(0.2, 30.0)
+"""Seconds until work that failed is tried again. The longest: how much later than necessary an API server that is back
+is noticed."""
 _RESYNC_SHARE = 8
 """Turns of which one is a resync's while keys with news wait too: a resync of 10,000 keys ends under any load."""
 
@@ -178,7 +178,7 @@ class WorkQueue(Generic[Key]):
             self._failures.pop(key, None)
         except Exception as error:
             self._failures[key] = failures = self._failures.get(key, 0) + 1
-            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(failures - 1, 10))
+            delay = _BACKOFF.pause_s(failures)
             metrics.FAILURES.labels(self._name).inc()
             if isinstance(error, ApiError):
                 log.warning(

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from sharepod.api.sharepod import CONDITION_POD_READY, Phase, RestartPolicy, SharePodStatus
+from sharepod.backoff import Backoff
 from sharepod.controller.state.facts.pod_facts import PodFacts
 
 _REASON_LIMIT = 128
 """Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""
-FIRST_PAUSE_S = 10.0
-"""Seconds until the next run after a first failure; doubles with each further one. A Job's."""
 LONGEST_PAUSE_S = 360.0
 """Longest pause between two runs, six minutes. A Job's."""
+_BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
+"""Seconds between two runs. A Job's."""
 _LASTING_S = 600.0
 """Seconds of running after which a failure counts as a first one: as a kubelet counts crashes of a container."""
 _LASTING_DISRUPTED_S = 60.0
@@ -168,7 +169,7 @@ def pause_s(cause: EndCause, attempts: int) -> float:
     """Return the seconds from the end of a run until the next may begin. `attempts`: see `attempts_after`."""
     if attempts <= 1 and cause in _DISRUPTIONS:
         return 0.0
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 10))
+    return _BACKOFF.pause_s(attempts)
 
 
 def end_of(pod: PodFacts) -> RunEnd:

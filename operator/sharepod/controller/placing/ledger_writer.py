@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from sharepod.api.gpunode import KIND, PluginHolder, Pool, Tenant
+from sharepod.backoff import Backoff
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import GPUNODES, Client, NotLeadingError
 from sharepod.controller.apiserver.events import Events
@@ -27,8 +28,8 @@ from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
 from .pools import InPool, next_pool
 
-_LONGEST_PAUSE_S = 300.0
-"""Longest pause between two tries of a write that is refused; from 1 s, it doubles with each."""
+_BACKOFF = Backoff(1.0, 300.0)
+"""Seconds between two tries of a write that is refused."""
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +176,7 @@ class LedgerWriter:
         """Try later what is still to be written to this node, if anything is."""
         if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
-            self._queue.add_after(node, min(_LONGEST_PAUSE_S, 2.0 ** min(count - 1, 10)))
+            self._queue.add_after(node, _BACKOFF.pause_s(count))
 
     def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
         """Drop reservations that were only decided; changes of rows that the ledger has stay decided."""

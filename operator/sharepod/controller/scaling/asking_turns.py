@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
+from sharepod.backoff import Backoff
+
 _MOST_PAUSES = 16
 """Longest pause in times of `for_s`: four hours of 15 minutes each."""
 
@@ -45,6 +47,7 @@ class AskingTurns:
 
     def __init__(self, limits: AskingLimits) -> None:
         self._limits = limits
+        self._backoff = Backoff(limits.for_s, _MOST_PAUSES * limits.for_s)
         self._turns: dict[str, _Turn] = {}
 
     def clear(self) -> None:
@@ -76,8 +79,8 @@ class AskingTurns:
         }
         for turn in self._turns.values():
             if turn.began is not None and now >= turn.began + self._limits.for_s:
-                pause = min(2**turn.ended, _MOST_PAUSES) * self._limits.for_s
-                turn.began, turn.ended, turn.not_before = None, turn.ended + 1, now + pause
+                turn.began, turn.ended = None, turn.ended + 1
+                turn.not_before = now + self._backoff.pause_s(turn.ended)
         if node_comes:
             return []
         of_namespace = Counter(kept)

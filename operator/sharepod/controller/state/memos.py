@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sharepod.api.sharepod import GpuRequest, KeptPlace
+from sharepod.backoff import Backoff
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
@@ -150,7 +151,7 @@ class TenantMemo:
     def next_pause_s(self, first_s: float) -> float:
         """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""
         self.failures += 1
-        return min(LONGEST_PAUSE_S, first_s * 2.0 ** min(self.failures - 1, 10))
+        return Backoff(first_s, LONGEST_PAUSE_S).pause_s(self.failures)
 
 
 class TenantMemos:

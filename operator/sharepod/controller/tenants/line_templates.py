@@ -18,6 +18,7 @@ import structlog
 
 from sharepod.api.bounds import clipped
 from sharepod.api.objects import DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST
+from sharepod.backoff import Backoff
 from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, CLAIMS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -29,8 +30,8 @@ from .snapshots import LOOK_AGAIN_S
 
 log = structlog.get_logger(__name__)
 
-_LONGEST_PAUSE_S = 60.0
-"""Longest pause between two looks at a namespace in which nothing happens."""
+_BACKOFF = Backoff(LOOK_AGAIN_S, 60.0)
+"""Seconds between two looks at a namespace in which nothing happens."""
 _WAS_ANOTHER = "was another one, and has been replaced: delete the claim, and it is made again as the line says"
 _DEVICES: Json = {
     "requests": [
@@ -49,8 +50,8 @@ class LineTemplates:
         self._seen = seen
         self._client = client
         self._events = events
-        self._pauses: dict[str, float] = {}
-        """By namespace that was looked at before: seconds until the next look while a Pod waits there."""
+        self._looks: dict[str, int] = {}
+        """Looks in a row at which a Pod waited, by namespace that was looked at before."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:
@@ -59,14 +60,14 @@ class LineTemplates:
 
     def want(self, namespace: str) -> None:
         """Look at a namespace in which a Pod waits for its claim; a moment later where the template should be there."""
-        if namespace in self._pauses:
+        if namespace in self._looks:
             self.queue.add_after(namespace, LOOK_AGAIN_S)
         else:
             self.queue.add(namespace)
 
     def forget(self, namespace: str) -> None:
         """Forget a namespace that is gone."""
-        self._pauses.pop(namespace, None)
+        self._looks.pop(namespace, None)
 
     async def reconcile(self, namespace: str) -> None:
         """Make what Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
@@ -81,12 +82,11 @@ class LineTemplates:
             self.forget(namespace)
             return
         if not waits:
-            if namespace in self._pauses:
-                self._pauses[namespace] = LOOK_AGAIN_S
+            if namespace in self._looks:
+                self._looks[namespace] = 0
             return
-        pause_s = self._pauses.get(namespace, LOOK_AGAIN_S)
-        self._pauses[namespace] = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self.queue.add_after(namespace, pause_s)
+        self._looks[namespace] = self._looks.get(namespace, 0) + 1
+        self.queue.add_after(namespace, _BACKOFF.pause_s(self._looks[namespace]))
 
     async def _have_template(self, namespace: str) -> None:
         """Make the template, unless it is there or forbidden."""

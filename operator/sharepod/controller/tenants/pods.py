@@ -26,6 +26,7 @@ from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
 from sharepod.api.share_claims import claim_name
 from sharepod.api.sharepod import KIND, Phase, SpecError
+from sharepod.backoff import Backoff
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
@@ -54,10 +55,9 @@ _TERMINATING_RETRY_S = 1.0
 """Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
 _DELETE_AGAIN_S = 10.0
 """Seconds after which an accepted deletion that no watch has shown is asked for again."""
-_FIRST_RETRY_S = 2.0
-"""Seconds until a Pod that was refused is created again; doubles with each further refusal."""
-_LONGEST_RETRY_S = 60.0
-"""Longest of these pauses: how much later than necessary a quota that was raised is noticed where few wait for it."""
+_BACKOFF = Backoff(2.0, 60.0)
+"""Seconds until a Pod that was refused is created again. The longest: how much later than necessary a quota that was
+raised is noticed where few wait for it."""
 
 _HANGS = (
     "the API server has not answered in time, but answers others: most likely it waits for an admission webhook "
@@ -245,8 +245,7 @@ class PodControl:
         if waits:
             until = now + _TERMINATING_RETRY_S
         else:
-            pause = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(tries - 1, 10))
-            until = self.retries.next_try(sharepod.namespace, sharepod.uid, now, pause)
+            until = self.retries.next_try(sharepod.namespace, sharepod.uid, now, _BACKOFF.pause_s(tries))
         memo.blocked = Blocked(reason, message, until, tries, pod)
         tell = self._events.normal if waits else self._events.warning
         tell(sharepod.kind, sharepod, reason, "Bind", message)

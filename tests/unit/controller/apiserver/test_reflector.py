@@ -14,6 +14,7 @@ from doubles.apiserver.errors import Refused
 from doubles.apiserver.odd_words import ODD_WORDS
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
+from sharepod.backoff import Backoff
 from sharepod.controller.apiserver import reflector as reflectors
 from sharepod.controller.apiserver import sights
 from sharepod.controller.apiserver.client import SHAREPODS, Client
@@ -122,8 +123,7 @@ async def running(world: World) -> AsyncIterator[World]:
 @pytest.fixture
 async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """A world whose reflector does not run yet; pauses are short."""
-    monkeypatch.setattr(reflectors, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(reflectors, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(reflectors, "_BACKOFF", Backoff(0.01, 0.05))
     monkeypatch.setattr(reflectors, "_NOT_SERVED_S", 0.05)
     async with api_server() as server:
         yield World(server)

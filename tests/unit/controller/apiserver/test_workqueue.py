@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from sharepod.backoff import Backoff
 from sharepod.controller.apiserver import workqueue
 from sharepod.controller.apiserver.client import NotLeadingError
 from sharepod.controller.apiserver.workqueue import WorkQueue
@@ -63,7 +64,7 @@ async def test_no_key_is_worked_on_twice_at_a_time_and_each_addition_is_seen(see
 
 
 async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workqueue, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(workqueue, "_BACKOFF", Backoff(0.01, 30.0))
     times: list[float] = []
 
     async def work(_: str) -> None:
@@ -81,7 +82,7 @@ async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.Mon
 
 
 async def test_what_has_failed_for_half_a_day_is_still_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workqueue, "_LONGEST_DELAY_S", 0.001)
+    monkeypatch.setattr(workqueue, "_BACKOFF", Backoff(0.2, 0.001))
     calls = 0
 
     async def work(_: str) -> None:
