@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonpatch  # a dependency of kopf
 import yaml
 from sharepod.api.admission.claim_request import claim_policy
-from sharepod.api.admission.line_policies import plain_pod_policies
+from sharepod.api.admission.line_policies import plain_pod_mutation, refusing_policies
+from sharepod.api.admission.line_volume_policies import refusing_policy
 from sharepod.api.admission.line_webhook import plain_pod_webhook, plain_volume_webhook
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.quota_policies import quota_policies
@@ -59,7 +61,7 @@ _Dumper.add_representer(str, _text)
 def files(pod_spec: Schema) -> dict[Path, str]:
     """Return every generated file with its content."""
     policies = ROOT / "manifests" / "policies"
-    documents: dict[Path, list[dict[str, Any]]] = {
+    documents: dict[Path, list[Any]] = {
         SHAREPODS: [with_versions(sharepod_crd(pod_spec), VERSIONS[SHAREPOD])],
         ROOT / "crds" / "gpunodes.yaml": [with_versions(gpunode_crd(), VERSIONS[GPUNODE])],
         ROOT / "crds" / "gpustatements.yaml": [gpustatement_crd()],
@@ -70,17 +72,23 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-share-claims.yaml": share_claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-scheduler-claims.yaml": scheduler_claim_policy(),
-        ROOT / "manifests" / "plain" / "sharepod-plain-pods.yaml": plain_pod_policies(),
-        ROOT / "manifests" / "plain" / "sharepod-quota.yaml": quota_policies(),
-        ROOT / "manifests" / "plain-webhook" / "sharepod-plain-pods.yaml": plain_pod_webhook(),
-        ROOT / "manifests" / "plain-webhook" / "sharepod-quota.yaml": quota_policies(),
-        ROOT / "manifests" / "plain-volume" / "sharepod-plain-pods.yaml": plain_volume_webhook(),
-        ROOT / "manifests" / "plain-volume" / "sharepod-quota.yaml": quota_policies(claims=False),
+        ROOT / "manifests" / "plain-policies" / "sharepod-plain-pods.yaml": refusing_policies(),
+        ROOT / "manifests" / "plain-policies" / "sharepod-quota.yaml": quota_policies(),
+        ROOT / "manifests" / "plain" / "sharepod-claims-of-lines.yaml": plain_pod_mutation(),
+        ROOT / "manifests" / "plain-webhook" / "sharepod-webhook.yaml": [plain_pod_webhook()],
+        ROOT / "manifests" / "plain-volume" / "sharepod-webhook.yaml": [plain_volume_webhook()],
+        ROOT / "manifests" / "plain-volume" / "sharepod-plain-pods-patch.yaml": [volume_patch()],
     }
     return {
         path: _HEADER + yaml.dump_all(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
         for path, content in documents.items()
     }
+
+
+def volume_patch() -> list[dict[str, Any]]:
+    """Return the JSON patch (RFC 6902) of the policy on Pods with a resource line for clusters without claims."""
+    operations: list[dict[str, Any]] = jsonpatch.make_patch(refusing_policies()[0], refusing_policy()[0]).patch
+    return operations
 
 
 def checked_in_pod_spec() -> Schema:

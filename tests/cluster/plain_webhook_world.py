@@ -5,26 +5,23 @@ from __future__ import annotations
 
 import json
 
-import yaml
 from cluster.operator_world import World, wait
 from cluster.plain_world import line_pod, said
-from harness.api import Object
 from harness.cluster import Cluster, free_ports
-from harness.installation import MANIFESTS
+from harness.installation import rendered
 
 
 def install_webhook(cluster: Cluster, component: str) -> dict[str, str]:
     """Apply a component of the manifests, but for the Deployment; return the settings of an operator that serves."""
     (port,) = free_ports(1)
-    for folder in (MANIFESTS / "line-webhook", MANIFESTS / component):
-        for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
-            documents: list[Object] = list(yaml.safe_load_all((folder / name).read_text()))
-            for one in documents:
-                if one["kind"] == "MutatingWebhookConfiguration":
-                    client = one["webhooks"][0]["clientConfig"]
-                    one["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{port}{client['service']['path']}"}
-                if one["kind"] not in ("Service", "NetworkPolicy"):
-                    cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(one))
+    before = rendered(cluster.bin / "kubectl")
+    for one in rendered(cluster.bin / "kubectl", component):
+        if one in before or one["kind"] in ("Deployment", "Service", "NetworkPolicy"):
+            continue
+        if one["kind"] == "MutatingWebhookConfiguration":
+            client = one["webhooks"][0]["clientConfig"]
+            one["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{port}{client['service']['path']}"}
+        cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(one))
     return {"SHAREPOD_WEBHOOK_PORT": str(port)}
 
 

@@ -54,7 +54,8 @@ def operator(installed: Cluster) -> Api:
 def rendered() -> list[dict[str, Any]]:
     """Every document under manifests/ that is an object of Kubernetes."""
     paths = [path for path in MANIFESTS.rglob("*.yaml") if path.name not in ("kustomization.yaml", "settings.yaml")]
-    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+    found = [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+    return [document for document in found if isinstance(document, dict)]  # a list is a JSON patch
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

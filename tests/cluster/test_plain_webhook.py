@@ -6,10 +6,7 @@ The API server's Services lead nowhere on the test cluster, so the webhook is as
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,7 +18,7 @@ from cluster.plain_world import container, line_pod, said, serves_mutating_polic
 from harness.build import programs
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
-from harness.installation import MANIFESTS, NAMESPACE
+from harness.installation import NAMESPACE, rendered
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/sharepod-webhook"
@@ -115,14 +112,10 @@ def test_certificates_are_made_again_and_nothing_is_refused_meanwhile(world: Wor
 
 
 def test_the_component_of_the_manifests_adds_port_service_secret_and_rights(world: World) -> None:
-    with tempfile.TemporaryDirectory(prefix="shp-") as at:
-        manifests = os.path.relpath(MANIFESTS, Path(at).resolve())
-        overlay = {"resources": [manifests], "components": [f"{manifests}/plain-webhook"]}
-        (Path(at) / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-        rendered = world.cluster.kubectl("kustomize", at).stdout
+    overlay = rendered(world.cluster.bin / "kubectl", "plain-webhook")
     apply = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
-    world.cluster.kubectl(*apply, input=rendered, timeout=60)
-    documents = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(rendered)}
+    world.cluster.kubectl(*apply, input=yaml.safe_dump_all(overlay), timeout=60)
+    documents = {(one["kind"], one["metadata"]["name"]): one for one in overlay}
     (webhook,) = documents["MutatingWebhookConfiguration", "sharepod-plain-pods"]["webhooks"]
     assert webhook["failurePolicy"] == "Fail"
     assert {one["name"] for one in webhook["matchConditions"]} >= {"has-a-line", "of-no-sharepod"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, free_ports, wait_until
+from harness.commands import command
 from harness.node import Node
 from harness.services import Service
 
@@ -25,6 +27,7 @@ MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/default/sharepods"
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PROGRAMS = Path(sys.executable).parent
 OPERATOR: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-operator",)
 AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent",)
@@ -32,11 +35,20 @@ AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent",)
 
 def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
     """Apply all of `manifests` but the operator's Deployment and the agent's DaemonSet; wait until it is in force."""
-    rendered = cluster.kubectl("kustomize", str(manifests)).stdout
-    documents = list(yaml.load_all(rendered, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    documents = rendered(cluster.bin / "kubectl", manifests=manifests)
     chosen = [one for one in documents if one["kind"] not in ("Deployment", "DaemonSet")]
     cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(chosen), timeout=60)
     await_in_force(cluster)
+
+
+def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> list[Object]:
+    """Return the objects of an overlay of `manifests` with these components of ours. `kubectl`: the program."""
+    with tempfile.TemporaryDirectory(prefix="shp-") as at:
+        ours, resources = (os.path.relpath(path, Path(at).resolve()) for path in (MANIFESTS, manifests))
+        overlay = {"resources": [resources], "components": [f"{ours}/{component}" for component in components]}
+        (Path(at) / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+        text = command(kubectl, "kustomize", at).stdout
+    return list(yaml.load_all(text, Loader=_LOADER))
 
 
 def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:

@@ -57,13 +57,12 @@ def asks(name: str) -> str:
     return f"({text(name)} in {_LIMITS})"
 
 
-def plain_pod_policies() -> list[dict[str, Any]]:
-    """Return the policies on Pods and on claims of their lines, each with its binding."""
+def plain_pod_mutation() -> list[dict[str, Any]]:
+    """Return the policy that gives Pods with a line their claims, with its binding."""
     selected = {"policyName": PLAIN_PODS_POLICY, "matchResources": {"namespaceSelector": NOT_OPTED_OUT}}
     return [
         policy_object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
         policy_object("MutatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, selected),
-        *refusing_policies(),
     ]
 
 

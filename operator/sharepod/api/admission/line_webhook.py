@@ -1,4 +1,4 @@
-"""Webhook of plain Pods with a resource line, for API servers without MutatingAdmissionPolicy, and its policies. Pure.
+"""Webhook of plain Pods with a resource line, for API servers without MutatingAdmissionPolicy. Pure.
 
 It gives such a Pod the claim of its line, or, where the cluster has no claims, the volume.
 """
@@ -11,8 +11,7 @@ from typing import Any, Final
 from sharepod.api.objects import PLAIN_PODS_POLICY, TENANT_LABEL
 
 from .cel import text
-from .line_policies import API, NOT_OPTED_OUT, line_pods, refusing_policies, translated_pods
-from .line_volume_policies import refusing_policy
+from .line_policies import API, NOT_OPTED_OUT, line_pods, translated_pods
 
 WEBHOOK_SERVICE = "sharepod-webhook"
 WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
@@ -22,17 +21,16 @@ HANDLERS: Final[Mapping[str, str]] = {"/line": BY_CLAIM, "/line-volume": BY_VOLU
 """Path of a question, and the handler that answers it."""
 
 
-def plain_pod_webhook() -> list[dict[str, Any]]:
-    """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served, and the
-    policies that refuse what cannot be meant. The leading operator writes the certificates that it is trusted by."""
-    return [_webhook(BY_CLAIM, translated_pods()), *refusing_policies()]
+def plain_pod_webhook() -> dict[str, Any]:
+    """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served. The
+    leading operator writes the certificates that it is trusted by."""
+    return _webhook(BY_CLAIM, translated_pods())
 
 
-def plain_volume_webhook() -> list[dict[str, Any]]:
-    """Return the webhook that gives Pods with a line a volume, where the cluster has no claims, and the policy that
-    refuses what cannot be meant."""
+def plain_volume_webhook() -> dict[str, Any]:
+    """Return the webhook that gives Pods with a line a volume, where the cluster has no claims."""
     unlabelled = f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))"
-    return [_webhook(BY_VOLUME, line_pods(unlabelled)), *refusing_policy()]
+    return _webhook(BY_VOLUME, line_pods(unlabelled))
 
 
 def _webhook(handler: str, conditions: list[dict[str, str]]) -> dict[str, Any]:

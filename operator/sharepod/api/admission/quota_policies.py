@@ -36,9 +36,9 @@ _CHANGED = (
 _QUOTA = "ResourceQuota ' + params.metadata.name + '"
 
 
-def quota_policies(*, claims: bool = True) -> list[dict[str, Any]]:
-    """Return the policies on Pods, SharePods and claims, each with its binding. `claims`: the cluster has any."""
-    return [*_pods(), *_sharepods(), *(_claims() if claims else []), *_limit_ranges()]
+def quota_policies() -> list[dict[str, Any]]:
+    """Return the policies on Pods, SharePods and claims, each with its binding."""
+    return [*_pods(), *_sharepods(), *_claims(), *_limit_ranges()]
 
 
 def _counts(name: str) -> str:
