@@ -59,7 +59,7 @@ class MigrationError(Exception):
 
 
 @dataclass
-class Progress:
+class MigrationProgress:
     """Migration of one kind so far."""
 
     crd: str
@@ -87,7 +87,7 @@ class Migration:
         self._say = say
         self._settle_s = settle_s
         self._path = f"{CRDS}/{plural}.{GROUP}"
-        self.progress = Progress(f"{plural}.{GROUP}")
+        self.progress = MigrationProgress(f"{plural}.{GROUP}")
 
     async def run(self, *, again: bool) -> bool:
         """Migrate. Return whether every object is stored in the storage version. `again`: also if all are already."""
@@ -120,7 +120,7 @@ class Migration:
     async def _write_all(self, version: str) -> None:
         """Write every object that there is. Raise `GoneError` if the list could not be read to its end."""
         collection = f"/apis/{GROUP}/{version}/{self._plural}"
-        self.progress = Progress(self.progress.crd)
+        self.progress = MigrationProgress(self.progress.crd)
         tokens, token = PageTokens(collection), ""
         while True:
             page: list[Json] = []
