@@ -3,7 +3,8 @@
 from .account import Account, AccountSnapshot, TimeUsage
 from .actions import Action, Preemption, PreparedHandOff, Suspension, TokenGrant, TokenRevocation
 from .gpu_time import GpuTime
-from .parameters import Parameters
+from .parameters import Parameters, Sharing
+from .progress import Samples
 from .scheduler import Scheduler
 from .turn_history import TurnSpan, TurnSpans
 
@@ -15,7 +16,9 @@ __all__ = [
     "Parameters",
     "Preemption",
     "PreparedHandOff",
+    "Samples",
     "Scheduler",
+    "Sharing",
     "Suspension",
     "TimeUsage",
     "TokenGrant",

@@ -63,6 +63,11 @@ class TimeUsage:
     """Number of grants in which the tenant was preempted."""
     suspensions: int
     """Number of grants that were suspended, because the tenant had no processor time. Since this process began."""
+    co_run_ns: int = 0
+    """Part of `held_ns` during which other tenants held the GPU too. Since this process began."""
+    progress_ns: int = 0
+    """Progress in the time in which other tenants held the GPU too: the time in which the tenant would have done the
+    same work alone. Since this process began."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class Account:
         self.overdue_ns = 0
         self.surcharged_ns = 0
         self.anticipated_ns = 0
+        self.co_run_ns = 0
+        self.progress_ns = 0
         self.grants = 0
         self.preemptions = 0
         self.suspensions = 0
@@ -179,14 +186,8 @@ class Account:
         elapsed = now - self.at
         if elapsed <= 0:
             return
-        if self._unpaid:
-            paid = min(self._unpaid, elapsed * self.request_milli)
-            self._unpaid -= paid
-            self.assured -= paid
-        if self._unpaid_ceiling:
-            paid = min(self._unpaid_ceiling, elapsed * self.limit_milli)
-            self._unpaid_ceiling -= paid
-            self.ceiling -= paid
+        if self._unpaid or self._unpaid_ceiling:
+            self._pay_deferred(elapsed)
         if held_ns == 0 and not owed_ns:
             self.at = now
             self.assured += elapsed * self.request_milli
@@ -214,6 +215,41 @@ class Account:
             self.held_ns += held_ns
             self._record(self.at, now, held_ns)
         self.at = now
+
+    def advance_together(self, now: int, held_ns: int, progress_ns: int, charge: Charge) -> None:
+        """Bring the account forward to `now` over a span in which other tenants held, too.
+
+        The assured bucket pays for progress only: a tenant that gets less than its request done comes to be owed the
+        rest. The ceiling bucket pays for the whole span (S12): no estimate of progress loosens a limit.
+
+        Args:
+            now: The new moment, later than `at`.
+            held_ns: Part of the span that is this tenant's. It counts as usage.
+            progress_ns: Time in which the tenant would have done the same work alone.
+            charge: How the assured bucket pays.
+        """
+        elapsed = now - self.at
+        if self._unpaid or self._unpaid_ceiling:
+            self._pay_deferred(elapsed)
+        before = self.assured
+        paid = before + elapsed * self.request_milli - progress_ns * 1000
+        level = paid
+        if charge is Charge.BORROWED:
+            # Credit pays down to 0, and time repays debt up to 0. Less than its request done is owed in any case.
+            level = max(paid, min(before + elapsed * self.request_milli, 0))
+            self.borrowed_ns += min(held_ns, (level - paid) // 1000)
+        self.assured = min(level, self._assured_most)
+        self.ceiling = min(self.ceiling + elapsed * (self.limit_milli - 1000), max(self.ceiling, self._ceiling_most))
+        self.co_run_ns += held_ns
+        self.progress_ns += progress_ns
+        if held_ns:
+            self.held_ns += held_ns
+            self._record(self.at, now, held_ns)
+        self.at = now
+
+    def refund(self, ns: int) -> None:
+        """Owe the tenant time that it was charged, and did not get."""
+        self.assured = min(self.assured + ns * 1000, max(self.assured, self._assured_most))
 
     def surcharge(self, ns: int) -> None:
         """Charge both buckets for time that was used and not held. What exceeds their debt caps is paid later, from
@@ -280,7 +316,18 @@ class Account:
             grants=self.grants,
             preemptions=self.preemptions,
             suspensions=self.suspensions,
+            co_run_ns=self.co_run_ns,
+            progress_ns=self.progress_ns,
         )
+
+    def _pay_deferred(self, elapsed: int) -> None:
+        """Pay surcharges that were deferred from what fills the buckets in `elapsed` nanoseconds."""
+        paid = min(self._unpaid, elapsed * self.request_milli)
+        self._unpaid -= paid
+        self.assured -= paid
+        paid = min(self._unpaid_ceiling, elapsed * self.limit_milli)
+        self._unpaid_ceiling -= paid
+        self.ceiling -= paid
 
     def _defer_debt(self, assured: int, ceiling: int) -> None:
         """Set the levels of the buckets, less debt beyond the debt cap that is new: that is paid later. Without a

@@ -23,6 +23,8 @@ class TokenGrant:
     """The tenant has to keep its queue short: an interactive tenant of its GPUs is connected."""
     prompt: bool = False
     """The tenant is interactive: it gives the token back as soon as its work has ended."""
+    concurrent: bool = False
+    """Other tenants may hold at the same time: the tenant's hooks have to count samples while it holds."""
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,24 @@ class GpuTime:
     handed_over_ns: int
     idle_ns: int
     stalled_ns: int
+    gap_ns: int = 0
+    """Several tenants held it at once, and none of them had work in flight."""
 
 
 class GpuBooks:
     """Books of one GPU, opened at a moment in nanoseconds of the clock."""
 
     def __init__(self, now: int) -> None:
-        self._at = now
-        self._held = self._anticipated = self._handed_over = self._idle = self._stalled = 0
+        self.at = now
+        """Moment up to which all time is entered."""
+        self._held = self._anticipated = self._handed_over = self._idle = self._stalled = self._gap = 0
 
     def advance(self, now: int, use: GpuUse) -> None:
         """Enter the time until `now`, which went to `use`."""
-        spent = now - self._at
+        spent = now - self.at
         if spent <= 0:
             return
-        self._at = now
+        self.at = now
         # Five numbers and no mapping: the hash of an enum's member is Python's, some five times in each hand-off.
         if use is _HELD:
             self._held += spent
@@ -68,6 +71,12 @@ class GpuBooks:
         else:
             self._stalled += spent
 
+    def share(self, now: int, held_ns: int) -> None:
+        """Enter the time until `now`, in which several tenants held: `held_ns` of it is theirs, the rest a gap."""
+        self._held += held_ns
+        self._gap += now - self.at - held_ns
+        self.at = now
+
     def time(self) -> GpuTime:
         """Return what has been entered."""
         return GpuTime(
@@ -76,4 +85,5 @@ class GpuBooks:
             handed_over_ns=self._handed_over,
             idle_ns=self._idle,
             stalled_ns=self._stalled,
+            gap_ns=self._gap,
         )

@@ -93,6 +93,16 @@ class Habits:
         self._cycle_ns = self._work_ns = 0
         self._held_before = None
 
+    @property
+    def work_ns(self) -> int:
+        """Return the average time held between two pauses; 0: no pause is known."""
+        return self._work_ns
+
+    @property
+    def rests(self) -> bool:
+        """Return whether the tenant holds for less than half of the time: it serves requests."""
+        return 2 * self._work_ns < self._cycle_ns
+
     def tolerated_ns(self, request_milli: int) -> int:
         """Return how long the tenant can wait in each of its steps and still get its request of the time in which it
         would work, less a quarter for what averages hide."""

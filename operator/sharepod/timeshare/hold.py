@@ -35,6 +35,17 @@ class HoldPhase(Enum):
     and its tenant runs again, without having drained."""
 
 
+class Place(Enum):
+    """Place of a tenant among those that hold a GPU at once."""
+
+    LEAD = auto()
+    """Its turn it is. A GPU has at most one lead."""
+
+    CO_RUNNER = auto()
+    """It holds while another leads, until it is revoked. It still waits for its own turn, and then becomes the lead
+    without draining."""
+
+
 _SUSPENDED, _PREEMPTED = HoldPhase.SUSPENDED, HoldPhase.PREEMPTED
 
 
@@ -81,6 +92,11 @@ class Hold:
     what had been launched by then does."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
+    place: Place = Place.LEAD
+    waited_since: int | None = None
+    """Begin of the wait of a co-runner that drains: it waits on from then if it wants more."""
+    quiet_until: int = 0
+    """Moment until which no other tenant fills the gaps of this one."""
     charged_ns: int = 0
     """Time charged to the account in the present quantum, and for work of a preempted hold that it goes on with."""
 
@@ -88,6 +104,11 @@ class Hold:
     def metered(self) -> bool:
         """Return whether the holder was told to keep its queue bounded."""
         return self.metering is not Metering.UNMETERED
+
+    @property
+    def co_runs(self) -> bool:
+        """Return whether the tenant holds while another leads."""
+        return self.place is Place.CO_RUNNER
 
     @property
     def displaced(self) -> bool:

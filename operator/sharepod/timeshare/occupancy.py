@@ -1,9 +1,10 @@
 """Occupancy of the GPUs: which tenant holds each, and which tenant pays for it.
 
 Guarantees:
-- S1: A GPU has at most one holder.
-- S2: Each nanosecond of a GPU is charged as held at most once. The first of these pays: the tenant that yields the GPU;
-  its holder; the tenant preempted longest ago.
+- S1: A GPU has at most one lead, its holder. Only co-runners hold the GPU at the same time.
+- S2: Each nanosecond of a GPU is charged as held at most once. While there are co-runners, the tenants that hold or
+  have not drained pay in parts, by the time that each has work in flight; time without any is a gap. Otherwise the
+  first of these pays: the tenant that yields the GPU; its holder; the tenant preempted longest ago.
 - S3: A preempted tenant owes all the time until it has drained, also time that another tenant pays for. A suspended
   tenant owes nothing.
 """
@@ -14,8 +15,9 @@ from collections.abc import Iterable, Iterator
 
 from .account import Charge
 from .gpu_time import GpuBooks, GpuTime, GpuUse
-from .hold import HoldPhase, Metering
+from .hold import Hold, HoldPhase, Metering, Place
 from .plan import Anticipation
+from .progress import divide, foretell
 from .tenant import TokenTenant
 
 _PREEMPTED, _SUSPENDED = HoldPhase.PREEMPTED, HoldPhase.SUSPENDED
@@ -31,6 +33,10 @@ class Occupancy:
         """The tenant that may launch on a GPU. Free GPUs are left out."""
         self.awaited: dict[str, Anticipation] = {}
         """GPUs that are kept idle, with the sleeping tenant that pays for it."""
+        self.concurrent: set[str] = set()
+        """GPUs that tenants may hold at once."""
+        self.co_runners: dict[str, dict[str, TokenTenant]] = {}
+        """Tenants that hold while another leads, or drain since then, by GPU. GPUs without any are left out."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
@@ -66,16 +72,42 @@ class Occupancy:
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
         """Return the holder of a GPU on which nobody else has work, and which no gang shares; None if there is none."""
-        if gpu in self._gangs_on or gpu in self._yielding or self._preempted.get(gpu):
+        if gpu in self._gangs_on or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None
         return self.holder.get(gpu)
 
     def occupy(self, tenant: TokenTenant) -> None:
         """Make the tenant the holder of its GPUs, which have to be free."""
         for gpu in tenant.gpus:
-            assert gpu not in self.holder, "S1: a GPU has at most one holder"
+            assert gpu not in self.holder, "S1: a GPU has at most one lead"
             assert gpu not in self.awaited, "S8: what is idle for a tenant is not held"
             self.holder[gpu] = tenant
+
+    def may_co_run(self, tenant: TokenTenant) -> bool:
+        """Return whether the tenant may hold its GPU while others do. Gangs, and tenants of their GPUs, may not."""
+        return tenant.concurrent and tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
+
+    def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
+        """Let the tenant hold its GPU while another leads. All that hold are settled."""
+        gpu = tenant.gpus[0]
+        self.settle(now, tenant)
+        self.settle_on(now, tenant.gpus)
+        self.co_runners.setdefault(gpu, {})[tenant.id] = tenant
+
+    def promote(self, now: int, tenant: TokenTenant) -> None:
+        """Make a co-runner the lead of its GPU, which has none."""
+        gpu = tenant.gpus[0]
+        self._enter(now, gpu)
+        self._leave(tenant)
+        self.occupy(tenant)
+
+    def occupants(self, gpu: str) -> list[TokenTenant]:
+        """Return the tenants that may have work on the GPU by the rules, in order of their ids."""
+        tenants = dict(self.co_runners.get(gpu, {}))
+        for places in (self.holder, self._yielding):
+            if gpu in places:
+                tenants[places[gpu].id] = places[gpu]
+        return [tenants[name] for name in sorted(tenants)]
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
         """Keep a free GPU idle for a tenant that sleeps. The tenant pays from now on, where nobody else does."""
@@ -161,6 +193,9 @@ class Occupancy:
         if hold is None:
             self._settle_without_hold(now, tenant)
             return
+        if self.co_runners and tenant.gpus[0] in self.co_runners and not hold.displaced:
+            self._enter(now, tenant.gpus[0])
+            return
         preempted = hold.phase is _PREEMPTED
         paying = sum(1 for gpu in tenant.gpus if self._payer(gpu) is tenant)
         contended = self.contended(tenant)
@@ -218,6 +253,8 @@ class Occupancy:
         """Enter the time until now into the GPU's books."""
         if gpu not in self._books:
             return
+        if (gpu in self.concurrent and gpu not in self._gangs_on) or gpu in self.co_runners:
+            self._measure(now, gpu)
         if self._payer(gpu) is not None:
             use = GpuUse.HELD
         elif gpu in self.awaited:
@@ -227,6 +264,63 @@ class Occupancy:
         else:
             use = GpuUse.IDLE
         self._books[gpu].advance(now, use)
+
+    def _measure(self, now: int, gpu: str) -> None:
+        """Add the time until now to the measures of the tenants that held in it. Where several did, settle them."""
+        begin = self._books[gpu].at
+        if now <= begin:
+            return
+        tenants = self.occupants(gpu)
+        together = gpu in self.co_runners
+        if len(tenants) == 1 and not together:
+            tenants[0].account.refund(tenants[0].progress.alone(now, now - begin))
+            return
+        launches = [tenant.progress.span() for tenant in tenants]
+        if not together:
+            return  # one yields to the other: that says nothing of either
+        for tenant in tenants:
+            tenant.account.refund(tenant.progress.joined(begin))
+        self._settle_together(now, gpu, tenants)
+        for tenant, launched in zip(tenants, launches, strict=True):
+            tenant.progress.shared(now - begin, launched)
+
+    def _settle_together(self, now: int, gpu: str, tenants: list[TokenTenant]) -> None:
+        """Charge the time until now, which is in the books of no tenant yet, to the tenants that held in it."""
+        books = self._books[gpu]
+        moments = {now}
+        for tenant in tenants:
+            hold = _hold_of(tenant)
+            if hold.deadline is not None and books.at < hold.deadline < now:
+                moments.add(hold.deadline)
+        in_flight = [tenant.progress.in_flight for tenant in tenants] if len(tenants) > 1 else [1.0]
+        losses = self.losses(now, tenants)
+        for until in sorted(moments):
+            elapsed = until - books.at
+            parts = divide(elapsed, in_flight)
+            for tenant, part, loss in zip(tenants, parts, losses, strict=True):
+                self._charge_together(tenant, until, part, elapsed - int(loss * elapsed))
+            books.share(until, sum(parts))
+
+    def losses(self, now: int, tenants: list[TokenTenant]) -> list[float]:
+        """Return the part of its work that each tenant loses while these hold at once: as in its last window, or as
+        foretold if that is long ago."""
+        demands = [tenant.progress.alone_in_flight for tenant in tenants]
+        foretold = foretell([1.0 if demand is None else demand for demand in demands])
+        known = [tenant.progress.loss(now) for tenant in tenants]
+        return [1 - progress if loss is None else loss for loss, progress in zip(known, foretold, strict=True)]
+
+    def _charge_together(self, tenant: TokenTenant, until: int, held: int, progress: int) -> None:
+        account, hold, gpu = tenant.account, _hold_of(tenant), tenant.gpus[0]
+        begin = account.at
+        late = hold.deadline is not None and begin >= hold.deadline
+        account.turns.add(begin, until, overdue=False)
+        guaranteed = hold.given_as is Charge.GUARANTEED
+        if hold.place is Place.LEAD:
+            guaranteed = hold.metering is Metering.METERED_FROM_START and (late or guaranteed)
+        hold.charged_ns += progress
+        account.late_ns += held if late else 0
+        tenant.virtual_ns[gpu] += progress * 1000 // tenant.weight
+        account.advance_together(until, held, progress, Charge.GUARANTEED if guaranteed else Charge.BORROWED)
 
     def _settle_without_hold(self, now: int, tenant: TokenTenant) -> None:
         account, gpu = tenant.account, tenant.gpus[0]
@@ -248,6 +342,9 @@ class Occupancy:
             for places in (self.holder, self._yielding):
                 if places.get(gpu) is tenant:
                     del places[gpu]
+            runners = self.co_runners.get(gpu)
+            if runners is not None and runners.pop(tenant.id, None) is not None and not runners:
+                del self.co_runners[gpu]
 
     def _possible_payers(self, gpu: str) -> Iterator[TokenTenant]:
         yield from self._preempted.get(gpu, ())
@@ -260,6 +357,13 @@ class Occupancy:
     def _payer(self, gpu: str) -> TokenTenant | None:
         payer = self._yielding.get(gpu) or self.holder.get(gpu)
         if payer is None:
+            if gpu in self.co_runners:
+                return next(iter(self.co_runners[gpu].values()))
             preempted = self._preempted.get(gpu)
             return preempted[0] if preempted else None
         return payer
+
+
+def _hold_of(tenant: TokenTenant) -> Hold:
+    assert tenant.hold is not None, "the tenant has a hold"
+    return tenant.hold

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum, auto
 
 _MS = 1_000_000
+
+
+class Sharing(Enum):
+    """How several tenants use one GPU."""
+
+    EXCLUSIVE = auto()
+    """One after the other: one tenant holds at a time."""
+
+    CONCURRENT = auto()
+    """While one tenant leads, others may co-run."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +92,12 @@ class Parameters:
     """A tenant that is throttled by its ceiling resumes once it can run for at least this long (half of the longest
     quantum at most)."""
 
+    sharing: Sharing = Sharing.EXCLUSIVE
+    """How GPUs are shared of which the caller says nothing else."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
+            if field.name != "sharing" and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}; it has to be at least 1 ns")
         if self.quantum_min_ns > self.quantum_max_ns:
             raise ValueError(f"quantum_min_ns {self.quantum_min_ns} is more than quantum_max_ns {self.quantum_max_ns}")

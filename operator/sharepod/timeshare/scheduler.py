@@ -1,10 +1,10 @@
 """Token scheduler of a node: which tenant holds which GPU, and for how long.
 
 Guarantees:
-- S1: A GPU has at most one holder. Besides the holder only two others may have work on it: a tenant that yields it
-  `hand_off_ns` before its announced last work ends, and tenants that were preempted a grace period after their
-  deadline, or suspended.
-- S2: Each nanosecond of a GPU is charged as held at most once.
+- S1: A GPU has at most one lead, its holder. Besides the lead only these may have work on it: its co-runners; a tenant
+  that yields it `hand_off_ns` before its announced last work ends; and tenants that were preempted a grace period after
+  their deadline, or suspended. A tenant that may not co-run leads alone.
+- S2: Each nanosecond of a GPU is charged as held at most once, to one tenant or in parts that add up to it.
 - S3: A tenant pays until it has drained, whatever it announced. A preempted tenant owes all the time until it has
   drained; no other tenant's share or ceiling changes by that. A tenant without processor time pays until its last work
   is expected to have ended, and again from the moment at which it runs until it has drained.
@@ -14,7 +14,11 @@ Guarantees:
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
   that starves is given a shortest quantum, whatever its ceiling says.
 - S7: The order of service is that of turns.py.
-- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
+- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost; for none that
+  would co-run when it wakes.
+- S9, S10, S12: Co-runners gain something, a lead that is owed time bears none, and limits hold as without them
+  (co_running.py).
+- S11: What a tenant's hooks count changes no other tenant's measured progress (progress.py).
 
 Every method takes the present time in nanoseconds, of any clock; a time earlier than a previous one counts as that
 one. The caller has to call `tick` after any change, and again at `next_deadline` at the latest, and to carry out the
@@ -27,12 +31,14 @@ from collections.abc import Sequence
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, PreparedHandOff, TokenGrant
+from .co_running import QUIET_NS, CoRunning
 from .foresight import Foresight
 from .gpu_time import GpuTime
-from .hold import Hold, HoldPhase, Metering
+from .hold import Hold, HoldPhase, Metering, Place
 from .occupancy import Occupancy
-from .parameters import Parameters
+from .parameters import Parameters, Sharing
 from .plan import Anticipation, Turn, waiting_with
+from .progress import Samples
 from .tenant import TokenTenant
 from .transitions import HoldTransitions
 from .turn_history import TurnSpans
@@ -49,11 +55,16 @@ class Scheduler:
         self._occupancy = Occupancy()
         self._policy = TurnPolicy(self._parameters, self._occupancy)
         self._foresight = Foresight(self._parameters, self._occupancy, self._policy)
+        self._co_running = CoRunning(self._parameters, self._occupancy)
+        self._sharing: dict[str, Sharing] = {}
+        """How GPUs are shared for which the parameters do not say it."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
         self._holds = HoldTransitions(self._parameters, self._occupancy, self._policy, self._changed_gpus)
-        self._waiting = WaitingTenants(self._parameters, self._occupancy, self._policy, self._holds, self._changed_gpus)
+        self._waiting = WaitingTenants(
+            self._parameters, self._occupancy, self._policy, self._holds, self._co_running, self._changed_gpus
+        )
         self._now = 0
 
     # ---- input
@@ -98,6 +109,8 @@ class Scheduler:
             tenant = TokenTenant(tenant_id, tuple(gpus), account, interactive, asleep_since=now)
             self._tenants[tenant_id] = tenant
             self._occupancy.add(now, tenant)
+            for gpu in gpus:
+                self._share(gpu)
         else:
             if tenant.gpus != tuple(gpus):
                 raise ValueError(
@@ -130,6 +143,7 @@ class Scheduler:
             if gpu not in self._occupancy.tenants_on:
                 self._policy.forget(gpu)
                 self._holds.forget(gpu)
+                self._co_running.forget(gpu)
         del self._tenants[tenant_id]
         self._changed_gpus.update(tenant.gpus)
 
@@ -173,6 +187,29 @@ class Scheduler:
         if connected:
             self._holds.meter(now, tenant.gpus, tenant)
 
+    def set_sharing(self, now: int, gpu: str, sharing: Sharing) -> None:
+        """Set how tenants share a GPU, instead of as the parameters say."""
+        now = self._advance_clock(now)
+        if gpu in self._occupancy.tenants_on:
+            self._occupancy.settle_on(now, [gpu])
+        self._sharing[gpu] = sharing
+        self._share(gpu)
+        self._changed_gpus.add(gpu)
+
+    def set_concurrent(self, now: int, tenant_id: str, *, concurrent: bool) -> None:
+        """Set whether the tenant may hold a GPU while others do: all its hooks count samples, and it does not refuse.
+        At first it may not."""
+        now = self._advance_clock(now)
+        tenant = self._tenants[tenant_id]
+        tenant.concurrent = concurrent
+        self._changed_gpus.update(tenant.gpus)
+
+    def sampled(self, now: int, tenant_id: str, samples: Samples) -> None:
+        """Take what the hooks of a tenant have counted. To be called before each other call that concerns a GPU which
+        the tenant holds, where it may co-run."""
+        self._advance_clock(now)
+        self._tenants[tenant_id].progress.sampled(samples)
+
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Announce that the tenant's gate is closed and that its last work ends in `expected_ns`. The next tenant is
         granted `hand_off_ns` before that. This one pays until it has drained (S3). A suspended tenant runs again by
@@ -190,6 +227,8 @@ class Scheduler:
             self._occupancy.preempt(tenant)
             self._waiting.watch_preempted(tenant)
         elif hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
+            if hold.co_runs:
+                self._stop_waiting(tenant, hold)
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
             hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
@@ -203,6 +242,8 @@ class Scheduler:
         hold = tenant.hold
         if hold is None or hold.silent or hold.displaced:
             return
+        if hold.co_runs:
+            self._stop_waiting(tenant, hold)
         if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
             tenant.habits.overran_by_work(now + expected_ns - hold.deadline)
         hold.ends_at = now + max(0, expected_ns)
@@ -224,18 +265,23 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._return_suspended(tenant)
-        self._holds.charge_hand_offs(now, tenant, hold)
+        co_ran = hold.co_runs and not hold.displaced
+        if not co_ran:
+            self._holds.charge_hand_offs(now, tenant, hold)
         self._policy.cap_debt(tenant, hold.charged_ns)
-        if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
+        learns = hold.metering is Metering.METERED_FROM_START and not hold.starved and not co_ran
+        if hold.deadline is not None and learns:
             tenant.habits.overran(max(0, now - hold.deadline))
         self._occupancy.free(tenant)
         self._holds.end(tenant)
         tenant.active_until = now
         self._waiting.has_drained(tenant)
+        if co_ran and not wanting:
+            self._waiting.remove(tenant)
         if tenant.waiting_since is not None:
             self._waiting.classify(now, tenant)
         elif wanting:
-            self._waiting.add(now, tenant, woke=False)
+            self._waiting.add(now, tenant, woke=False, since=hold.waited_since)
         else:
             tenant.asleep_since = now
         self._changed_gpus.update(tenant.gpus)
@@ -274,8 +320,15 @@ class Scheduler:
         # 3. Holds.
         actions = self._holds.tick(now)
         # 4. Free GPUs.
+        changed = set[str]()
         if self._changed_gpus:
+            if self._occupancy.concurrent:
+                changed = self._occupancy.concurrent & self._changed_gpus
             actions.extend(self._grant_free_gpus(now))
+        # 5. Co-runners.
+        if self._occupancy.concurrent or self._occupancy.co_runners:
+            for gpu in sorted(changed.union(self._co_running.is_due(now))):
+                actions.extend(self._change_co_runners(now, gpu))
         return actions
 
     def prepare(self, now: int, gpu: str) -> list[PreparedHandOff]:
@@ -290,7 +343,10 @@ class Scheduler:
             tenant, hold = turn.tenant, turn.holder.hold
             assert hold is not None, "the holder has a hold"
             short = self._occupancy.beside_interactive(tenant)
-            grant = TokenGrant(tenant.id, self._grants, turn.quantum_ns, True, short=short, prompt=tenant.prompt)
+            concurrent = self._occupancy.may_co_run(tenant)
+            grant = TokenGrant(
+                tenant.id, self._grants, turn.quantum_ns, True, short, tenant.prompt, concurrent=concurrent
+            )
             prepared.append(
                 PreparedHandOff(gpu, turn.holder.id, hold.grant_id, turn.wanting, grant, turn.since, turn.until)
             )
@@ -310,7 +366,7 @@ class Scheduler:
         """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
         it has nothing to do."""
         times = [idle.until for idle in self._occupancy.awaited.values()]
-        return min([*times, *self._waiting.due(), *self._holds.due()], default=None)
+        return min([*times, *self._waiting.due(), *self._holds.due(), *self._co_running.due()], default=None)
 
     def usage(self, now: int, tenant_id: str) -> TimeUsage:
         """Return the tenant's usage up to `now`."""
@@ -354,6 +410,8 @@ class Scheduler:
     def _is_waited_for(self, tenant: TokenTenant) -> bool:
         hold = tenant.hold
         if hold is None or hold.displaced or hold.metering is not Metering.METERED_FROM_START:
+            return False
+        if hold.co_runs and hold.phase is HoldPhase.RUNNING:
             return False
         if hold.phase is HoldPhase.YIELDING:
             return True
@@ -400,7 +458,61 @@ class Scheduler:
         if tenant.hold is not None and tenant.hold.phase is HoldPhase.SUSPENDED and tenant.waiting_since is None:
             self._policy.raise_to_min(tenant)
 
+    def _share(self, gpu: str) -> None:
+        if self._sharing.get(gpu, self._parameters.sharing) is Sharing.CONCURRENT:
+            self._occupancy.concurrent.add(gpu)
+        else:
+            self._occupancy.concurrent.discard(gpu)
+
+    def _stop_waiting(self, tenant: TokenTenant, hold: Hold) -> None:
+        """Let a co-runner that drains compete for no turn until it has drained."""
+        if tenant.waiting_since is not None:
+            hold.waited_since = tenant.waiting_since
+            self._waiting.remove(tenant)
+
     # ---- granting
+
+    def _change_co_runners(self, now: int, gpu: str) -> list[Action]:
+        """Carry out what is decided on the co-runners of a GPU."""
+        changes = self._co_running.changes(now, gpu)
+        actions: list[Action] = [self._end_co_run(now, tenant) for tenant in changes.ends]
+        for tenant, charge in changes.begins:
+            self._grants += 1
+            hold = Hold(
+                self._grants,
+                now,
+                now,
+                None,
+                metering=Metering.METERED_FROM_START,
+                given_as=charge,
+                renewal_considered=True,
+                place=Place.CO_RUNNER,
+            )
+            tenant.account.grants += 1
+            tenant.habits.begin(tenant.account.held_ns)
+            actions.append(self._holds.begin_co_run(now, tenant, hold))
+        if changes.cut is not None:
+            self._holds.cut_now(now, changes.cut)
+            actions.extend(self._holds.tick(now))
+        return actions
+
+    def _end_co_run(self, now: int, tenant: TokenTenant) -> Action:
+        assert tenant.hold is not None, "a co-runner has a hold"
+        self._stop_waiting(tenant, tenant.hold)
+        return self._holds.end_co_run(now, tenant)
+
+    def _keeps_out(self, now: int, tenant: TokenTenant) -> list[Action] | None:
+        """Return revocations of the co-runners that a tenant has to wait for, since it may not co-run and leads alone.
+        None if it may lead now."""
+        if not self._occupancy.co_runners:
+            return None
+        runners = [other for gpu in tenant.gpus for other in self._occupancy.co_runners.get(gpu, {}).values()]
+        if tenant.hold is not None and tenant.hold.co_runs and tenant.hold.phase is not HoldPhase.RUNNING:
+            return []
+        if not runners or self._occupancy.may_co_run(tenant):
+            return None
+        running = [other for other in runners if other.hold is not None and other.hold.phase is HoldPhase.RUNNING]
+        return [self._end_co_run(now, other) for other in running]
 
     def _accompanied(self, tenant: TokenTenant) -> bool:
         return any(
@@ -426,8 +538,9 @@ class Scheduler:
             if isinstance(turn, Anticipation):
                 self._occupancy.cease_waiting(now, turn.tenant.gpus[0])  # it may be kept idle for another
                 self._occupancy.keep_idle(now, turn)
-            else:
-                actions.append(self._grant(now, turn))
+                continue
+            ends = self._keeps_out(now, turn.tenant)
+            actions.extend([self._grant(now, turn)] if ends is None else ends)
         gangs = [tenant for tenant in waiting if len(tenant.gpus) > 1 and tenant.runnable]
         for tenant in gangs:
             self._holds.cut_for(now, tenant)
@@ -448,7 +561,8 @@ class Scheduler:
         if isinstance(turn, Anticipation):
             self._occupancy.keep_idle(now, turn)
         elif turn is not None:
-            actions.append(self._grant(now, turn))
+            ends = self._keeps_out(now, turn.tenant)
+            actions.extend([self._grant(now, turn)] if ends is None else ends)
         return actions + self._holds.new_terms()
 
     def _cease_waiting(self, now: int, tenant: TokenTenant) -> None:
@@ -458,6 +572,8 @@ class Scheduler:
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
         """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
         tenant, charged_ns = turn.tenant, 0
+        if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
+            return self._promote(now, turn, tenant.hold)
         if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
             self._occupancy.settle_around(now, tenant)
             if tenant.hold.phase is HoldPhase.PREEMPTED:  # a short turn in its midst cancels no debt of it
@@ -486,6 +602,24 @@ class Scheduler:
         tenant.account.grants += 1
         tenant.rescues += 1 if tenant.starving else 0
         tenant.habits.begin(tenant.account.held_ns)
+        if tenant.woke_with_credit and tenant.habits.rests:
+            hold.quiet_until = now + QUIET_NS
         self._waiting.remove(tenant)
         self._holds.begin(tenant, hold)
         return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)
+
+    def _promote(self, now: int, turn: Turn, hold: Hold) -> TokenGrant:
+        """Make a co-runner the lead: its hold goes on, with a quantum."""
+        tenant = turn.tenant
+        self._occupancy.promote(now, tenant)
+        self._policy.cap_debt(tenant, hold.charged_ns)
+        unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
+        hold.place, hold.deadline = Place.LEAD, None if unlimited else now + turn.quantum_ns
+        hold.granted_at = hold.begun_at = now
+        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
+        hold.renewal_considered = not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4)
+        hold.charged_ns = 0
+        if tenant.woke_with_credit and tenant.habits.rests:
+            hold.quiet_until = now + QUIET_NS
+        self._waiting.remove(tenant)
+        return self._holds.terms(tenant, hold, 0 if hold.deadline is None else turn.quantum_ns)

@@ -10,6 +10,7 @@ from .habits import Habits
 from .hold import Hold
 from .leaky_bucket import LeakyBucket
 from .parameters import Parameters
+from .progress import Progress
 
 CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
@@ -55,7 +56,10 @@ class TokenTenant:
     """True if the tenant has connected processes, which may want the token at any moment."""
     active_until: int | None = None
     """Moment at which it last ceased to wait or to hold."""
+    concurrent: bool = False
+    """True if it may hold a GPU while others do: its hooks count samples, and it does not refuse."""
     habits: Habits = field(default_factory=Habits)
+    progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)
     """Virtual time by GPU: time held over weight, by which weighted fair queueing lends idle time."""
 

@@ -3,7 +3,9 @@
 Guarantees:
 - A holder whose turn is next again is renewed before its deadline, without draining; without end if it is alone.
 - A holder that announces the end of its last work yields `hand_off_ns` before that end; one holder at a time on a GPU.
-- A holder that has not drained a grace period after its deadline is preempted.
+- A holder that has not drained a grace period after its deadline is preempted. Where n tenants hold at once, work
+  takes up to n times as long, and the grace period is n times as long.
+- A co-runner holds until it is revoked, and then drains while others hold. It waits for its turn again once it has.
 - A tenant without processor time yields whoever is next, and is suspended when its last work ends.
 - For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
   cut each `cut_every_ns` (after a burst).
@@ -143,6 +145,28 @@ class HoldTransitions:
                 self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
+    def begin_co_run(self, now: int, tenant: TokenTenant, hold: Hold) -> TokenGrant:
+        """Begin a hold of a tenant that co-runs; return its terms."""
+        tenant.hold = hold
+        self._tenants[tenant.id] = tenant
+        self._occupancy.add_co_runner(now, tenant)
+        return self.terms(tenant, hold, 0)
+
+    def end_co_run(self, now: int, tenant: TokenTenant) -> TokenRevocation:
+        """Revoke a co-runner: it drains. Its account is settled."""
+        hold = _hold_of(tenant)
+        self._occupancy.settle(now, tenant)
+        hold.phase, hold.deadline, hold.renewal_considered = HoldPhase.REVOKED, now, True
+        return TokenRevocation(tenant.id, hold.grant_id)
+
+    def cut_now(self, now: int, tenant: TokenTenant) -> None:
+        """End the turn of a lead now: a tenant that woke with credit co-runs, and leads next."""
+        hold = _hold_of(tenant)
+        self._occupancy.settle(now, tenant)
+        if hold.metering is Metering.UNMETERED:
+            hold.metering = Metering.METERED_LATER
+        hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
+
     def cut_for(self, now: int, gang: TokenTenant) -> None:
         """Let the holders of a gang's other GPUs keep a shortest quantum only, while one of its GPUs is idle for it."""
         if gang.account.assured <= 0 or all(gpu in self._occupancy.holder for gpu in gang.gpus):
@@ -195,7 +219,7 @@ class HoldTransitions:
                 hold.phase = HoldPhase.REVOKED
                 actions.append(TokenRevocation(tenant.id, hold.grant_id))
             # 5. Preempt, if the grace period has expired.
-            if now >= hold.deadline + self._parameters.grace_ns:
+            if now >= hold.deadline + self._grace_ns(tenant):
                 self._preempt(now, tenant, hold)
                 actions.append(Preemption(tenant.id, hold.grant_id))
         return actions
@@ -236,10 +260,14 @@ class HoldTransitions:
                 continue
             if hold.phase is not _RUNNING or (hold.renewal_considered and not hold.told_longer):
                 late_at = self._late_at(tenant, hold)
-                preempted_at = hold.deadline + self._parameters.grace_ns
+                preempted_at = hold.deadline + self._grace_ns(tenant)
                 yield preempted_at if hold.seen_late else min(late_at, preempted_at)
             else:
                 yield hold.deadline if hold.renewal_considered else self._look_at(hold)
+
+    def _grace_ns(self, tenant: TokenTenant) -> int:
+        together = [len(self._occupancy.occupants(gpu)) for gpu in tenant.gpus if gpu in self._occupancy.co_runners]
+        return self._parameters.grace_ns * max(together, default=1)
 
     def _may_cut(self, now: int, gpu: str) -> bool:
         return self._cuts[gpu].has_room(now, self._parameters.cut_burst_ns)
@@ -262,7 +290,10 @@ class HoldTransitions:
     def terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> TokenGrant:
         """Return the terms of a hold whose quantum ends in `left_ns`; 0: it has no end."""
         short = hold.metered and self._occupancy.beside_interactive(tenant)
-        return TokenGrant(tenant.id, hold.grant_id, left_ns, hold.metered, short=short, prompt=tenant.prompt)
+        concurrent = hold.metered and self._occupancy.may_co_run(tenant)
+        return TokenGrant(
+            tenant.id, hold.grant_id, left_ns, hold.metered, short=short, prompt=tenant.prompt, concurrent=concurrent
+        )
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
         """Set an earlier deadline. The holder is told at once, so that its queue is short by then; if it is too late

@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from .co_running import CoRunning
 from .hold import HoldPhase
 from .occupancy import Occupancy
 from .parameters import Parameters
@@ -25,12 +26,14 @@ class WaitingTenants:
         occupancy: Occupancy,
         policy: TurnPolicy,
         holds: HoldTransitions,
+        co_running: CoRunning,
         changed_gpus: set[str],
     ) -> None:
         self._parameters = parameters
         self._occupancy = occupancy
         self._policy = policy
         self._holds = holds
+        self._co_running = co_running
         self._changed_gpus = changed_gpus
         """GPUs on which a turn may begin; tenants that begin to wait, or are served otherwise than before, add
         theirs."""
@@ -39,11 +42,12 @@ class WaitingTenants:
         what they owe grows without end: they have to be served at some time."""
         self._throttled: dict[str, TokenTenant] = {}
 
-    def add(self, now: int, tenant: TokenTenant, *, woke: bool) -> None:
-        """Let a tenant begin to wait. Its account is settled. `woke`: it has slept, as `TokenTenant.wakes` says."""
+    def add(self, now: int, tenant: TokenTenant, *, woke: bool, since: int | None = None) -> None:
+        """Let a tenant begin to wait. Its account is settled. `woke`: it has slept, as `TokenTenant.wakes` says.
+        `since`: begin of its wait, if that was before `now`."""
         if woke or tenant.account.grants == 0:
             self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
-        tenant.waiting_since = now
+        tenant.waiting_since = now if since is None else since
         tenant.asleep_since = None
         tenant.woke_with_credit = woke and tenant.account.assured > 0
         self.watch_preempted(tenant)
@@ -78,7 +82,8 @@ class WaitingTenants:
                 self._wait_anew(now, tenant)
             tenant.throttled, tenant.throttled_until = False, None
             self._throttled.pop(tenant.id, None)
-            self._holds.shorten(now, tenant.gpus, tenant)
+            if not self._co_running.joins(now, tenant):
+                self._holds.shorten(now, tenant.gpus, tenant)
         else:
             tenant.throttled = True
             tenant.throttled_until = account.ceiling_fits_at(resume)

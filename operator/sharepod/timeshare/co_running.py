@@ -1,0 +1,268 @@
+"""Co-running: which tenants hold a GPU while another leads, and until when.
+
+Guarantees:
+- S9 gain: Tenants fill the gaps of a lead only while the foretold, then the measured sum of progress is above one
+  tenant's, or for a trial.
+- S10 owed: While a lead is owed more than `OWED_NS` and gets less than `BORNE` of its work done, no tenant fills its
+  gaps.
+- S12 limits: No tenant co-runs that its limit would then keep from its request.
+- A tenant with credit that wakes co-runs at once, for `_JOINS_NS`, at the cost of its credit.
+- A decision changes nothing. The caller carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .account import Charge
+from .hold import Hold, HoldPhase
+from .occupancy import Occupancy
+from .parameters import Parameters
+from .progress import foretell
+from .tenant import TokenTenant
+
+_MS = 1_000_000
+_WINDOW_NS = 25 * _MS
+"""Time of holding together after which losses are judged: 50 samples at one each 0.5 ms."""
+_GAIN_BEGINS = 1.15
+"""Foretold sum of progress from which tenants fill gaps: what a hand-off and wrong measures cost, and something."""
+_GAIN_ENDS = 1.05
+"""Measured sum of progress below which they cease."""
+BORNE = 0.9
+"""Progress from which a lead bears co-runners although it is owed time: a tenth is what turns cost it, too."""
+OWED_NS = 50 * _MS
+"""Time owed to a lead from which it holds alone. It bears new co-runners from half of that."""
+QUIET_NS = 10 * _MS
+"""Time for which a lead that woke with credit holds alone: most requests of a service end within."""
+_JOINS_NS = 20 * _MS
+"""Time for which a tenant with credit co-runs whatever the lead loses. Tenants whose work between pauses is longer
+wait for their turn."""
+_BACKOFF_NS = 200 * _MS
+"""First time without co-runners after a window without gain. It doubles each time."""
+_BACKOFF_MOST_NS = 5_000 * _MS
+"""Longest such time: two busy tenants lose 8 % of 25 ms in it."""
+_LIMIT_MARGIN = 1.02
+"""Part by which a limit has to leave more than the request."""
+_WAKE_AFTER_NS = 1 * _MS
+"""Least time until the next decision on one GPU."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Tenants of one GPU that begin and cease to co-run now."""
+
+    ends: list[TokenTenant] = field(default_factory=list)
+    begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
+    """With the kind of the time that they are given."""
+    cut: TokenTenant | None = None
+    """Lead whose turn ends now: a tenant that woke with credit follows."""
+
+
+class _State:
+    """State of one GPU. Moments in nanoseconds of the clock."""
+
+    def __init__(self) -> None:
+        self.due: int | None = None
+        self.backoff_until = 0
+        self.backoff_ns = _BACKOFF_NS
+
+
+class CoRunning:
+    """Decides on the co-runners of the GPUs in `occupancy`."""
+
+    def __init__(self, parameters: Parameters, occupancy: Occupancy) -> None:
+        self._parameters = parameters
+        self._occupancy = occupancy
+        self._states: dict[str, _State] = {}
+
+    def forget(self, gpu: str) -> None:
+        """Drop what is kept of a GPU that has no tenants, or is not held by several at once."""
+        self._states.pop(gpu, None)
+
+    def due(self) -> Iterator[int]:
+        """Yield the moments at which `changes` has something to decide at the latest, if nothing happens before."""
+        for state in self._states.values():
+            if state.due is not None:
+                yield state.due
+
+    def is_due(self, now: int) -> list[str]:
+        """Return the GPUs of which something is due."""
+        return [gpu for gpu, state in self._states.items() if state.due is not None and state.due <= now]
+
+    def changes(self, now: int, gpu: str) -> Changes:
+        """Decide on the co-runners of one GPU. All that hold it are settled."""
+        lead = self._occupancy.holder.get(gpu)
+        hold = None if lead is None else lead.hold
+        runners = list(self._occupancy.co_runners.get(gpu, {}).values())
+        if lead is None or hold is None or gpu not in self._occupancy.tenants_on:
+            self.forget(gpu)
+            return Changes()
+        running = [tenant for tenant in runners if _hold(tenant).phase is HoldPhase.RUNNING]
+        if gpu not in self._occupancy.concurrent or not self._occupancy.may_co_run(lead):
+            self.forget(gpu)
+            return Changes(ends=running)
+        state = self._states.setdefault(gpu, _State())
+        self._occupancy.settle_on(now, [gpu])
+        gains = self._judge(now, gpu, state)
+        # 1. A co-runner that is owed more than the lead leads next.
+        state.due = now + _WAKE_AFTER_NS
+        for tenant in running if hold.phase is HoldPhase.RUNNING else []:
+            if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
+                others = [t for t in running if t is not tenant and _hold(t).given_as is Charge.BORROWED]
+                return Changes(others, cut=lead)
+        # 2. Co-runners that cease.
+        ends: list[TokenTenant] = []
+        bears = self._bears(now, lead)
+        probed = now >= lead.progress.probe_at
+        for tenant in running:
+            held = _hold(tenant)
+            if held.given_as is Charge.GUARANTEED:
+                if now - held.begun_at < _JOINS_NS:
+                    continue
+                held.given_as = Charge.BORROWED
+            fits = tenant.account.ceiling_fits(self._parameters.quantum_min_ns)
+            if not (gains and bears and fits and self._occupancy.may_co_run(tenant)) or probed or lead.interactive:
+                ends.append(tenant)
+        # 3. Tenants with credit that join at once.
+        begins: list[tuple[TokenTenant, Charge]] = []
+        waiting = [
+            tenant
+            for tenant in self._occupancy.tenants_on[gpu]
+            if tenant.runnable and tenant.hold is None and self._occupancy.may_co_run(tenant)
+        ]
+        cut: TokenTenant | None = None
+        for tenant in [] if lead.interactive else waiting:
+            if self._joins(tenant, probed):
+                begins.append((tenant, Charge.GUARANTEED))
+                if tenant.woke_with_credit and tenant.habits.rests and hold.phase is HoldPhase.RUNNING:
+                    cut = lead
+        if cut is not None:
+            return Changes([t for t in running if _hold(t).given_as is Charge.BORROWED], begins, cut)
+        # 4. Tenants that fill gaps, the most owed first.
+        joined = [tenant for tenant, _charge in begins]
+        stays = [lead, *(tenant for tenant in runners if tenant not in ends), *joined]
+        candidates = [tenant for tenant in waiting if tenant not in joined]
+        for tenant in sorted(candidates, key=lambda tenant: _order(tenant, gpu)):
+            if self._fills(now, state, lead, hold, stays, tenant):
+                begins.append((tenant, Charge.BORROWED))
+                stays.append(tenant)
+        state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
+        return Changes(ends, begins)
+
+    def _judge(self, now: int, gpu: str, state: _State) -> bool:
+        """Judge the window that is over, if one is. Return whether those that hold gain by holding at once."""
+        tenants = self._occupancy.occupants(gpu)
+        if gpu not in self._occupancy.co_runners or len(tenants) < 2:
+            return True
+        if min(tenant.progress.window_ns for tenant in tenants) < _WINDOW_NS:
+            return True
+        processes = sum(tenant.progress.processes for tenant in tenants)
+        progress = 0.0
+        for tenant in tenants:
+            others = 1 - tenant.progress.processes / processes
+            progress += 1 - tenant.progress.judge(now, others, tenant.account.request_milli)
+        fills = any(
+            tenant.hold is not None and tenant.hold.co_runs and tenant.hold.given_as is Charge.BORROWED
+            for tenant in tenants
+        )
+        if progress > _GAIN_BEGINS:
+            state.backoff_ns = _BACKOFF_NS
+        if progress >= _GAIN_ENDS or not fills:
+            return True
+        state.backoff_until = now + state.backoff_ns
+        state.backoff_ns = min(_BACKOFF_MOST_NS, 2 * state.backoff_ns)
+        return False
+
+    def joins(self, now: int, tenant: TokenTenant) -> bool:
+        """Return whether a tenant that begins to wait co-runs at once, so that the lead's turn need not end for it."""
+        lead = self._occupancy.holder.get(tenant.gpus[0])
+        if lead is None or lead.interactive or tenant.hold is not None:
+            return False
+        if not self._occupancy.may_co_run(lead) or not self._occupancy.may_co_run(tenant):
+            return False
+        return self._joins(tenant, now >= lead.progress.probe_at)
+
+    def _joins(self, tenant: TokenTenant, probed: bool) -> bool:
+        """Return whether a tenant that waits co-runs at once: it has credit, and woke or works for short times. While
+        the lead is `probed`, only tenants that rest most of the time do."""
+        account, habits = tenant.account, tenant.habits
+        if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
+            return False
+        if probed and not habits.rests:
+            return False
+        return tenant.woke_with_credit or 0 < habits.work_ns <= _JOINS_NS
+
+    def _fills(
+        self, now: int, state: _State, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
+    ) -> bool:
+        """Return whether a tenant that waits may fill the gaps of those that hold."""
+        if now < state.backoff_until or now >= lead.progress.probe_at or lead.interactive:
+            return False
+        if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or tenant.account.in_arrears:
+            return False
+        if not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
+            return False
+        together = [*stays, tenant]
+        demands: list[float] = []
+        for one in together:
+            demand = one.progress.known(now)
+            if demand is None:
+                return False
+            demands.append(demand)
+        progress = foretell(demands)
+        if sum(progress) < _GAIN_BEGINS:
+            return False
+        for one, part in zip(together, progress, strict=True):
+            account = one.account
+            if account.limit_milli < 1000 and part * account.limit_milli < account.request_milli * _LIMIT_MARGIN:
+                return False
+        return self._bears(now, lead, progress[0], OWED_NS // 2)
+
+    def _bears(self, now: int, tenant: TokenTenant, progress: float = 1.0, owed_ns: int = OWED_NS) -> bool:
+        """Return whether a tenant bears that others hold, too: its progress, the measured one or `progress`, is nearly
+        all and its request, or it is owed little."""
+        account, lost = tenant.account, tenant.progress.known_loss(now)
+        if lost is not None:
+            progress = min(progress, 1 - lost)
+        return account.assured <= owed_ns * 1000 or (progress >= BORNE and progress * 1000 >= account.request_milli)
+
+    def _next(
+        self,
+        now: int,
+        gpu: str,
+        state: _State,
+        lead: TokenTenant,
+        hold: Hold,
+        runners: list[TokenTenant],
+        candidates: list[TokenTenant],
+    ) -> int | None:
+        """Return when something is to be decided next, if nothing happens before; None: then at no time."""
+        moments: list[int] = []
+        account, progress = lead.account, lead.progress
+        if runners:
+            left = max(0, _WINDOW_NS - min(tenant.progress.window_ns for tenant in [lead, *runners]))
+            moments += [now + left, progress.probe_at]
+            loss = self._occupancy.losses(now, [lead, *runners])[0]
+            grows = account.request_milli - int((1 - loss) * 1000)
+            if grows > 0:
+                moments.append(now + max(0, OWED_NS * 1000 - account.assured) // grows)
+            for tenant in runners:
+                room = tenant.account.ceiling_room_ns()
+                if room is not None:
+                    moments.append(now + room - self._parameters.quantum_min_ns)
+                moments.append(_hold(tenant).begun_at + _JOINS_NS if tenant.hold is not None else now + _JOINS_NS)
+        if candidates:
+            moments += [state.backoff_until, hold.quiet_until, now + progress.until_measured_ns]
+            if account.request_milli < 1000:
+                moments.append(now + (account.assured - OWED_NS * 500) // (1000 - account.request_milli))
+        return min([max(moment, now + _WAKE_AFTER_NS) for moment in moments if moment > now], default=None)
+
+
+def _order(tenant: TokenTenant, gpu: str) -> tuple[int, int, str]:
+    return (-max(0, tenant.account.lag_ns()), tenant.virtual_ns[gpu], tenant.id)
+
+
+def _hold(tenant: TokenTenant) -> Hold:
+    assert tenant.hold is not None, "the tenant has a hold"
+    return tenant.hold

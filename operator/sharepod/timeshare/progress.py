@@ -1,0 +1,240 @@
+"""Progress of one tenant: the work that it gets done while others hold too, as a part of what it gets done alone.
+
+Guarantees:
+- S11 own-measure: A tenant's measures follow from its own counters only.
+- The loss is at most the part of the GPU that the hardware gives to the others while the tenant has work in flight.
+- A tenant is measured alone only in spans of at least `LEARN_NS` without a break: shorter spans begin behind a pause.
+
+The tenant's hook counts at random moments while its gate is open or its work is unfinished, so counters stand still in
+between. `in_flight` is the part of the time with unfinished work; `rate` is launches per nanosecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MS = 1_000_000
+LEARN_NS = 5 * _MS
+"""Shortest span, in nanoseconds, from which a tenant that holds alone is measured."""
+PROBE_NS = 25 * _MS
+"""Time for which a lead holds alone to be measured again, in nanoseconds: 50 samples at one each 0.5 ms."""
+_PROBES_MOST_NS = 2_000 * _MS
+"""Longest time between two probes, in nanoseconds. It bounds for how long a new phase can pass unseen."""
+_PROBES_LEAST_NS = 500 * _MS
+"""Shortest time between two probes, in nanoseconds: a probe of 25 ms takes 5 % of that."""
+_KNOWN_NS = 30_000 * _MS
+"""Time for which a measure counts, in nanoseconds."""
+_OLD_NS = 10_000 * _MS
+"""Age, in nanoseconds, from which a measure has no weight in the next one."""
+_LOSS_KNOWN_NS = 5_000 * _MS
+"""Time for which measured losses count, in nanoseconds."""
+_SWITCHING = 1.09
+"""Price of time slices: 1.09, since a switch of 91 us follows each slice of 1,024 us."""
+_SLACK = 0.02
+"""Part of the time in flight that two measures differ by although nothing has changed."""
+_LAUNCHES_LEAST = 15
+"""Launches that a window would hold alone, from which launch rates count: fewer are chance."""
+_LOSS_MOST = 0.95
+"""Greatest loss: a tenant that holds gets something done."""
+_STEADY = 0.15
+"""Relative change of the launch rate up to which the next probe may come later."""
+_FASTER = 1.2
+"""Launch rate over that alone from which the tenant is in another phase than when it was measured."""
+_SHIFTED = 0.25
+"""Change of the time in flight between two windows from which it is."""
+_ALWAYS = 0.8
+"""Time in flight from which only the launch rate says whether a tenant is slowed."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Counters of a tenant's hooks, summed over its processes. They grow; lower ones are those of new processes."""
+
+    looks: int
+    """Moments at which a hook looked whether work is in flight."""
+    flying: int
+    """Moments of these at which work was in flight."""
+    launches: int
+    """Launches of kernels and graphs."""
+    processes: int = 1
+    """Processes that hold. Each has its own time slices."""
+
+
+class Progress:
+    """Measures of one tenant of one GPU. Times in nanoseconds of one clock."""
+
+    def __init__(self) -> None:
+        self.processes = 1
+        self.alone_in_flight: float | None = None
+        """Part of the time in flight while it holds alone; None: not measured yet."""
+        self.alone_rate = 0.0
+        """Launches per nanosecond while it holds alone."""
+        self.measured_at = 0
+        self.probe_at = 0
+        """Moment at which it has to hold alone again for `PROBE_NS`, if it is the lead."""
+        self.in_flight = 1.0
+        """Part of the time in flight, in the last span that was sampled."""
+        self._loss = 0.0
+        """Part of its work that it lost in the last window."""
+        self._mean_loss: float | None = None
+        """Moving average of the losses of all windows."""
+        self._lost_at = 0
+        self.window_ns = 0
+        """Time that others held too since the last window."""
+        self._probes_ns = _PROBES_LEAST_NS
+        self._samples: Samples | None = None
+        self._looks = self._flying = self._launches = 0
+        """Counted since the last span."""
+        self._ratio: float | None = None
+        """Launch rate while others hold over that alone."""
+        self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
+        self._window_flying, self._window_launches = 0.0, 0
+        self._window_in_flight: float | None = None
+        self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
+        """Since it was measured alone: its progress next to others as it was charged, and at least; its launches."""
+
+    def sampled(self, samples: Samples) -> None:
+        """Take the hooks' counters. The first ones, and lower ones than before, are a beginning and no span."""
+        before, self._samples, self.processes = self._samples, samples, max(1, samples.processes)
+        if before is None or samples.looks < before.looks or samples.launches < before.launches:
+            return
+        self._looks += samples.looks - before.looks
+        self._flying += max(0, samples.flying - before.flying)
+        self._launches += samples.launches - before.launches
+
+    def span(self) -> int:
+        """End a span of holding: set `in_flight` from what was counted in it, and return its launches."""
+        if self._looks:
+            self.in_flight = min(1.0, self._flying / self._looks * self.processes)
+        launches = self._launches
+        self._looks = self._flying = self._launches = 0
+        return launches
+
+    def alone(self, now: int, elapsed: int) -> int:
+        """Add a span in which it held alone. Return the progress that it turns out to have lost unseen, in ns."""
+        launches = self.span()
+        self._alone_ns += elapsed
+        self._alone_flying += self.in_flight * elapsed
+        self._alone_launches += launches
+        return self._learn(now) if self._alone_ns >= PROBE_NS else 0
+
+    def joined(self, now: int) -> int:
+        """End the time in which it held alone: others hold too from `now`, or it has drained. Return as `alone`."""
+        lost = self._learn(now) if self._alone_ns >= LEARN_NS else 0
+        self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
+        return lost
+
+    def shared(self, elapsed: int, launches: int) -> None:
+        """Add a span in which others held too, with its launches."""
+        self.window_ns += elapsed
+        self._window_flying += self.in_flight * elapsed
+        self._window_launches += launches
+
+    def judge(self, now: int, others: float, request_milli: int) -> float:
+        """Return what the tenant lost in the window that ends now, 0 to `_LOSS_MOST` of its work, and begin the next.
+
+        Args:
+            now: The present moment.
+            others: Part of the GPU's processes that are the others', 0 to 1.
+            request_milli: Guaranteed share, in thousandths. A tenant that may miss it is probed more often.
+        """
+        in_flight = self._window_flying / self.window_ns
+        bound = loss = in_flight * others * _SWITCHING
+        if self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
+            ratio = self._window_launches / self.window_ns / self.alone_rate
+            if self.alone_in_flight is not None:
+                loss = min(loss, max(0.0, in_flight - ratio * self.alone_in_flight) + _SLACK)
+            ratio = min(2.0, ratio)
+            self._ratio = ratio if self._ratio is None else self._ratio + 0.3 * (ratio - self._ratio)
+            loss = min(loss, max(0.0, 1 - self._ratio))
+        shifted = self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED
+        if shifted or (self._ratio is not None and self._ratio > _FASTER):
+            self.probe_at, self._probes_ns, loss = min(self.probe_at, now), _PROBES_LEAST_NS, bound
+        elif in_flight > _ALWAYS and (1 - bound) * 1000 < request_milli:
+            self.probe_at = min(self.probe_at, self.measured_at + _PROBES_LEAST_NS)
+        loss = min(_LOSS_MOST, loss)
+        self._since_made += (1 - loss) * self.window_ns
+        self._since_sure += (1 - min(_LOSS_MOST, bound)) * self.window_ns
+        self._since_launches += self._window_launches
+        self._window_in_flight = in_flight
+        self._loss = loss
+        mean = self.known_loss(now)
+        self._mean_loss = loss if mean is None else mean + 0.3 * (loss - mean)
+        self._lost_at = now
+        self._clear_window()
+        return loss
+
+    @property
+    def until_measured_ns(self) -> int:
+        """Return for how much longer it has to hold alone until it is measured."""
+        return PROBE_NS - self._alone_ns
+
+    def known(self, now: int) -> float | None:
+        """Return the part of the time in flight while it holds alone; None: it was not measured for long."""
+        return None if now - self.measured_at > _KNOWN_NS else self.alone_in_flight
+
+    def loss(self, now: int) -> float | None:
+        """Return the loss of its last window, 0 to 1 of its work; None: that is long ago."""
+        return None if self._mean_loss is None or now - self._lost_at > _LOSS_KNOWN_NS else self._loss
+
+    def known_loss(self, now: int) -> float | None:
+        """Return the average loss of its windows; None: the last one is long ago."""
+        return None if now - self._lost_at > _LOSS_KNOWN_NS else self._mean_loss
+
+    def _clear_window(self) -> None:
+        self.window_ns, self._window_flying, self._window_launches = 0, 0.0, 0
+
+    def _learn(self, now: int) -> int:
+        span = self._alone_ns
+        in_flight, rate = self._alone_flying / span, self._alone_launches / span
+        before, weight = self.alone_rate, 1.0
+        if self.alone_in_flight is not None and now - self.measured_at < _OLD_NS:
+            weight = min(0.5, span / (100 * _MS))
+        was = 0.0 if self.alone_in_flight is None else self.alone_in_flight
+        self.alone_in_flight = was + weight * (in_flight - was)
+        self.alone_rate += weight * (rate - self.alone_rate)
+        steady = before > 0 and abs(rate - before) < _STEADY * before
+        self._probes_ns = min(_PROBES_MOST_NS, 2 * self._probes_ns) if steady else _PROBES_LEAST_NS
+        self.measured_at, self.probe_at = now, now + self._probes_ns
+        self._ratio = None
+        self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
+        return self._lost_unseen(rate, before)
+
+    def _lost_unseen(self, rate: float, before: float) -> int:
+        """Return by how much less the tenant got done since its last measure than it was taken for, in ns: it launches
+        so much faster alone that the launches in between were those of a tenant that was slowed."""
+        made = self._since_made
+        real = max(self._since_sure, self._since_launches / rate) if rate > _FASTER * before > 0 else made
+        self._since_made, self._since_sure, self._since_launches = 0.0, 0.0, 0
+        return max(0, int(made - real))
+
+
+def divide(elapsed: int, in_flight: list[float]) -> list[int]:
+    """Divide a span of nanoseconds among tenants that held in it, by the part of it that each had work in flight.
+
+    The parts add up to `elapsed` exactly, or to less where the parts in flight add up to less than one.
+    """
+    flights = [min(elapsed, int(elapsed * part)) for part in in_flight]
+    whole = sum(flights)
+    if whole <= elapsed:
+        return flights
+    parts = [elapsed * flight // whole for flight in flights]
+    for place in range(elapsed - sum(parts)):
+        parts[place] += 1
+    return parts
+
+
+def foretell(demands: list[float]) -> list[float]:
+    """Return the progress of tenants that would hold at once, by the part of the time that each has work in flight
+    alone: max-min division of the GPU, of which time slices of several busy tenants leave 0.92."""
+    left, whole = 1.0, sum(demands)
+    if whole <= 0.9:
+        return [1.0] * len(demands)
+    if whole > 1:
+        left = 0.92
+    progress = [1.0] * len(demands)
+    for done, place in enumerate(sorted(range(len(demands)), key=lambda place: demands[place])):
+        got = min(demands[place], left / (len(demands) - done))
+        progress[place] = got / demands[place] if demands[place] > 0 else 1.0
+        left -= got
+    return progress

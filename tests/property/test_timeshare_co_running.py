@@ -1,0 +1,228 @@
+"""Co-running, played on a GPU that time-slices: arbitrary programs with gaps, busy programs and services."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from property.time_sliced_gpu import GPU, MS, US, Program, S, TimeSlicedGpu, alone
+from sharepod.timeshare import Samples, Sharing
+
+QUICK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+WARM_UP = 1 * S
+"""Time after which each tenant was measured alone."""
+
+EAGER: dict[str, Any] = {"gpu_ns": 250 * US, "host_ns": 700 * US, "kernels": 12, "pause_ns": 1500 * US}
+"""Training without graphs: three tenths of the time in flight."""
+DENSE: dict[str, Any] = {"gpu_ns": 400 * US, "host_ns": 700 * US, "kernels": 12, "pause_ns": 1500 * US}
+"""Half of the time in flight."""
+SERVICE: dict[str, Any] = {"gpu_ns": 1 * MS, "host_ns": 100 * US, "kernels": 3, "pause_ns": 31 * MS, "waits": True}
+
+
+def busy(kernel_ns: int) -> dict[str, Any]:
+    """Return a program that launches kernels of this length back to back."""
+    return {"gpu_ns": kernel_ns}
+
+
+kinds = st.sampled_from([EAGER, DENSE, SERVICE, busy(1 * MS), busy(5 * MS), busy(20 * MS)])
+requests = st.integers(1, 9).map(lambda tenths: 100 * tenths)
+
+
+def work(programs: list[Program], begin: int, end: int, gpu: TimeSlicedGpu) -> list[float]:
+    """Play up to `end`; return the work that each program does from `begin` on, as a part of the same alone."""
+    gpu.run(begin)
+    before = [program.finished for program in programs]
+    gpu.run(end)
+    return [
+        (program.finished - done) / (alone(program, end) - alone(program, begin))
+        for program, done in zip(programs, before, strict=True)
+    ]
+
+
+def books_are_exact(gpu: TimeSlicedGpu, removed_held_ns: int = 0) -> None:
+    """Assert that each nanosecond of the GPU is in its books once, and charged to at most one tenant."""
+    scheduler = gpu.scheduler
+    assert scheduler is not None
+    time = scheduler.gpu_time(gpu.now, GPU)
+    assert time is not None
+    assert sum(astuple(time)) == gpu.now - min(program.starts_ns for program in gpu.programs.values())
+    held = sum(scheduler.usage(gpu.now, name).held_ns for name in gpu.programs)
+    assert held + removed_held_ns == time.held_ns
+
+
+@pytest.mark.promise("time-gaps-filled")
+@pytest.mark.parametrize("request_milli", [100, 300, 500])
+def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(request_milli: int) -> None:
+    """Bare time slices leave each 0.95."""
+    programs = [
+        Program("a", request=request_milli, **EAGER),
+        Program("b", request=1000 - request_milli, starts_ns=MS, **EAGER),
+    ]
+    gpu = TimeSlicedGpu(programs)
+    assert min(work(programs, WARM_UP, WARM_UP + 2 * S, gpu)) >= 0.8
+    books_are_exact(gpu)
+
+
+@pytest.mark.promise("time-gaps")
+@QUICK
+@given(request=requests, kernel=st.sampled_from([1, 5, 20]), leaves_gaps=st.sampled_from([EAGER, DENSE]))
+def test_next_to_a_busy_program_each_gets_its_request_done(
+    request: int, kernel: int, leaves_gaps: dict[str, Any]
+) -> None:
+    """The bound is what windows, ticks and probes cost in four seconds."""
+    programs = [
+        Program("a", request=request, **leaves_gaps),
+        Program("b", request=1000 - request, starts_ns=MS, **busy(kernel * MS)),
+    ]
+    gpu = TimeSlicedGpu(programs)
+    done = work(programs, WARM_UP, WARM_UP + 2 * S, gpu)
+    for program, part in zip(programs, done, strict=True):
+        assert part >= min(program.request / 1000, 0.88) - 0.04
+    assert sum(done) >= 1
+    books_are_exact(gpu)
+
+
+@pytest.mark.promise("time-gain")
+@QUICK
+@given(request=requests, kernels=st.tuples(st.sampled_from([1, 5, 20]), st.sampled_from([1, 5, 20])))
+def test_busy_programs_take_turns(request: int, kernels: tuple[int, int]) -> None:
+    programs = [
+        Program("a", request=request, **busy(kernels[0] * MS)),
+        Program("b", request=1000 - request, starts_ns=MS, **busy(kernels[1] * MS)),
+    ]
+    gpu = TimeSlicedGpu(programs)
+    done = work(programs, WARM_UP, WARM_UP + 2 * S, gpu)
+    assert gpu.together_ns <= 0.02 * gpu.now
+    assert sum(done) >= 0.97
+    for program, part in zip(programs, done, strict=True):
+        assert part == pytest.approx(program.request / 1000, abs=0.03)
+
+
+@pytest.mark.promise("time-joins")
+@QUICK
+@given(kernel=st.sampled_from([5, 20, 100, 400]), request=st.integers(3, 7))
+def test_a_service_that_wakes_with_credit_waits_for_slices_and_no_kernel(kernel: int, request: int) -> None:
+    service = Program("a", request=100 * request, starts_ns=20 * MS, **SERVICE)
+    programs = [service, Program("b", request=1000 - 100 * request, **busy(kernel * MS))]
+    gpu = TimeSlicedGpu(programs)
+    gpu.run(3 * S)
+    waits = sorted(service.latencies[10:])
+    assert waits[len(waits) // 2] <= 8 * MS, (
+        "three kernels of 1 ms, each next to one slice of the other, and two frames"
+    )
+    assert waits[len(waits) * 9 // 10] <= 12 * MS
+    assert gpu.scheduler is not None
+    assert gpu.scheduler.usage(gpu.now, "a").anticipated_ns == 0
+
+
+@pytest.mark.promise("time-co-run-limits")
+@QUICK
+@given(limit=st.integers(2, 8), part=st.integers(3, 10), kind=kinds, other=kinds)
+def test_limits_hold_whatever_runs_at_the_same_time(
+    limit: int, part: int, kind: dict[str, Any], other: dict[str, Any]
+) -> None:
+    limited = Program("a", request=10 * limit * part, limit=100 * limit, **kind)
+    programs = [limited, Program("b", request=1000 - 10 * limit * part, starts_ns=MS, **other)]
+    gpu = TimeSlicedGpu(programs)
+    gpu.run(3 * S)
+    longest = 2 * kind["gpu_ns"] * kind.get("ahead", 3)
+    assert limited.open_ns <= limit * gpu.now // 10 + 100 * MS + 2 * longest + 20 * MS
+    books_are_exact(gpu)
+
+
+lives = st.lists(
+    st.tuples(kinds, requests, st.integers(3, 10), st.booleans(), st.booleans(), st.integers(0, 1000)),
+    min_size=2,
+    max_size=4,
+)
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["leave", "resize", "refuse", "allow", "exclusive", "concurrent"]),
+        st.integers(0, 3),
+        st.integers(100, 1900),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.promise("time-exact-books", "time-leads-alone")
+@settings(QUICK, max_examples=15)
+@given(lives=lives, changes=changes)
+def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
+    lives: list[tuple[dict[str, Any], int, int, bool, bool, int]], changes: list[tuple[str, int, int]]
+) -> None:
+    programs = [
+        Program(
+            f"t{i}",
+            request=request // len(lives),
+            limit=max(100 * limit, request // len(lives)),
+            interactive=interactive,
+            concurrent=not refuses,
+            starts_ns=start * MS if i else 0,
+            **kind,
+        )
+        for i, (kind, request, limit, interactive, refuses, start) in enumerate(lives)
+    ]
+    gpu = TimeSlicedGpu(programs)
+    scheduler = gpu.scheduler
+    assert scheduler is not None
+    removed = 0
+    flipped = False
+
+    def change(what: str, program: Program) -> None:
+        nonlocal removed, flipped
+        if program.id not in gpu.programs or program.starts_ns > gpu.now:
+            return
+        if what == "leave" and len(gpu.programs) > 1:
+            if program is not programs[0]:  # the books begin with the first tenant
+                removed += scheduler.usage(gpu.now, program.id).held_ns
+                gpu.leave(program)
+        elif what == "resize":
+            scheduler.set_tenant(gpu.now, program.id, (GPU,), request_milli=0, limit_milli=1000)
+        elif what in ("refuse", "allow"):
+            flipped = True
+            scheduler.set_concurrent(gpu.now, program.id, concurrent=what == "allow")
+        elif what in ("exclusive", "concurrent"):
+            flipped = True
+            scheduler.set_sharing(gpu.now, GPU, Sharing.EXCLUSIVE if what == "exclusive" else Sharing.CONCURRENT)
+
+    def check() -> None:
+        leads = scheduler._occupancy.holder.get(GPU)
+        runners = scheduler._occupancy.co_runners.get(GPU, {})
+        assert leads is None or leads.id not in runners, "S1"
+        if leads is not None and not scheduler._occupancy.may_co_run(leads) and not flipped:
+            assert not runners, "a tenant that refuses leads alone"
+
+    gpu.check = check
+    for what, place, moment in changes:
+        gpu.at(moment * MS, lambda what=what, place=place: change(what, programs[place % len(programs)]))  # type: ignore[misc]
+    gpu.run(2 * S)
+    books_are_exact(gpu, removed)
+    for program in gpu.programs.values():
+        waited = scheduler._tenants[program.id].waiting_since
+        assert waited is None or program.request == 0 or gpu.now - waited <= 1 * S, "no tenant is forgotten"
+
+
+@pytest.mark.promise("time-liar")
+@QUICK
+@given(request=st.sampled_from([500, 700, 900]), lie=st.sampled_from(["idle", "always", "slowed", "random"]))
+def test_what_a_tenant_reports_of_itself_costs_another_nothing_of_its_request(request: int, lie: str) -> None:
+    """S11: the honest tenant's loss is measured by its own counters."""
+
+    def report(samples: Samples) -> Samples:
+        if lie == "idle":
+            return Samples(samples.looks, 0, samples.launches)
+        if lie == "always":
+            return Samples(samples.looks, samples.looks, samples.launches)
+        if lie == "slowed":
+            return Samples(samples.looks, samples.looks, samples.launches // 5)
+        return Samples(samples.looks, samples.looks * 7919 % 101, samples.launches * 31)
+
+    honest = Program("a", request=request, **busy(1 * MS))
+    liar = Program("b", request=1000 - request, starts_ns=MS, lie=report, **busy(1 * MS))
+    gpu = TimeSlicedGpu([honest, liar])
+    assert work([honest, liar], WARM_UP, WARM_UP + 2 * S, gpu)[0] >= request / 1000 - 0.03
+    books_are_exact(gpu)

@@ -1,0 +1,405 @@
+"""Model of a GPU that time-slices between processes, of programs with asynchronous hosts, and of hooks and agent.
+
+GPU: each program has one queue of kernels. One queue has the device until it is empty, or its slice is over and another
+queue has work; a change costs `SWITCH_NS`. Kernels are preempted between slices.
+Host: launches each kernel `host_ns` after the one before, and waits when `ahead` kernels are unfinished.
+Hook: as the real one, without its errors: asks for the token, keeps its queue short, samples at random moments, gives
+the token back when it is idle, and drains at the end of its quantum or when it is revoked.
+Agent: passes frames on, each `FRAME_NS` on its way, and calls the scheduler when that asks for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+
+from sharepod.timeshare import (
+    Parameters,
+    Samples,
+    Scheduler,
+    Sharing,
+    TokenGrant,
+    TokenRevocation,
+)
+
+US, MS, S = 1_000, 1_000_000, 1_000_000_000
+GPU = "g0"
+SLICE_NS = 1024 * US
+SWITCH_NS = 91 * US
+FRAME_NS = 60 * US
+_SAMPLE_NS = 500 * US
+_LOOK_NS = 500 * US
+_QUEUE_NS = 2 * MS
+_ANNOUNCED_NS = 1 * MS
+_POLL_NS = 25 * US
+
+
+@dataclass
+class Program:
+    """Program of one tenant: steps of `kernels` kernels of `gpu_ns` each, launched each `host_ns`, then a pause without
+    launches."""
+
+    id: str
+    request: int = 0
+    limit: int = 1000
+    interactive: bool = False
+    concurrent: bool = True
+    gpu_ns: int = 1 * MS
+    host_ns: int = 5 * US
+    kernels: int = 1
+    pause_ns: int = 0
+    waits: bool = False
+    """Each step waits for its last kernel before the pause: a service, and no training."""
+    ahead: int = 3
+    """Steps that may be unfinished."""
+    starts_ns: int = 0
+    lie: Callable[[Samples], Samples] | None = None
+    """What the hook reports instead of what it counted."""
+
+    queue: deque[int] = field(default_factory=deque)
+    launched: int = 0
+    finished: int = 0
+    gpu_used_ns: int = 0
+    granted: TokenGrant | None = None
+    """Grant under which its gate is open."""
+    closes_at: int | None = None
+    draining_id: int | None = None
+    drained_id: int | None = None
+    asked: bool = False
+    held_back: bool = False
+    """Its host waits at the gate with a launch."""
+    waits_for: int | None = None
+    """Number of finished kernels that its host waits for."""
+    looks: int = 0
+    flying: int = 0
+    open_ns: int = 0
+    """Time for which its gate was open or its work unfinished since then."""
+    opened_at: int | None = None
+    latencies: list[int] = field(default_factory=list)
+    step_begins: int = 0
+    in_step: int = 0
+    ends: deque[int] = field(default_factory=deque)
+    gone: bool = False
+
+    @property
+    def left_ns(self) -> int:
+        """Return the GPU time that is queued."""
+        return sum(self.queue)
+
+
+class TimeSlicedGpu:
+    """`run` programs on one GPU, with the real scheduler or without any (`scheduler=None`: all gates are open)."""
+
+    def __init__(self, programs: list[Program], *, sharing: Sharing | None = Sharing.CONCURRENT, seed: int = 1) -> None:
+        self.now = 0
+        self.programs = {program.id: program for program in programs}
+        self.scheduler = None if sharing is None else Scheduler(Parameters(sharing=sharing))
+        self.random = random.Random(seed)
+        self.check: Callable[[], None] = lambda: None
+        """Called after each call of the scheduler."""
+        self.together_ns = 0
+        """Time for which more than one gate was open."""
+        self._passed = 0
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+        self._due: int | None = None
+        self._on: Program | None = None
+        self._running = False
+        self._run_since = self._slice_since = 0
+        self._stop = 0
+        for program in programs:
+            self.at(program.starts_ns, lambda program=program: self._arrive(program))  # type: ignore[misc]
+
+    def at(self, moment: int, what: Callable[[], None]) -> None:
+        """Do something at a moment, in order."""
+        heapq.heappush(self._events, (max(moment, self.now), next(self._order), what))
+
+    def run(self, until: int) -> None:
+        """Play until a moment."""
+        while self._events and self._events[0][0] <= until:
+            moment, _, what = heapq.heappop(self._events)
+            self._pass(moment)
+            what()
+        self._pass(until)
+
+    def _pass(self, moment: int) -> None:
+        if sum(program.granted is not None for program in self.programs.values()) > 1:
+            self.together_ns += moment - self.now
+        self.now = moment
+
+    # ---- the GPU
+
+    def _submit(self, program: Program) -> None:
+        program.queue.append(program.gpu_ns)
+        program.launched += 1
+        if not self._running:
+            self._start(program)
+        elif program is not self._on and len(program.queue) == 1:
+            slices = max(0, self.now - self._slice_since) // SLICE_NS + 1
+            self._stop_at(min(self._stop_moment, self._slice_since + slices * SLICE_NS))
+
+    def _start(self, program: Program) -> None:
+        begin = self.now
+        if program is not self._on:
+            begin += SWITCH_NS if self._on is not None else 0
+            self._on, self._slice_since = program, begin
+        self._running, self._run_since = True, begin
+        end = begin + program.queue[0]
+        if any(other.queue for other in self.programs.values() if other is not program):
+            end = min(end, self._slice_since + ((begin - self._slice_since) // SLICE_NS + 1) * SLICE_NS)
+        self._stop_at(end)
+
+    def _stop_at(self, moment: int) -> None:
+        self._stop += 1
+        stop, self._stop_moment = self._stop, moment
+        self.at(moment, lambda: self._stopped(stop))
+
+    def _stopped(self, stop: int) -> None:
+        if stop != self._stop or self._on is None:
+            return
+        program, ran = self._on, max(0, self.now - self._run_since)
+        program.gpu_used_ns += ran
+        program.queue[0] -= ran
+        self._running = False
+        finished = program.queue[0] <= 0
+        if finished:
+            program.queue.popleft()
+            program.finished += 1
+        order = list(self.programs.values())
+        if program.id in self.programs:
+            place = order.index(program)
+            order = order[place + 1 :] + order[: place + 1]
+        expired = self.now >= self._slice_since + SLICE_NS
+        if program.queue and not program.gone and not (expired and any(other.queue for other in order[:-1])):
+            order = [program]
+            self._slice_since = self.now if expired else self._slice_since
+        for other in order:
+            if other.queue:
+                self._start(other)
+                break
+        if finished:
+            self._finished(program)
+
+    # ---- the host
+
+    def _arrive(self, program: Program) -> None:
+        if self.scheduler is not None:
+            self.scheduler.set_tenant(
+                self.now,
+                program.id,
+                (GPU,),
+                request_milli=program.request,
+                limit_milli=program.limit,
+                interactive=program.interactive,
+            )
+            self.scheduler.set_concurrent(self.now, program.id, concurrent=program.concurrent)
+            self.scheduler.set_connected(self.now, program.id, connected=True)
+        program.step_begins = self.now
+        self.at(self.now + program.host_ns, lambda: self._launch(program))
+
+    def leave(self, program: Program) -> None:
+        """End the program, whatever it does: its work on the GPU ends at once."""
+        program.gone = True
+        del self.programs[program.id]
+        program.queue.clear()
+        if self._on is program:
+            self._running, self._on = False, None
+            self._stop += 1
+            for other in self.programs.values():
+                if other.queue:
+                    self._start(other)
+                    break
+        if self.scheduler is not None:
+            self.scheduler.remove(self.now, program.id)
+            self._tick()
+
+    def _launch(self, program: Program) -> None:
+        if program.gone:
+            return
+        if not self._may_launch(program):
+            program.held_back = True
+            return
+        self._submit(program)
+        program.in_step += 1
+        if program.in_step < program.kernels:
+            self.at(self.now + program.host_ns, lambda: self._launch(program))
+            return
+        program.in_step = 0
+        program.ends.append(program.launched)
+        if program.waits:
+            program.waits_for = program.launched
+        else:
+            self.at(self.now + program.pause_ns, lambda: self._next_step(program))
+
+    def _next_step(self, program: Program) -> None:
+        if len(program.ends) >= program.ahead:
+            program.waits_for = program.ends[-program.ahead]
+            if program.finished < program.waits_for:
+                return
+        self._begin_step(program)
+
+    def _begin_step(self, program: Program) -> None:
+        program.waits_for = None
+        program.step_begins = self.now
+        self.at(self.now + program.host_ns, lambda: self._launch(program))
+
+    def _finished(self, program: Program) -> None:
+        if program.waits_for is not None and program.finished >= program.waits_for:
+            if program.waits:
+                program.latencies.append(self.now - program.step_begins)
+                program.waits_for = None
+                self.at(self.now + program.pause_ns, lambda: self._begin_step(program))
+            else:
+                self._begin_step(program)
+        if program.draining_id is not None and not program.queue:
+            draining_id = program.draining_id
+            self.at(self.now + _POLL_NS, lambda: self._drained(program, draining_id))
+        elif program.held_back and program.granted is not None:
+            program.held_back = False
+            self._launch(program)
+
+    # ---- the hook
+
+    def _may_launch(self, program: Program) -> bool:
+        if self.scheduler is None:
+            return True
+        if program.granted is None:
+            if not program.asked and program.draining_id is None:
+                program.asked = True
+                self.at(self.now + FRAME_NS, lambda: self._want(program))
+            return False
+        left = program.left_ns
+        if program.granted.metered and len(program.queue) >= 2 and left >= _QUEUE_NS:
+            return False
+        if program.closes_at is not None and self.now + left >= program.closes_at:
+            if left <= _ANNOUNCED_NS:
+                self._close(program)
+            return False
+        return True
+
+    def _open(self, program: Program, grant: TokenGrant) -> None:
+        if program.gone:
+            return
+        renews = program.granted is not None
+        if grant.grant_id in (program.draining_id, program.drained_id):
+            return  # new terms of a grant that it drains, or has drained
+        assert program.draining_id is None, "granted again before it has drained"
+        assert program.granted is None or program.granted.grant_id == grant.grant_id, "granted twice"
+        program.granted, program.asked = grant, False
+        program.closes_at = self.now + grant.quantum_ns if grant.quantum_ns else None
+        if program.closes_at is not None:
+            self.at(program.closes_at, lambda: self._deadline(program, grant))
+        if not renews:
+            program.opened_at = self.now
+            self.at(self.now + 2 * _LOOK_NS, lambda: self._look(program, grant.grant_id, program.launched))
+            self._sample(program)
+        if program.held_back:
+            program.held_back = False
+            self._launch(program)
+
+    def _deadline(self, program: Program, grant: TokenGrant) -> None:
+        if program.granted is grant:
+            self._close(program)
+
+    def _look(self, program: Program, grant_id: int, launched: int) -> None:
+        if program.granted is None or program.granted.grant_id != grant_id:
+            return
+        if program.launched == launched and not program.queue:
+            self._close(program)
+            return
+        self.at(self.now + _LOOK_NS, lambda: self._look(program, grant_id, program.launched))
+
+    def _close(self, program: Program) -> None:
+        assert program.granted is not None
+        grant_id = program.draining_id = program.granted.grant_id
+        program.granted = None
+        if not program.queue:
+            self.at(self.now + _POLL_NS, lambda: self._drained(program, grant_id))
+            return
+        expected = program.left_ns
+        self.at(self.now + max(0, expected - _ANNOUNCED_NS) + FRAME_NS, lambda: self._announce(program, grant_id))
+
+    def _announce(self, program: Program, grant_id: int) -> None:
+        if not program.gone and program.draining_id == grant_id and self.scheduler is not None:
+            self._read()
+            self.scheduler.draining(self.now, program.id, expected_ns=program.left_ns)
+            self._tick()
+
+    def _drained(self, program: Program, grant_id: int) -> None:
+        if program.gone or program.draining_id != grant_id:
+            return
+        program.draining_id, program.drained_id = None, grant_id
+        wanting = program.asked = program.held_back
+        if program.opened_at is not None:
+            program.open_ns += self.now - program.opened_at
+            program.opened_at = None
+        self.at(self.now + FRAME_NS, lambda: self._tell_drained(program, wanting))
+
+    def _sample(self, program: Program) -> None:
+        if program.gone or (program.granted is None and program.draining_id is None):
+            return
+        program.looks += 1
+        program.flying += bool(program.queue)
+        self.at(self.now + max(20 * US, int(self.random.expovariate(1 / _SAMPLE_NS))), lambda: self._sample(program))
+
+    # ---- the agent
+
+    def _want(self, program: Program) -> None:
+        if not program.gone and self.scheduler is not None:
+            self._read()
+            self.scheduler.want(self.now, program.id)
+            self._tick()
+
+    def _tell_drained(self, program: Program, wanting: bool) -> None:
+        if not program.gone and self.scheduler is not None:
+            self._read()
+            self.scheduler.drained(self.now, program.id, wanting=wanting)
+            self._tick()
+
+    def _read(self) -> None:
+        assert self.scheduler is not None
+        for program in self.programs.values():
+            if program.starts_ns <= self.now:
+                samples = Samples(program.looks, program.flying, program.launched)
+                self.scheduler.sampled(self.now, program.id, program.lie(samples) if program.lie else samples)
+
+    def _tick(self) -> None:
+        assert self.scheduler is not None
+        for action in self.scheduler.tick(self.now):
+            program = self.programs[action.tenant]
+            if isinstance(action, TokenGrant):
+                self.at(self.now + FRAME_NS, lambda p=program, a=action: self._open(p, a))  # type: ignore[misc]
+            elif isinstance(action, TokenRevocation):
+                self.at(self.now + FRAME_NS, lambda p=program, a=action: self._revoke(p, a.grant_id))  # type: ignore[misc]
+        self.check()
+        due = self.scheduler.next_deadline()
+        if due is not None and due != self._due:
+            self._due = due
+            self.at(due, lambda: self._timer(due))
+
+    def _timer(self, due: int) -> None:
+        if due == self._due:
+            self._due = None
+            self._read()
+            self._tick()
+
+    def _revoke(self, program: Program, grant_id: int) -> None:
+        if program.granted is not None and program.granted.grant_id == grant_id:
+            self._close(program)
+
+
+def alone(program: Program, until: int) -> int:
+    """Return how many kernels a program like this finishes alone until a moment."""
+    return _alone(program.gpu_ns, program.host_ns, program.kernels, program.pause_ns, program.waits, until)
+
+
+@cache
+def _alone(gpu_ns: int, host_ns: int, kernels: int, pause_ns: int, waits: bool, until: int) -> int:
+    single = Program("a", gpu_ns=gpu_ns, host_ns=host_ns, kernels=kernels, pause_ns=pause_ns, waits=waits)
+    TimeSlicedGpu([single], sharing=None).run(until)
+    return single.finished
