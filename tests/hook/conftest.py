@@ -85,6 +85,7 @@ _IN_PAIRS = {
     "process/test_start.py",
     "time/test_crossings.py",
     "time/test_graphs.py",
+    "time/test_orders.py",
     "time/test_queue.py",
     "time/test_samples.py",
 }

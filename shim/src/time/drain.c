@@ -1,8 +1,12 @@
 /* Of each registered stream the drain waits for the last fences of the threads that launched into it, if these are
  * behind all of their launches, else for an event of the stream's row, recorded when the drain begins or before other
  * work is put behind what threads have launched. A capturing stream runs nothing, and what it ran before was fenced
- * when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled; cuCtxRecordEvent would
- * wait for all of the context.
+ * when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled.
+ *
+ * An event that is recorded in the legacy stream is a barrier between all blocking streams of the context, so the hook
+ * records none there but right behind a launch, or right before work, of the program in that stream (D4). A legacy
+ * stream whose last launches are behind no fence is asked with cuStreamQuery. A per-thread default stream can be asked
+ * by its own thread alone: its last launches are waited for with all work of the context.
  *
  * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
  * a full queue of the driver, and begins again.
@@ -22,6 +26,23 @@ static bool covered(const struct known_stream *row) {
     return true;
 }
 
+/* Return whether a per-thread default stream of the row has launches behind no fence of its thread. */
+static bool per_thread_uncovered(const struct known_stream *row) {
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        if (queue->stream == CU_STREAM_PER_THREAD && atomic_load(&queue->fenced) != atomic_load(&queue->launched))
+            return true;
+    return false;
+}
+
+/* Record the event of the row behind the work of its stream. Of default streams, behind all work of the context where
+ * the driver can: an event in the legacy stream would order the program's streams. The context is current. */
+static bool record_behind(const struct streams *streams, const struct known_stream *row) {
+    if (row->stream == NULL && HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
+        DRIVER(cuCtxRecordEvent)(row->context->context, row->event) == CUDA_SUCCESS)
+        return true;
+    return streams_record(streams, row, row->event);
+}
+
 /* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
  * waiting for. A launch that is counted only after it was looked at counts as not covered. With the lock. */
 static void cover(const struct streams *streams, struct known_stream *row) {
@@ -32,7 +53,7 @@ static void cover(const struct streams *streams, struct known_stream *row) {
         return;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->covered = atomic_load(&queue->launched);
-    bool recorded = streams_record(streams, row, row->event);
+    bool recorded = record_behind(streams, row);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     row->waiting |= recorded;
     for (struct queue *queue = row->queues; queue != NULL && !recorded; queue = queue->stream_next)
@@ -62,7 +83,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
     for (struct known_context *known = streams->contexts; known != NULL && streams->captures.count == 0;
          known = known->next) {
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
-        if (row != NULL || known->context == current)
+        if (stream_is_default(named) && known->context == current)
             cover_before_ungated(streams, streams_find(streams, known, NULL));
         cover_before_ungated(streams, row);
     }
@@ -82,7 +103,10 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context) {
 /* Have the drain wait for one stream, whose context lives. With the lock. */
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
     if (row->unmetered || !covered(row)) {
-        cover(streams, row);
+        if (row->stream == NULL && !row->unmetered && !per_thread_uncovered(row))
+            row->asked = true;
+        else
+            cover(streams, row);
         return;
     }
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
@@ -101,6 +125,16 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
+/* Return whether the legacy stream of the row has unfinished work. */
+static bool legacy_unfinished(const struct streams *streams, const struct known_stream *row) {
+    CUcontext popped;
+    if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
+        return false; /* it is no context any more */
+    CUresult result = streams_query(streams, row, CU_STREAM_LEGACY);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return result == CUDA_ERROR_NOT_READY;
+}
+
 /* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
 static bool finished(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
@@ -112,7 +146,9 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
     }
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
-    bool awaited = row->waiting;
+    if (row->asked)
+        row->asked = legacy_unfinished(streams, row);
+    bool awaited = row->waiting || row->asked;
     for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
         if (queue->awaited)
             queue->awaited = !event_passed(atomic_load(&queue->last), context);
@@ -153,7 +189,7 @@ void drain_end(struct streams *streams, bool cleared) {
         next = row->busy_next;
         row->pending &= !cleared;
         row->unmetered &= !cleared;
-        streams_set_busy(streams, row, row->waiting || row->pending);
+        streams_set_busy(streams, row, row->waiting || row->asked || row->pending);
     }
     unlock(&streams->lock);
 }

@@ -246,7 +246,8 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     DRIVER(cuCtxGetCurrent)(&current);
     if (slot != NULL && slot->queues != NULL) {
         CUcontext known = atomic_load(&gate->contexts) != CONTEXTS_ONE ? current : NULL;
-        fence_stream(streams, slot, CU_STREAM_LEGACY, known);
+        if (named == CU_STREAM_LEGACY)
+            fence_stream(streams, slot, CU_STREAM_LEGACY, known);
         fence_stream(streams, slot, CU_STREAM_PER_THREAD, known);
         if (!stream_is_default(named))
             fence_stream(streams, slot, named, NULL);
