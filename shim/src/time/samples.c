@@ -19,14 +19,6 @@ static uint64_t most(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* The logarithm of the random number 1.f * 2^-k is taken for linear between powers of two: k + 1 - f, on average 1.5.
- */
-uint64_t samples_interval(uint64_t random, uint64_t mean) {
-    uint64_t unit = (mean - SAMPLES_LEAST) * 2 / 3, zeros = random ? (uint64_t)__builtin_clzll(random) : 63,
-             fraction = (random << zeros << 1) >> 32;
-    return SAMPLES_LEAST + unit * zeros + unit - (unit * fraction >> 32);
-}
-
 /* Return 64 random bits: xorshift64*. */
 static uint64_t draw(struct samples *samples, uint64_t now) {
     uint64_t x = samples->random ? samples->random : (now ^ (uintptr_t)samples) | 1;
@@ -35,6 +27,11 @@ static uint64_t draw(struct samples *samples, uint64_t now) {
     x ^= x >> 27;
     samples->random = x;
     return x * 0x2545f4914f6cdd1dull;
+}
+
+/* Return the interval to the next sample, ns. */
+static uint64_t draw_interval(struct samples *samples, uint64_t now, uint64_t mean) {
+    return mean / 2 + ((draw(samples, now) >> 32) * mean >> 32);
 }
 
 void samples_begin(struct samples *samples, const struct gate *gate) {
@@ -126,5 +123,5 @@ uint64_t samples_step(struct samples *samples, struct streams *streams, const st
         mean = least(most(mean, least(after - now, samples->took) * SAMPLES_SHARE), SAMPLES_MOST);
         samples->took = after - now;
     }
-    return samples->next = after + samples_interval(draw(samples, now), mean);
+    return samples->next = after + draw_interval(samples, now, mean);
 }

@@ -5,7 +5,8 @@
  * - SP2 a sample never waits: it takes no lock that is taken, and makes no call about a stream while a thread is inside
  * a launch that may go into it, which may wait for room in the driver. Such a moment is dropped, but for a launch that
  *   has not returned since the last sample: its stream is full, and has work;
- * - SP3 the moments do not depend on the work: intervals are exponential, with a mean of SAMPLES_MEAN;
+ * - SP3 the moments do not depend on the work: intervals are uniform between a half and three halves of SAMPLES_MEAN,
+ * so that no period of the program's is met in the same phase again and again;
  * - SP4 samples take a part of SAMPLES_SHARE of the hook thread's time at most: where one takes longer, they are rarer.
  */
 #ifndef SHAREPOD_SAMPLES_H
@@ -17,10 +18,10 @@
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
-/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides. LEAST: two samples are not one. MOST: a sample
- * that a busy processor has delayed makes the next ones no rarer than this. */
+/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides, and no more wake-ups of the hook thread than the
+ * looks of a contended token take. MOST: a sample that a busy processor has delayed makes the next ones no rarer than
+ * this. */
 #define SAMPLES_MEAN (SYS_MS / 2)
-#define SAMPLES_LEAST (20 * 1000ull)
 #define SAMPLES_MOST (10 * SYS_MS)
 #define SAMPLES_SHARE 200 /* one part in so many */
 
@@ -33,8 +34,6 @@ struct samples {
     uint64_t random;           /* state of the generator; 0: to be seeded */
 };
 
-/* Return the interval to the next sample, ns: of a mean that is not below SAMPLES_LEAST, by 64 random bits. */
-uint64_t samples_interval(uint64_t random, uint64_t mean);
 /* Count from zero: the connection is a new one. */
 void samples_begin(struct samples *samples, const struct gate *gate);
 /* Take a sample if one is due. Return when the next one is. For the hook thread. */

@@ -292,6 +292,12 @@ static uint64_t next_look(const struct token *token, uint64_t now, bool contende
     return least(latest, end > now + LOOK_PROMPT + lead ? end - lead : now + LOOK_PROMPT);
 }
 
+/* Return when to step next at the latest. While samples are taken a look waits for the next one: each wake-up of the
+ * hook thread disturbs the program. */
+static uint64_t next_step_held(const struct token *token) {
+    return least(token->deadline, token->next_look + (token->concurrent && !token->prompt ? SAMPLES_MEAN : 0));
+}
+
 /* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
 static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
@@ -311,7 +317,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     if (token->local)
         return token->deadline;
     if (now < token->next_look && !(held_back(token, contended) && now >= token->looked + LOOK_PROMPT))
-        return least(token->deadline, token->next_look);
+        return next_step_held(token);
     token->looked = now;
     token->next_look = next_look(token, now, contended);
     uint64_t launches = gate_launches(token->gate);
@@ -334,7 +340,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
             return now;
         }
     }
-    return least(token->deadline, token->next_look);
+    return next_step_held(token);
 }
 
 /* Set when the drain is expected to end, and when to say so: the next grant shall be on its way by then. */
