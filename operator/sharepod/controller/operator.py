@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,25 @@ log = structlog.get_logger(__name__)
 def boot_seconds() -> float:
     """Return the seconds since this machine started, the time that it was suspended included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _nothing() -> None:
+    """Clear nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPart:
+    """Part of the operator that runs as a task of its own.
+
+    Args:
+        name: Name of the task: `TaskEndedError` has it.
+        run: Coroutine function that runs until it is cancelled.
+        clear: Forgets what is to be done; called each time that leadership is lost.
+    """
+
+    name: str
+    run: Callable[[], Coroutine[Any, Any, None]]
+    clear: Callable[[], None] = _nothing
 
 
 class Operator:
@@ -271,6 +291,35 @@ class Operator:
             clock=clock,
         )
 
+        self._parts = self._all_parts()
+
+    def _all_parts(self) -> list[OperatorPart]:
+        """Return the parts that every operator has, in the order in which they are started and cleared."""
+        return [
+            OperatorPart("lease", self.leadership.run),
+            OperatorPart("activation", self._activate),
+            OperatorPart("events", self.events.run),
+            OperatorPart("statements", self.statements.run, self.statements.forget),
+            OperatorPart("tenants", self.tenant_reconciler.run, self.tenant_reconciler.clear),
+            OperatorPart("claims", self.claim_reconciler.run, self.claim_reconciler.queue.clear),
+            OperatorPart("preemption", self.preemptor.run, self.preemptor.queue.clear),
+            OperatorPart("line templates", self.line_templates.run, self.line_templates.queue.clear),
+            OperatorPart("self-test claims", self.self_test_claims.run, self.self_test_claims.queue.clear),
+            OperatorPart("nodes", self.node_reconciler.run, self.node_reconciler.queue.clear),
+            OperatorPart("holders", self.holder_reconciler.run, self.holder_reconciler.clear),
+            OperatorPart("placeholders", self.placeholders.run, self.placeholders.clear),
+            OperatorPart("placement", self.loop.run, self.loop.clear),
+            OperatorPart("ledger", self.ledger.run, self.ledger.abandon),
+            OperatorPart("line policy", self.line_policy.run),
+            OperatorPart("attach mode", self.attach_mode.run),
+            OperatorPart("budgets", self.budgets.run),
+            OperatorPart("idle reservations", self.idle_reservations.run),
+            OperatorPart("resync", self._resync),
+            OperatorPart("tick", self._tick),
+            OperatorPart("garbage", self._garbage.run),
+            *(OperatorPart(f"watch of {reflector.kind}", reflector.run) for reflector in self.watches.all),
+        ]
+
     def _lines_changed(self) -> None:
         self.node_reconciler.lines_in_force = self.line_policy.in_force
         self.routes.all_nodes_changed()
@@ -290,17 +339,8 @@ class Operator:
     def _lost(self) -> None:
         self._term += 1
         self._active = False
-        self.statements.forget()
-        self.tenant_reconciler.clear()
-        self.claim_reconciler.queue.clear()
-        self.preemptor.queue.clear()
-        self.line_templates.queue.clear()
-        self.self_test_claims.queue.clear()
-        self.node_reconciler.queue.clear()
-        self.holder_reconciler.clear()
-        self.placeholders.clear()
-        self.loop.clear()
-        self.ledger.abandon()
+        for part in self._parts:
+            part.clear()
         self.memos.clear()
         self.state.seen_claims.doubt()
 
@@ -348,48 +388,27 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set. Raise `TaskEndedError` if a part fails or ends."""
-        parts: dict[str, Coroutine[Any, Any, None]] = {
-            "lease": self.leadership.run(),
-            "activation": self._activate(),
-            "events": self.events.run(),
-            "placement": self.loop.run(),
-            "ledger": self.ledger.run(),
-            "tenants": self.tenant_reconciler.run(),
-            "claims": self.claim_reconciler.run(),
-            "preemption": self.preemptor.run(),
-            "line templates": self.line_templates.run(),
-            "self-test claims": self.self_test_claims.run(),
-            "line policy": self.line_policy.run(),
-            "attach mode": self.attach_mode.run(),
-            "nodes": self.node_reconciler.run(),
-            "holders": self.holder_reconciler.run(),
-            "placeholders": self.placeholders.run(),
-            "statements": self.statements.run(),
-            "budgets": self.budgets.run(),
-            "idle reservations": self.idle_reservations.run(),
-            "resync": self._resync(),
-            "tick": self._tick(),
-            "garbage": self._garbage.run(),
-        }
-        parts |= {f"watch of {reflector.kind}": reflector.run() for reflector in self.watches.all}
         settings = self._settings
+        servers: dict[str, Coroutine[Any, Any, None]] = {}
         if settings.metrics_port:
             open_to_all = settings.metrics_access is MetricsAccess.OPEN
             guard = None if open_to_all else MetricsGuard(self._reviews.reviews)
-            parts["metrics"] = serve_metrics(
+            servers["metrics"] = serve_metrics(
                 self._settings.bind_address, self._settings.metrics_port, self.health, guard
             )
         if self._settings.health_port:
-            parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self.health)
+            servers["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self.health)
         if self.certificates is not None:
-            parts["webhook certificates"] = self.certificates.run()
+            servers["webhook certificates"] = self.certificates.run()
         if (conversions := conversions_of(settings, self._kinds)) is not None:
-            parts["conversion"] = conversions
+            servers["conversion"] = conversions
         try:
             with self._garbage:
                 async with Supervisor() as supervisor:
-                    for name, part in parts.items():
-                        supervisor.start(name, part)
+                    for part in self._parts:
+                        supervisor.start(part.name, part.run())
+                    for name, server in servers.items():
+                        supervisor.start(name, server)
                     await supervisor.wait(stop)
                     log.info("stopping")
         finally:

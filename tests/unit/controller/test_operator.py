@@ -102,6 +102,19 @@ async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> 
         await until(lambda: [item.name for item in operator.state.sharepods] == ["found"])
 
 
+async def test_an_operator_that_loses_leadership_forgets_what_is_queued() -> None:
+    async with api_server() as api:
+        operator = an_operator(api)
+        tenants, nodes = operator.tenant_reconciler, operator.node_reconciler
+        claims, holders = operator.claim_reconciler, operator.holder_reconciler
+        others = operator.preemptor, operator.line_templates, operator.self_test_claims
+        queues = [part.queue for part in (tenants, nodes, claims, holders, *others)]
+        for queue in queues:
+            queue.add("key")
+        operator._lost()
+        assert [len(queue) for queue in queues] == [0] * 7
+
+
 async def test_credentials_that_are_rejected_for_long_end_it_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healths, "_REJECTED_S", 0.0)
 
