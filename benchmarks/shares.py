@@ -7,12 +7,12 @@ more than a point of the window, measuring goes on until every share is and stay
 tenants are watched for `--watched` seconds in all: `share_error_10s` and `share_error_60s` are the largest errors in
 any span of that length, `wait_p50` and `wait_p99` from asking for the token to getting it, as the agent counts them.
 
-The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang` of
-share_gangs.py. In the cases `pausing` one tenant works and thinks beside one with long kernels: `pausing_expected` is
-request x work / (work + pause), `pausing_alone` what the same program gets of a GPU of its own on this machine, and
-`of_request_alone` its share over request x that; `pausing_idle` is the part of the time for which the GPU was kept idle
-for it, `work_lost` the part in which nobody's kernel ran for another reason. Prints tables and writes
-`build/results/shares.json`; a run of some of the cases replaces only their rows there.
+The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang`
+of share_gangs.py, `gaps` of share_gaps.py. In the cases `pausing` one tenant works and thinks beside one with long
+kernels: `pausing_expected` is request x work / (work + pause), `pausing_alone` what the same program gets of a GPU of
+its own on this machine, and `of_request_alone` its share over request x that; `pausing_idle` is the part of the time
+for which the GPU was kept idle for it, `work_lost` the part in which nobody's kernel ran for another reason. Prints
+tables and writes `build/results/shares.json`; a run of some of the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hook.world.agent_node import built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
 from share_arrival import ARRIVALS, measure_arrival
 from share_gangs import GANG_KERNEL_US, GANGS, measure_gang
+from share_gaps import GapsBenchmark, chosen
 from share_latency import SERVICES, measure
 from share_stops import STOPS, measure_stops
 from share_window import SETTLE_S, TOLD_S, Asked, Window, counter, wait_rows, waits_of, waits_since, watch
@@ -202,6 +203,8 @@ def special_cases(arguments: argparse.Namespace, *, everything: bool) -> Iterato
     if arguments.gangs or everything:
         single = alone(Work(GANG_KERNEL_US).arguments, min(5.0, seconds))
         yield from (measure_gang(gang, single, seconds, arguments.watched) for gang in GANGS)
+    if arguments.gaps is not None or everything:
+        yield from map(GapsBenchmark(seconds).rows, chosen(arguments.gaps or []))
     if arguments.overtaking or everything:
         for mix, work in OVERTAKING:
             for grace_ms in OVERTAKEN_AFTER_MS:
@@ -237,9 +240,12 @@ def main() -> int:
     parser.add_argument("--gangs", action="store_true", help="only gangs beside singles")
     parser.add_argument("--overtaking", action="store_true", help="only long kernels by when they are overtaken")
     parser.add_argument("--stops", action="store_true", help="only tenants that are stopped again and again")
+    parser.add_argument(
+        "--gaps", nargs="*", metavar="TEXT", help="only programs with gaps; with texts the cases that have one of them"
+    )
     arguments = parser.parse_args()
     parts = (arguments.service, arguments.pauses, arguments.arrivals, arguments.gangs, arguments.overtaking)
-    everything = not (any(parts) or arguments.stops or arguments.work or arguments.mix)
+    everything = not (any(parts) or arguments.gaps is not None or arguments.stops or arguments.work or arguments.mix)
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1

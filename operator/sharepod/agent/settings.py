@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharepod.agent.devices.inventory import XIDS_TOLERATED
 from sharepod.agent.findings.rules import FindingThresholds
 from sharepod.agent.state.early_sockets import DEFAULT_STATE_DIR
-from sharepod.timeshare import Parameters
+from sharepod.timeshare import Parameters, Sharing
 from sharepod.web.metrics_access import MetricsAccess
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
@@ -60,6 +60,15 @@ class EnvInjection(StrEnum):
     """The node takes no tenants."""
     ACCEPT = "Accept"
     """It does."""
+
+
+class SharingMode(StrEnum):
+    """How tenants of one GPU take turns."""
+
+    EXCLUSIVE = "Exclusive"
+    """One tenant runs at a time."""
+    CONCURRENT = "Concurrent"
+    """Other tenants run in the gaps of the tenant whose turn it is."""
 
 
 class AgentSettings(BaseSettings):
@@ -157,6 +166,11 @@ class AgentSettings(BaseSettings):
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
     """Unused time under the limit that a tenant may save up: as much as its limit allows in this many milliseconds."""
 
+    sharing: SharingMode = SharingMode.EXCLUSIVE
+    """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: while a tenant leaves
+    gaps on the GPU, other tenants run in them, as long as together they get more done than in turns. Both enforce
+    requests and limits."""
+
     recall_ms: Annotated[int, Field(ge=1, le=1000)] = 250
     """Milliseconds for which an allocation over the limit waits for the tenant's other processes to give back device
     memory that they do not use."""
@@ -228,6 +242,7 @@ class AgentSettings(BaseSettings):
             grace_ns=self.grace_ms * ms,
             assured_burst_ns=self.assured_burst_ms * ms,
             ceiling_burst_ns=self.ceiling_burst_ms * ms,
+            sharing=Sharing[self.sharing.name],
         )
 
     def thresholds(self) -> FindingThresholds:

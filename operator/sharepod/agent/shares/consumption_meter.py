@@ -1,8 +1,8 @@
 """Meter of what tenants have of the node's GPUs: series of counters by namespace and model, and books of each GPU.
 
 Guarantees:
-- CM1 whole-books: the uses of a GPU (held, anticipated, handed over, idle, stalled, unmetered) add up to the time since
-  the GPU was first seen, over every agent that has kept these books.
+- CM1 whole-books: the uses of a GPU (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to the time
+  since the GPU was first seen, over every agent that has kept these books.
 - CM2 unmetered: a GPU's time is `unmetered` only while it has a tenant that shares it and no agent counts: from the
   last books that were kept to the next agent's first grant, less what the tenants' accounts know of it.
 - CM3 growing: a series never falls; a closed one does not grow (`api/consumption.py`, CO1 to CO3).
@@ -32,7 +32,7 @@ CLOSED_AT_MOST = MAX_CONSUMPTION // 2
 UNKNOWN_MODEL = "unknown"
 """Model of a GPU that has not been read yet."""
 
-_USES = ("held", "anticipated", "handed_over", "idle", "stalled")
+_USES = ("held", "gap", "anticipated", "handed_over", "idle", "stalled")
 
 
 @dataclass(frozen=True)
@@ -381,6 +381,7 @@ class ConsumptionMeter:
 def _by_use(time: GpuTime) -> dict[str, int]:
     return {
         "held": time.held_ns,
+        "gap": time.gap_ns,
         "anticipated": time.anticipated_ns,
         "handed_over": time.handed_over_ns,
         "idle": time.idle_ns,

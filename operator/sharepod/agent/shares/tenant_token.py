@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sharepod import protocol
-from sharepod.timeshare import TokenGrant
+from sharepod.timeshare import Samples, TokenGrant
 
 from .histogram import WAIT_BOUNDS_S, Histogram
 from .silence import AHEAD_NS, Silence
@@ -59,6 +59,8 @@ class TenantToken:
     """End of that grant as it was told last, in nanoseconds of the clock; None: it has none."""
     revoked_id: int | None = None
     """Id of the last grant that was taken because a GPU was closed: nothing is launched under it."""
+    counted: Samples = field(default_factory=lambda: Samples(0, 0, 0))
+    """Sums of the counters of all its processes, as of the last reading."""
     closed: bool = False
     """One of its GPUs is not open (E3): those of its processes that want the token wait."""
     silence: Silence = field(default_factory=Silence)
@@ -77,6 +79,17 @@ class TenantToken:
     def gpu_mask(self) -> int:
         """One bit per GPU of the tenant; a grant is for all of them."""
         return (1 << len(self.gpus)) - 1
+
+    def samples(self) -> Samples:
+        """Read the counters of the processes that hold; return the sums over all processes so far."""
+        grown = [client.heartbeat.progress() for client in self.undrained if client.heartbeat is not None]
+        self.counted = Samples(
+            self.counted.looks + sum(each.samples for each in grown),
+            self.counted.flying + sum(each.in_flight for each in grown),
+            self.counted.launches + sum(each.launches for each in grown),
+            len(self.undrained),
+        )
+        return self.counted
 
     def forget(self, client: TokenClient) -> None:
         """Forget that a client was told of a grant: it has drained, or is gone."""
@@ -137,6 +150,7 @@ class TenantToken:
             renews=renews,
             short=grant.short,
             prompt=grant.prompt,
+            concurrent=grant.concurrent,
         )
 
     def hint(self, contended: bool) -> None:

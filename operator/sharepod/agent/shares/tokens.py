@@ -75,6 +75,8 @@ class Tokens:
         self._looks = Looks(clock, self._listen)
         """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
+        self._sampled: dict[str, TenantToken] = {}
+        """Tenants that hold under a grant that asks their processes to sample their progress."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
 
@@ -150,7 +152,10 @@ class Tokens:
         if token is not None:
             self._prepared.change(token.gpus)
             self._looks.drop(tenant_id)
-            self._scheduler.remove(self._now(), tenant_id)
+            now = self._now()
+            self._sample(now)
+            self._sampled.pop(tenant_id, None)
+            self._scheduler.remove(now, tenant_id)
             self._pump()
 
     def want(self, tenant_id: str, client: TokenClient) -> None:
@@ -163,6 +168,7 @@ class Tokens:
             token.wanting[client] = None
             return
         now = self._now()
+        self._sample(now)
         if client.heartbeat is not None:
             client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
@@ -180,11 +186,15 @@ class Tokens:
             self._wait_for_turn(now, tenant_id, token)
             self._pump()
 
-    def set_connected(self, tenant_id: str, *, connected: bool) -> None:
-        """Note whether any process of the tenant is connected, and so may want the token at any moment."""
+    def set_connected(self, tenant_id: str, *, connected: bool, concurrent: bool = False) -> None:
+        """Note whether any process of the tenant is connected, and so may want the token at any moment; and whether the
+        tenant may run concurrently with others, since all these processes sample their progress."""
         if tenant_id in self._tokens:
             self._prepared.change(self._tokens[tenant_id].gpus)
-            self._scheduler.set_connected(self._now(), tenant_id, connected=connected)
+            now = self._now()
+            self._sample(now)
+            self._scheduler.set_concurrent(now, tenant_id, concurrent=concurrent)
+            self._scheduler.set_connected(now, tenant_id, connected=connected)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
@@ -324,6 +334,8 @@ class Tokens:
             elif self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
+        self._sample(now)
+        self._sampled.pop(tenant_id, None)
         token.grant_id = None
         self._looks.drop(tenant_id)
         wanting = bool(token.wanting) and not token.closed
@@ -338,6 +350,7 @@ class Tokens:
         """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
         granted."""
         now = self._now()
+        self._sample(now)
         granted = False
         given_up: list[str] = []
         left: list[str] = []
@@ -375,6 +388,8 @@ class Tokens:
         token = self._tokens[action.tenant]
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
+            if action.concurrent:
+                self._sampled[action.tenant] = token
             if action.grant_id != token.grant_id:
                 wanting = token.begin(now, action)
                 for client in wanting:
@@ -427,6 +442,8 @@ class Tokens:
         was seen to have drained."""
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
+        self._sample(seen_at)
+        self._sampled.pop(turn.holder, None)
         holder.forget(client)
         holder.grant_id = None
         self._looks.drop(turn.holder)
@@ -437,10 +454,17 @@ class Tokens:
         # 2. The successor has its grant.
         token = self._tokens[turn.grant.tenant]
         told = token.begin(seen_at, turn.grant)
+        if turn.grant.concurrent:
+            self._sampled[turn.grant.tenant] = token
         for successor in told:
             token.tell(successor, turn.grant, self._clock, seen_at)
         self._watch_new(seen_at, turn.grant.tenant, token, told)
         self.hand_offs.add(sent_at - seen_at)
+
+    def _sample(self, now: int) -> None:
+        """Read the progress of all tenants that hold concurrently. Before each call that ends or settles a hold."""
+        for tenant_id, token in self._sampled.items():
+            self._scheduler.sampled(now, tenant_id, token.samples())
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
         if token.closed:

@@ -157,6 +157,11 @@ class HookConnection:
         """Send a frame; close the client if its socket is full. Never raises, never waits."""
         self._send(self.packet(frame))
 
+    @property
+    def samples_progress(self) -> bool:
+        """Return whether the process counts samples of its progress under a concurrent grant."""
+        return self.version >= protocol.CONCURRENT_VERSION and self.heartbeat is not None
+
     def packet(self, frame: protocol.AgentFrame) -> bytes:
         """Return a frame as it is sent to this client."""
         return protocol.encode(frame, version=self.version)

@@ -66,6 +66,7 @@ class KeptGpu(Model):
     """Books of one GPU, in nanoseconds by use."""
 
     held: Nanoseconds = 0
+    gap: Nanoseconds = 0
     anticipated: Nanoseconds = 0
     handed_over: Nanoseconds = 0
     idle: Nanoseconds = 0

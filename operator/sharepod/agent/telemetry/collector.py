@@ -165,6 +165,8 @@ class AgentCollector(Collector):
             sheet.add("tenant_waited_seconds", each, share.waited_ns / 1e9)
             sheet.add("tenant_borrowed_seconds", each, usage.borrowed_ns / 1e9)
             sheet.add("tenant_overuse_seconds", each, usage.late_ns / 1e9)
+            sheet.add("tenant_co_run_seconds", each, usage.co_run_ns / 1e9)
+            sheet.add("tenant_co_run_progress_seconds", each, usage.progress_ns / 1e9)
             sheet.add("tenant_anticipated_seconds", each, usage.anticipated_ns / 1e9)
             sheet.add("tenant_surcharged_seconds", each, usage.surcharged_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)

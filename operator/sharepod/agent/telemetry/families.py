@@ -38,6 +38,15 @@ FAMILIES = {
     "sharepod_tenant_overuse_seconds": Family(
         "counter", _EACH, "Time for which the tenant held the GPU beyond the end of its turns"
     ),
+    "sharepod_tenant_co_run_seconds": Family(
+        "counter", _EACH, "Part of the held time in which other tenants held the GPU, too"
+    ),
+    "sharepod_tenant_co_run_progress_seconds": Family(
+        "counter",
+        _EACH,
+        "Progress while other tenants held the GPU, too: the time in which the tenant would have done the same work "
+        "alone",
+    ),
     "sharepod_tenant_anticipated_seconds": Family(
         "counter", _EACH, "Time for which the GPU was kept idle for the tenant, because its pauses are short"
     ),
@@ -87,7 +96,8 @@ FAMILIES = {
     "sharepod_gpu_time_seconds": Family(
         "counter",
         (*_GPU, "use"),
-        "Time of a GPU by use: held, anticipated, handed_over, idle, stalled, unmetered (no agent counted); the parts "
+        "Time of a GPU by use: held, gap (several tenants held it, none had work in flight), anticipated, handed_over, "
+        "idle, stalled, unmetered (no agent counted); the parts "
         "add up to all of it, over all agents",
     ),
     "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),

@@ -237,8 +237,8 @@ class ServedTenant:
         if client.observes:
             return
         self._users.add(client)
-        if len(self._users) == 1:
-            self._tokens.set_connected(self.row.id, connected=True)
+        if len(self._users) == 1 or not client.samples_progress:
+            self._connected()
         if not any(self.context_kib(gpu) for gpu in self.row.gpus):
             self._unaware.add(client.pid)
         if not self.greeted_ever:
@@ -406,6 +406,11 @@ class ServedTenant:
         if self._closed_connections:
             self._loop.call_soon(self._settle_closed)
 
+    def _connected(self) -> None:
+        """Have the token know whether processes are connected, and whether all of them sample their progress."""
+        concurrent = all(user.samples_progress for user in self._users)
+        self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)
+
     def _settle(self, client: HookConnection) -> None:
         if client not in self._connections:
             return
@@ -414,8 +419,8 @@ class ServedTenant:
         self._tokens.connection_lost(self.row.id, client, alive=alive)
         if client in self._users:
             self._users.discard(client)
-            if not self._users:
-                self._tokens.set_connected(self.row.id, connected=False)
+            if not self._users or not client.samples_progress:
+                self._connected()
         self.memory.gone(client, alive=alive)
         self._changed()
 

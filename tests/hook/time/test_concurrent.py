@@ -1,0 +1,62 @@
+"""Real programs with gaps under the real agent and the real hook, with `sharing: Concurrent`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hook.world.agent_node import PROGRAMS, Node, Program, built, running, tenant, wait_for
+
+pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
+
+SETTLE_S = 2.0
+MEASURED_S = 4.0
+SLICES = {"FAKE_CUDA_SLICE_US": "1024", "FAKE_CUDA_SWITCH_US": "91"}
+
+
+def gaps(node: Node, name: str, kind: str = "e22") -> Program:
+    environment = node.environment(name) | SLICES
+    return Program([str(PROGRAMS / "gaps"), kind, "--slept", "0.7"], environment)
+
+
+def kernel_seconds(directory: Path, sharing: str, kinds: dict[str, str]) -> dict[str, float]:
+    """Return for each program how many seconds of the window the GPU ran its kernels."""
+    directory.mkdir()
+    rows = [tenant(name, 1 / len(kinds)) for name in kinds]
+    with running(directory, *rows, sharing=sharing) as node:
+        programs = [gaps(node, name, kind) for name, kind in kinds.items()]
+        try:
+            wait_for(lambda: all(node.devices().busy_ns(name) > 0 for name in kinds), "device time of all")
+            time.sleep(SETTLE_S)
+            shares = node.shares(MEASURED_S, *kinds)
+        finally:
+            for program in programs:
+                program.close()
+    return {name: share * MEASURED_S for name, share in shares.items()}
+
+
+@pytest.mark.promise("time-concurrent")
+def test_two_programs_with_gaps_do_more_at_once_than_in_turns(tmp_path: Path) -> None:
+    kinds = {"a": "e22", "b": "e22"}
+    in_turns = kernel_seconds(tmp_path / "turns", "Exclusive", kinds)
+    at_once = kernel_seconds(tmp_path / "once", "Concurrent", kinds)
+    assert sum(at_once.values()) > 1.3 * sum(in_turns.values()), (at_once, in_turns)
+
+
+@pytest.mark.promise("time-concurrent-agent-ends")
+def test_tenants_that_run_at_once_live_through_a_restart_of_the_agent(tmp_path: Path) -> None:
+    with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5), sharing="Concurrent") as node:
+        programs = [gaps(node, name) for name in ("a", "b")]
+        try:
+            wait_for(lambda: all(node.devices().busy_ns(name) > 0 for name in ("a", "b")), "device time of both")
+            time.sleep(SETTLE_S)
+            node.stop_agent()
+            node.start_agent(tenant("a", 0.5), tenant("b", 0.5))
+            time.sleep(SETTLE_S)
+            shares = node.shares(2, "a", "b")
+            assert all(program.process.poll() is None for program in programs)
+        finally:
+            for program in programs:
+                program.close()
+    assert all(share > 0.05 for share in shares.values()), shares

@@ -1,0 +1,146 @@
+"""Tokens of tenants that run concurrently: what the agent reads of their progress, and what it sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from sharepod import protocol
+from sharepod.agent.shares.tokens import Tokens
+from sharepod.timeshare import Parameters, Sharing
+
+MS = 1_000_000
+GPU = "GPU-0"
+
+
+class Clock:
+    """Nanoseconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class EagerProcess:
+    """A process that has work in flight for 0.3 of the time while it holds, always wants more, and drains at once."""
+
+    def __init__(self, tokens: Tokens, tenant: str, *, version: int = protocol.VERSION_MAX) -> None:
+        self.pid, self.tenant, self.version = ord(tenant), tenant, version
+        self.grant: protocol.Grant | None = None
+        self.concurrent: set[bool] = set()
+        """Flags of all its grants."""
+        self.heartbeat: protocol.Heartbeat | None = protocol.Heartbeat(self._pulse)
+        self._tokens = tokens
+        self._ends_at: int | None = None
+        self._revoked = False
+        self._now = 0
+        self._samples = self._launches = 0
+
+    def send(self, frame: protocol.AgentFrame) -> None:
+        """Take a grant or a revocation."""
+        if isinstance(frame, protocol.Grant):
+            self.grant, self._revoked = frame, False
+            self.concurrent.add(frame.concurrent)
+            self._ends_at = self._now + frame.quantum_ns if frame.quantum_ns else None
+        elif isinstance(frame, protocol.Revoke) and self.grant is not None and frame.grant_id == self.grant.grant_id:
+            self._revoked = True
+
+    def step(self, now: int) -> None:
+        """Run for a millisecond that ends at `now`."""
+        self._now = now
+        if self.grant is None:
+            return
+        self._samples += 2
+        self._launches += 9
+        if self._revoked or (self._ends_at is not None and now >= self._ends_at):
+            ended, self.grant = self.grant, None
+            self._tokens.drained(self.tenant, self, protocol.Drained(ended.grant_id, wanting=True))
+
+    def _pulse(self) -> protocol.Pulse:
+        held = 0 if self.grant is None else self.grant.grant_id
+        return protocol.Pulse(held, self._now, self._now, self._samples, self._samples * 3 // 10, self._launches)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tokens(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Tokens]:
+    tokens = Tokens(Parameters(sharing=getattr(request, "param", Sharing.CONCURRENT)), clock)
+    yield tokens
+    tokens.close()
+
+
+def begin(tokens: Tokens, versions: dict[str, int]) -> list[EagerProcess]:
+    """Let a process of each tenant connect and want the token."""
+    processes = []
+    for name, version in versions.items():
+        tokens.set_tenant(
+            name, (GPU,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=lambda _: None
+        )
+        processes.append(EagerProcess(tokens, name, version=version))
+        tokens.set_connected(name, connected=True, concurrent=version >= protocol.CONCURRENT_VERSION)
+    for process in processes:
+        tokens.want(process.tenant, process)
+    return processes
+
+
+def together_ms(tokens: Tokens, clock: Clock, processes: Sequence[EagerProcess], milliseconds: int) -> int:
+    """Return for how many milliseconds of a run several processes held."""
+    together = 0
+    for _ in range(milliseconds):
+        clock.now += MS
+        together += sum(process.grant is not None for process in processes) > 1
+        for process in processes:
+            process.step(clock.now)
+        tokens.set_open(None)  # all that is due is done
+    return together
+
+
+async def test_tenants_with_gaps_run_at_the_same_time_once_both_are_measured(tokens: Tokens, clock: Clock) -> None:
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
+    together_ms(tokens, clock, processes, 1000)
+    assert together_ms(tokens, clock, processes, 1000) > 800
+    assert all(True in process.concurrent for process in processes)
+    usages = [tokens.usage(process.tenant) for process in processes]
+    assert all(usage.co_run_ns > 0 for usage in usages)
+    time = tokens.gpu_time(GPU)
+    assert time is not None
+    assert time.gap_ns > 0, "0.4 of the time none of them has work in flight"
+    assert time.held_ns == sum(usage.held_ns for usage in usages)
+
+
+@pytest.mark.parametrize("tokens", [Sharing.EXCLUSIVE], indirect=True)
+async def test_with_exclusive_turns_no_two_tenants_hold(tokens: Tokens, clock: Clock) -> None:
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
+    assert together_ms(tokens, clock, processes, 2000) == 0
+    assert all(process.concurrent == {False} for process in processes)
+
+
+async def test_a_hook_of_version_2_takes_exclusive_turns(tokens: Tokens, clock: Clock) -> None:
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.CONCURRENT_VERSION - 1})
+    assert together_ms(tokens, clock, processes, 2000) == 0
+
+
+async def test_a_tenant_that_takes_in_an_older_hook_ceases_to_run_concurrently(tokens: Tokens, clock: Clock) -> None:
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
+    assert together_ms(tokens, clock, processes, 2000) > 800
+    tokens.set_connected("b", connected=True, concurrent=False)
+    together_ms(tokens, clock, processes, 5)
+    assert together_ms(tokens, clock, processes, 1000) == 0
+
+
+async def test_counters_of_a_process_that_has_exited_are_not_lost_or_counted_twice(
+    tokens: Tokens, clock: Clock
+) -> None:
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
+    together_ms(tokens, clock, processes, 1500)
+    tokens.connection_lost("b", processes[1])
+    heir = EagerProcess(tokens, "b")
+    tokens.want("b", heir)
+    together_ms(tokens, clock, [processes[0], heir], 500)
+    assert together_ms(tokens, clock, [processes[0], heir], 1000) > 700
