@@ -63,13 +63,8 @@ CUevent event_make(CUcontext context, unsigned flags) {
 
 /* An error of the context or of the device ends the work, too. Any other answer says nothing about the work, which then
  * counts as unfinished. */
-bool event_passed(CUevent event, CUcontext context) {
-    CUcontext popped;
-    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return true; /* it is no context any more */
-    CUresult result = DRIVER(cuEventQuery)(event);
-    DRIVER(cuCtxPopCurrent_v2)(&popped);
-    switch (result) {
+bool work_over(CUresult answer) {
+    switch (answer) {
     case CUDA_SUCCESS:
     case CUDA_ERROR_DEINITIALIZED:
     case CUDA_ERROR_ECC_UNCORRECTABLE:
@@ -80,6 +75,15 @@ bool event_passed(CUevent event, CUcontext context) {
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
     case CUDA_ERROR_UNKNOWN: return true;
     default:
-        return result >= CUDA_ERROR_ILLEGAL_ADDRESS && result <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all of a context */
+        return answer >= CUDA_ERROR_ILLEGAL_ADDRESS && answer <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all of a context */
     }
+}
+
+bool event_passed(CUevent event, CUcontext context) {
+    CUcontext popped;
+    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return true; /* it is no context any more */
+    CUresult result = DRIVER(cuEventQuery)(event);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return work_over(result);
 }

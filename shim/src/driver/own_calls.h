@@ -35,6 +35,8 @@ unsigned long long context_number(CUcontext context);
 
 /* Make an event of the hook's own in that context; NULL if the driver makes none. */
 CUevent event_make(CUcontext context, unsigned flags);
+/* Return whether the driver's answer to a query says that the work is over. */
+bool work_over(CUresult answer);
 /* Return whether the work before an event of that context is over. */
 bool event_passed(CUevent event, CUcontext context);
 

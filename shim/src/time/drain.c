@@ -1,12 +1,13 @@
 /* Of each registered stream the drain waits for the last fences of the threads that launched into it, if these are
- * behind all of their launches, else for an event of the stream's row, recorded when the drain begins or before other
- * work is put behind what threads have launched. A capturing stream runs nothing, and what it ran before was fenced
- * when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled.
+ * behind all of their launches; else it asks the stream itself, until a thread records such a fence before other work.
+ * It records no event, which would wait for room in a full queue of the driver, under the lock of the registry. Only
+ * launches of threads that have no queue are behind an event of the stream's row. A capturing stream runs nothing, and
+ * what it ran before was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be
+ * polled.
  *
  * An event that is recorded in the legacy stream is a barrier between all blocking streams of the context, so the hook
- * records none there but right behind a launch, or right before work, of the program in that stream (D4). A legacy
- * stream whose last launches are behind no fence is asked with cuStreamQuery. A per-thread default stream can be asked
- * by its own thread alone: its last launches are waited for with all work of the context.
+ * records none there but right behind a launch, or right before work, of the program in that stream (D4). A per-thread
+ * default stream can be asked by its own thread alone: its last launches are waited for with all work of the context.
  *
  * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
  * a full queue of the driver, and begins again.
@@ -100,17 +101,20 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context) {
     unlock(&streams->lock);
 }
 
-/* Have the drain wait for one stream, whose context lives. With the lock. */
-static void begin_stream(const struct streams *streams, struct known_stream *row) {
-    if (row->unmetered || !covered(row)) {
-        if (row->stream == NULL && !row->unmetered && !per_thread_uncovered(row))
-            row->asked = true;
-        else
-            cover(streams, row);
-        return;
-    }
+/* Wait for the last fences of the threads. With the lock. */
+static void await_fences(struct known_stream *row) {
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->awaited = atomic_load(&queue->last) != NULL;
+}
+
+/* Have the drain wait for one stream, whose context lives. With the lock. */
+static void begin_stream(const struct streams *streams, struct known_stream *row) {
+    if (row->unmetered || (row->stream == NULL && per_thread_uncovered(row)))
+        cover(streams, row);
+    else if (covered(row))
+        await_fences(row);
+    else
+        row->asked = true;
 }
 
 void drain_begin(struct streams *streams) {
@@ -125,14 +129,14 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Return whether the legacy stream of the row has unfinished work. */
-static bool legacy_unfinished(const struct streams *streams, const struct known_stream *row) {
+/* Return whether the row's stream has unfinished work. */
+static bool unfinished(const struct streams *streams, const struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
         return false; /* it is no context any more */
-    CUresult result = streams_query(streams, row, CU_STREAM_LEGACY);
+    CUresult result = streams_query(streams, row, row->stream != NULL ? row->stream : CU_STREAM_LEGACY);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
-    return result == CUDA_ERROR_NOT_READY;
+    return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && !work_over(result);
 }
 
 /* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
@@ -146,8 +150,12 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
     }
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
+    if (row->asked && covered(row)) { /* since then, before work that is not gated (Q4) */
+        row->asked = false;
+        await_fences(row);
+    }
     if (row->asked)
-        row->asked = legacy_unfinished(streams, row);
+        row->asked = unfinished(streams, row);
     bool awaited = row->waiting || row->asked;
     for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
         if (queue->awaited)

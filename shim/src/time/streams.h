@@ -60,10 +60,10 @@ struct known_stream {
     bool pending;         /* launched into since the last drain */
     bool unmetered;       /* so by a thread that has no queue on it: nothing but an event of its own tells the end */
     bool waiting;         /* `event` is recorded and not yet seen complete */
-    bool asked;           /* the drain asks the legacy stream itself, and has not seen it idle */
-    bool skipped;         /* a drain began while its context was ending */
-    bool busy;            /* in the list of rows with work */
-    uint64_t idle_after;  /* launches of all its queues after which a sample saw it idle */
+    bool asked;   /* the drain asks the stream itself, of default streams the legacy one, and has not seen it idle */
+    bool skipped; /* a drain began while its context was ending */
+    bool busy;    /* in the list of rows with work */
+    uint64_t idle_after; /* launches of all its queues after which a sample saw it idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* of the same context */
 };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import Tenant
 from hook.world.probe import SUCCESS, Probe
 from hook.world.scripted_agent import Client, ScriptedAgent
@@ -31,6 +32,12 @@ def works(tenant: Tenant, probe: Probe, stream: str) -> None:
     """Put work on a stream, and wait until it is over."""
     probe.ok("event_record", "e", stream)
     tenant.until(lambda: probe.call("event_query", "e").code == SUCCESS, f"work of stream {stream}")
+
+
+def beats(tenant: Tenant, client: Client) -> None:
+    """Wait until the hook's thread has run once more."""
+    before = client.pulse().beat_at
+    tenant.until(lambda: client.pulse().beat_at > before, "the hook's thread")
 
 
 @pytest.mark.parametrize("metered", [False, True])
@@ -66,3 +73,25 @@ def test_a_drain_waits_for_launches_into_the_legacy_stream_that_are_behind_no_fe
     [usage] = [usage for usage in tenant.read().client("tenant").usage.values() if usage.submitted]
     assert usage.kernels == usage.submitted == 3
     assert usage.last_end <= agent.times(client, Drained)[0]
+
+
+def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None:
+    """A thread sleeps in the driver, in a stream that is full of work past the gate behind a launch."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("full", "other"):
+        probe.ok("stream", name)
+    probe.ok("event", "e")
+    probe.ok("context_use", thread="sleeper")
+    probe.ok("launch", "noop", "full", 3)  # the last one is behind no fence
+    probe.ok("ungated", "function", "full")
+    sleeps = probe.post("event_record", "e", "full", 2 * QUEUE_DEPTH, thread="sleeper")
+    client = agent.client()
+    for _ in range(4):
+        beats(tenant, client)
+    assert not sleeps.done()
+    probe.ok("launch", "noop", "other")
+    probe.ok("ungated_ends")
+    assert sleeps.result(20).code == SUCCESS
