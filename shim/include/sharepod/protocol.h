@@ -238,8 +238,8 @@ struct shp_hints {
 
 /* The pulse page: a memfd of one connection, sealed (SHRINK, GROW, SEAL), which the client writes and the agent reads.
  * The thread that would give the token back writes it whenever it runs: each 0.5 ms while another tenant wants one of
- * the GPUs, each 2.5 ms after the gate was closed. One that was barred lately writes it each 0.5 ms while it waits for
- * the token, too. `beat_at` is written last. */
+ * the GPUs (under SHP_GRANT_CONCURRENT with each sample, 1 ms apart at most), each 2.5 ms after the gate was closed.
+ * One that was barred lately writes it each 0.5 ms while it waits for the token, too. `beat_at` is written last. */
 struct shp_pulse {
     uint64_t grant_id; /* of the grant that is held, or that is not drained; 0: none */
     uint64_t ends_at;  /* when the work launched so far is expected to end; 0: not known. Without a grant not 0: the
