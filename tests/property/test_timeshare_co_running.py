@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from property.time_sliced_gpu import GPU, MS, US, Program, S, TimeSlicedGpu, alone
-from sharepod.timeshare import Samples, Sharing
+from sharepod.timeshare import Parameters, Samples, Sharing
+from sharepod.timeshare.trials import TRIAL_NS
 
 QUICK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WARM_UP = 1 * S
@@ -95,10 +97,48 @@ def test_busy_programs_take_turns(request: int, kernels: tuple[int, int]) -> Non
     ]
     gpu = TimeSlicedGpu(programs)
     done = work(programs, WARM_UP, WARM_UP + 2 * S, gpu)
-    assert gpu.together_ns <= 0.02 * gpu.now
+    assert gpu.together_ns <= TRIAL_NS + 0.02 * gpu.now
     assert sum(done) >= 0.97
     for program, part in zip(programs, done, strict=True):
-        assert part == pytest.approx(program.request / 1000, abs=0.03)
+        assert part == pytest.approx(program.request / 1000, abs=0.06), "within one turn of two seconds"
+
+
+@pytest.mark.promise("time-trials")
+def test_a_gain_that_is_not_foretold_is_found_by_a_trial() -> None:
+    """Both seem to be busy: as ranks do that spin while they wait for each other."""
+    programs = [
+        Program(name, request=500, starts_ns=start, lie=lambda samples: replace(samples, flying=samples.looks), **EAGER)
+        for name, start in (("a", 0), ("b", MS))
+    ]
+    gpu = TimeSlicedGpu(programs)
+    assert sum(work(programs, 3 * S, 5 * S, gpu)) >= 1.3, "turns leave 1.1"
+    books_are_exact(gpu)
+
+
+@pytest.mark.promise("time-excess")
+def test_idle_time_goes_first_to_a_tenant_that_has_used_little_of_its_request() -> None:
+    """A notebook of 0.1, with cells of 300 ms of work each 4 s, takes turns with a training of 0.5: half of the GPU is
+    left to it. Without a saved claim it would share that half with the training by their requests."""
+
+    def play(horizon_ns: int) -> tuple[list[int], float]:
+        notebook = Program("a", request=100, gpu_ns=5 * MS, kernels=60, pause_ns=4 * S, waits=True)
+        training = Program("b", request=500, starts_ns=MS, **busy(5 * MS))
+        parameters = Parameters(sharing=Sharing.CONCURRENT, excess_horizon_ns=horizon_ns)
+        done = work([notebook, training], 4 * S, 16 * S, TimeSlicedGpu([notebook, training], parameters=parameters))
+        return notebook.latencies[1:], done[1]
+
+    latencies, training_done = play(60 * S)
+    assert max(latencies) <= 650 * MS
+    assert training_done >= 0.5
+    assert min(play(1)[0]) >= 1 * S
+
+
+@pytest.mark.promise("time-trials")
+def test_trials_that_fail_cost_little() -> None:
+    programs = [Program("a", request=500, **busy(20 * MS)), Program("b", request=500, starts_ns=MS, **busy(20 * MS))]
+    gpu = TimeSlicedGpu(programs)
+    assert sum(work(programs, WARM_UP, WARM_UP + 20 * S, gpu)) >= 0.985
+    assert gpu.together_ns >= TRIAL_NS // 2
 
 
 @pytest.mark.promise("time-joins")
@@ -181,6 +221,7 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
                 removed += scheduler.usage(gpu.now, program.id).held_ns
                 gpu.leave(program)
         elif what == "resize":
+            program.request = 0
             scheduler.set_tenant(gpu.now, program.id, (GPU,), request_milli=0, limit_milli=1000)
         elif what in ("refuse", "allow"):
             flipped = True
@@ -212,6 +253,8 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
 def test_what_a_tenant_reports_of_itself_costs_another_nothing_of_its_request(request: int, lie: str) -> None:
     """S11: the honest tenant's loss is measured by its own counters."""
 
+    noise = Random(request)
+
     def report(samples: Samples) -> Samples:
         if lie == "idle":
             return Samples(samples.looks, 0, samples.launches)
@@ -219,7 +262,7 @@ def test_what_a_tenant_reports_of_itself_costs_another_nothing_of_its_request(re
             return Samples(samples.looks, samples.looks, samples.launches)
         if lie == "slowed":
             return Samples(samples.looks, samples.looks, samples.launches // 5)
-        return Samples(samples.looks, samples.looks * 7919 % 101, samples.launches * 31)
+        return Samples(samples.looks, samples.looks * noise.randint(0, 9) // 9, samples.launches * noise.randint(1, 31))
 
     honest = Program("a", request=request, **busy(1 * MS))
     liar = Program("b", request=1000 - request, starts_ns=MS, lie=report, **busy(1 * MS))

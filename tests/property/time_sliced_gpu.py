@@ -75,8 +75,8 @@ class Program:
     """Its host waits at the gate with a launch."""
     waits_for: int | None = None
     """Number of finished kernels that its host waits for."""
-    looks: int = 0
-    flying: int = 0
+    samples: int = 0
+    in_flight: int = 0
     open_ns: int = 0
     """Time for which its gate was open or its work unfinished since then."""
     opened_at: int | None = None
@@ -95,10 +95,17 @@ class Program:
 class TimeSlicedGpu:
     """`run` programs on one GPU, with the real scheduler or without any (`scheduler=None`: all gates are open)."""
 
-    def __init__(self, programs: list[Program], *, sharing: Sharing | None = Sharing.CONCURRENT, seed: int = 1) -> None:
+    def __init__(
+        self,
+        programs: list[Program],
+        *,
+        sharing: Sharing | None = Sharing.CONCURRENT,
+        parameters: Parameters | None = None,
+        seed: int = 1,
+    ) -> None:
         self.now = 0
         self.programs = {program.id: program for program in programs}
-        self.scheduler = None if sharing is None else Scheduler(Parameters(sharing=sharing))
+        self.scheduler = None if sharing is None else Scheduler(parameters or Parameters(sharing=sharing))
         self.random = random.Random(seed)
         self.check: Callable[[], None] = lambda: None
         """Called after each call of the scheduler."""
@@ -343,8 +350,8 @@ class TimeSlicedGpu:
     def _sample(self, program: Program) -> None:
         if program.gone or (program.granted is None and program.draining_id is None):
             return
-        program.looks += 1
-        program.flying += bool(program.queue)
+        program.samples += 1
+        program.in_flight += bool(program.queue)
         self.at(self.now + max(20 * US, int(self.random.expovariate(1 / _SAMPLE_NS))), lambda: self._sample(program))
 
     # ---- the agent
@@ -365,7 +372,7 @@ class TimeSlicedGpu:
         assert self.scheduler is not None
         for program in self.programs.values():
             if program.starts_ns <= self.now:
-                samples = Samples(program.looks, program.flying, program.launched)
+                samples = Samples(program.samples, program.in_flight, program.launched)
                 self.scheduler.sampled(self.now, program.id, program.lie(samples) if program.lie else samples)
 
     def _tick(self) -> None:
@@ -378,6 +385,7 @@ class TimeSlicedGpu:
                 self.at(self.now + FRAME_NS, lambda p=program, a=action: self._revoke(p, a.grant_id))  # type: ignore[misc]
         self.check()
         due = self.scheduler.next_deadline()
+        assert due is None or due > self.now, "what is due has been done"
         if due is not None and due != self._due:
             self._due = due
             self.at(due, lambda: self._timer(due))

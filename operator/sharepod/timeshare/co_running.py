@@ -21,6 +21,7 @@ from .occupancy import Occupancy
 from .parameters import Parameters
 from .progress import foretell
 from .tenant import TokenTenant
+from .trials import Trials
 
 _MS = 1_000_000
 _WINDOW_NS = 25 * _MS
@@ -66,6 +67,7 @@ class _State:
         self.due: int | None = None
         self.backoff_until = 0
         self.backoff_ns = _BACKOFF_NS
+        self.trials = Trials()
 
 
 class CoRunning:
@@ -104,17 +106,19 @@ class CoRunning:
             return Changes(ends=running)
         state = self._states.setdefault(gpu, _State())
         self._occupancy.settle_on(now, [gpu])
-        gains = self._judge(now, gpu, state)
+        gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state, runners)
         # 1. A co-runner that is owed more than the lead leads next.
         state.due = now + _WAKE_AFTER_NS
         for tenant in running if hold.phase is HoldPhase.RUNNING else []:
             if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
                 others = [t for t in running if t is not tenant and _hold(t).given_as is Charge.BORROWED]
                 return Changes(others, cut=lead)
+        if not gains and state.trials.active:
+            state.trials.end(now, self._occupancy.tenants_on[gpu])
         # 2. Co-runners that cease.
         ends: list[TokenTenant] = []
         bears = self._bears(now, lead)
-        probed = now >= lead.progress.probe_at
+        probed = now >= lead.progress.probe_at and not state.trials.active
         for tenant in running:
             held = _hold(tenant)
             if held.given_as is Charge.GUARANTEED:
@@ -147,6 +151,14 @@ class CoRunning:
             if self._fills(now, state, lead, hold, stays, tenant):
                 begins.append((tenant, Charge.BORROWED))
                 stays.append(tenant)
+        if not runners and not begins and candidates:
+            tried = min(candidates, key=lambda tenant: _order(tenant, gpu))
+            if self._may_try(now, state, lead, hold, tried):
+                state.trials.begin(now, [lead, tried])
+                begins.append((tried, Charge.BORROWED))
+                stays.append(tried)
+        elif begins and not state.trials.active:
+            state.trials.no_turns()
         state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
         return Changes(ends, begins)
 
@@ -168,11 +180,37 @@ class CoRunning:
         )
         if progress > _GAIN_BEGINS:
             state.backoff_ns = _BACKOFF_NS
+        if state.trials.active and not all(tenant.progress.conclusive for tenant in tenants):
+            return True
         if progress >= _GAIN_ENDS or not fills:
             return True
         state.backoff_until = now + state.backoff_ns
         state.backoff_ns = min(_BACKOFF_MOST_NS, 2 * state.backoff_ns)
         return False
+
+    def _trial_goes_on(self, now: int, gpu: str, state: _State, runners: list[TokenTenant]) -> bool:
+        """Measure the trial that is on, if one is. Return whether those that hold go on."""
+        tenants, trials = self._occupancy.tenants_on[gpu], state.trials
+        if trials.begun_at is not None:
+            return trials.goes_on(now, tenants, _GAIN_ENDS, _GAIN_BEGINS)
+        if runners:
+            trials.no_turns()
+        else:
+            trials.turns(now, tenants)
+        return True
+
+    def _may_try(self, now: int, state: _State, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
+        """Return whether a tenant that waits may co-run for a trial."""
+        if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or lead.interactive or lead.account.in_arrears:
+            return False
+        if tenant.account.in_arrears or not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
+            return False
+        if lead.account.limit_milli < 1000 or tenant.account.limit_milli < 1000:
+            return False
+        if lead.progress.known(now) is None or tenant.progress.known(now) is None:
+            return False
+        owed = lead.account.assured > OWED_NS * 500
+        return not owed and state.trials.may_begin(now, [lead, tenant])
 
     def joins(self, now: int, tenant: TokenTenant) -> bool:
         """Return whether a tenant that begins to wait co-runs at once, so that the lead's turn need not end for it."""
@@ -197,7 +235,10 @@ class CoRunning:
         self, now: int, state: _State, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
     ) -> bool:
         """Return whether a tenant that waits may fill the gaps of those that hold."""
-        if now < state.backoff_until or now >= lead.progress.probe_at or lead.interactive:
+        tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
+        if not tried and (now < state.backoff_until or now >= lead.progress.probe_at):
+            return False
+        if lead.interactive:
             return False
         if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or tenant.account.in_arrears:
             return False
@@ -211,13 +252,13 @@ class CoRunning:
                 return False
             demands.append(demand)
         progress = foretell(demands)
-        if sum(progress) < _GAIN_BEGINS:
+        if sum(progress) < _GAIN_BEGINS and not tried:
             return False
         for one, part in zip(together, progress, strict=True):
             account = one.account
             if account.limit_milli < 1000 and part * account.limit_milli < account.request_milli * _LIMIT_MARGIN:
                 return False
-        return self._bears(now, lead, progress[0], OWED_NS // 2)
+        return self._bears(now, lead, 1.0 if tried else progress[0], OWED_NS // 2)
 
     def _bears(self, now: int, tenant: TokenTenant, progress: float = 1.0, owed_ns: int = OWED_NS) -> bool:
         """Return whether a tenant bears that others hold, too: its progress, the measured one or `progress`, is nearly
@@ -252,6 +293,9 @@ class CoRunning:
                 if room is not None:
                     moments.append(now + room - self._parameters.quantum_min_ns)
                 moments.append(_hold(tenant).begun_at + _JOINS_NS if tenant.hold is not None else now + _JOINS_NS)
+        trial_at = state.trials.due_at()
+        if trial_at is not None and (candidates or state.trials.active):
+            moments.append(trial_at)
         if candidates:
             moments += [state.backoff_until, hold.quiet_until, now + progress.until_measured_ns]
             if account.request_milli < 1000:

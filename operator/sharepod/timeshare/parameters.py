@@ -92,6 +92,10 @@ class Parameters:
     """A tenant that is throttled by its ceiling resumes once it can run for at least this long (half of the longest
     quantum at most)."""
 
+    excess_horizon_ns: int = 60_000 * _MS
+    """Time, at its request, for which a tenant that may co-run saves up a claim on idle time while it sleeps: one that
+    used little of its request in the last minute goes first."""
+
     sharing: Sharing = Sharing.EXCLUSIVE
     """How GPUs are shared of which the caller says nothing else."""
 

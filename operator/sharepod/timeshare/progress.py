@@ -82,7 +82,11 @@ class Progress:
         self.window_ns = 0
         """Time that others held too since the last window."""
         self._probes_ns = _PROBES_LEAST_NS
-        self._samples: Samples | None = None
+        self.launches = 0
+        """Launches so far."""
+        self._proven_loss: float | None = None
+        """Loss that a trial has shown; None: none has shown a gain."""
+        self._sampled: Samples | None = None
         self._looks = self._flying = self._launches = 0
         """Counted since the last span."""
         self._ratio: float | None = None
@@ -95,12 +99,13 @@ class Progress:
 
     def sampled(self, samples: Samples) -> None:
         """Take the hooks' counters. The first ones, and lower ones than before, are a beginning and no span."""
-        before, self._samples, self.processes = self._samples, samples, max(1, samples.processes)
+        before, self._sampled, self.processes = self._sampled, samples, max(1, samples.processes)
         if before is None or samples.looks < before.looks or samples.launches < before.launches:
             return
         self._looks += samples.looks - before.looks
         self._flying += max(0, samples.flying - before.flying)
         self._launches += samples.launches - before.launches
+        self.launches += samples.launches - before.launches
 
     def span(self) -> int:
         """End a span of holding: set `in_flight` from what was counted in it, and return its launches."""
@@ -152,6 +157,8 @@ class Progress:
             self.probe_at, self._probes_ns, loss = min(self.probe_at, now), _PROBES_LEAST_NS, bound
         elif in_flight > _ALWAYS and (1 - bound) * 1000 < request_milli:
             self.probe_at = min(self.probe_at, self.measured_at + _PROBES_LEAST_NS)
+        if self._proven_loss is not None:
+            loss = min(bound, self._proven_loss)
         loss = min(_LOSS_MOST, loss)
         self._since_made += (1 - loss) * self.window_ns
         self._since_sure += (1 - min(_LOSS_MOST, bound)) * self.window_ns
@@ -163,6 +170,15 @@ class Progress:
         self._lost_at = now
         self._clear_window()
         return loss
+
+    def prove(self, loss: float | None) -> None:
+        """Take the loss that a trial has shown, next to turns; None: it counts no more."""
+        self._proven_loss = loss
+
+    @property
+    def conclusive(self) -> bool:
+        """Return whether a window of 25 ms holds enough launches to show a loss."""
+        return self.alone_rate * 25 * _MS >= _LAUNCHES_LEAST
 
     @property
     def until_measured_ns(self) -> int:

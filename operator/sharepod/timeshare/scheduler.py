@@ -322,8 +322,8 @@ class Scheduler:
         # 4. Free GPUs.
         changed = set[str]()
         if self._changed_gpus:
-            if self._occupancy.concurrent:
-                changed = self._occupancy.concurrent & self._changed_gpus
+            if self._occupancy.concurrent or self._occupancy.co_runners:
+                changed = self._changed_gpus & (self._occupancy.concurrent | self._occupancy.co_runners.keys())
             actions.extend(self._grant_free_gpus(now))
         # 5. Co-runners.
         if self._occupancy.concurrent or self._occupancy.co_runners:
@@ -463,6 +463,7 @@ class Scheduler:
             self._occupancy.concurrent.add(gpu)
         else:
             self._occupancy.concurrent.discard(gpu)
+            self._co_running.forget(gpu)
 
     def _stop_waiting(self, tenant: TokenTenant, hold: Hold) -> None:
         """Let a co-runner that drains compete for no turn until it has drained."""

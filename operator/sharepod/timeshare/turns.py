@@ -51,9 +51,13 @@ class TurnPolicy:
 
     def raise_to_min(self, tenant: TokenTenant) -> None:
         """Raise the tenant's virtual times to the minimum: a tenant that did not compete has saved up no claim on idle
-        time."""
+        time. Where it may co-run, it has saved up as much as `excess_horizon_ns` allow: idle time goes first to tenants
+        that have used least of their requests in that time."""
         for gpu in tenant.gpus:
-            tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort))
+            saved = 0
+            if tenant.account.grants and self._occupancy.may_co_run(tenant):
+                saved = self._parameters.excess_horizon_ns
+            tenant.virtual_ns[gpu] = max(tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) - saved)
 
     def set_to_min(self, tenant: TokenTenant) -> None:
         """Set the virtual times of a tenant that has just become one of another kind to the minimum of those: what it

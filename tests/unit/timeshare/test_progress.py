@@ -13,11 +13,10 @@ MS = 1_000_000
 
 def counted(progress: Progress, ms: int, in_flight: float, launches: int) -> None:
     """Let the hooks count two samples a millisecond."""
-    before = progress._samples or Samples(0, 0, 0)
+    before = progress._sampled or Samples(0, 0, 0)
     progress.sampled(before)
-    looks = 2 * ms
-    flying = before.flying + round(looks * in_flight)
-    progress.sampled(Samples(before.looks + looks, flying, before.launches + launches))
+    flying = before.flying + round(2 * ms * in_flight)
+    progress.sampled(Samples(before.looks + 2 * ms, flying, before.launches + launches))
 
 
 def measured(in_flight: float, launches_per_s: int) -> Progress:
