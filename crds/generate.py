@@ -29,12 +29,6 @@ from sharepod.api.crd.budget_definition import gpubudget_crd
 from sharepod.api.crd.definitions import gpunode_crd, gpustatement_crd, sharepod_crd
 from sharepod.api.crd.parts import STAYS
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
-from sharepod.api.crd.served_versions import with_versions
-from sharepod.api.gpubudget import KIND as GPUBUDGET
-from sharepod.api.gpunode import KIND as GPUNODE
-from sharepod.api.objects import VERSION
-from sharepod.api.sharepod import KIND as SHAREPOD
-from sharepod.api.versions.kind_versions import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAREPODS = ROOT / "crds" / "sharepods.yaml"
@@ -62,10 +56,10 @@ def files(pod_spec: Schema) -> dict[Path, str]:
     """Return every generated file with its content."""
     policies = ROOT / "manifests" / "policies"
     documents: dict[Path, list[Any]] = {
-        SHAREPODS: [with_versions(sharepod_crd(pod_spec), VERSIONS[SHAREPOD])],
-        ROOT / "crds" / "gpunodes.yaml": [with_versions(gpunode_crd(), VERSIONS[GPUNODE])],
+        SHAREPODS: [sharepod_crd(pod_spec)],
+        ROOT / "crds" / "gpunodes.yaml": [gpunode_crd()],
         ROOT / "crds" / "gpustatements.yaml": [gpustatement_crd()],
-        ROOT / "crds" / "gpubudgets.yaml": [with_versions(gpubudget_crd(), VERSIONS[GPUBUDGET])],
+        ROOT / "crds" / "gpubudgets.yaml": [gpubudget_crd()],
         policies / "sharepod-request.yaml": request_policy(),
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),
@@ -94,8 +88,8 @@ def volume_patch() -> list[dict[str, Any]]:
 def checked_in_pod_spec() -> Schema:
     """Return the PodSpec schema inside the checked-in CRD."""
     crd = yaml.load(SHAREPODS.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 a safe loader
-    (hub,) = (version for version in crd["spec"]["versions"] if version["name"] == VERSION)
-    schema: Schema = hub["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    (version,) = crd["spec"]["versions"]
+    schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     schema["properties"].pop("gpu")
     for made in ("description", "x-kubernetes-validations"):
         schema.pop(made, None)

@@ -233,13 +233,10 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         for container in document["spec"]["template"]["spec"].get("containers", [])  # a component's patch may have none
         for port in container.get("ports", [])
     }
-    says: dict[str, str] = {}
-    for component in ("conversion", "line-webhook"):
-        (patch,) = documents(MANIFESTS / component / "operator.yaml")
-        (environment,) = (each["env"] for each in patch["spec"]["template"]["spec"]["containers"])
-        says |= {each["name"]: each["value"] for each in environment}
+    (patch,) = documents(MANIFESTS / "line-webhook" / "operator.yaml")
+    (environment,) = (each["env"] for each in patch["spec"]["template"]["spec"]["containers"])
+    says = {each["name"]: each["value"] for each in environment}
     assert found == {
-        ("operator", "conversion"): int(says["SHAREPOD_CONVERSION_PORT"]),
         ("operator", "webhook"): int(says["SHAREPOD_WEBHOOK_PORT"]),
         ("operator", "health"): OperatorSettings.model_fields["health_port"].default,
         ("operator", "metrics"): OperatorSettings.model_fields["metrics_port"].default,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import kopf
@@ -24,7 +23,6 @@ from kubernetes.aio.client import Configuration
 from sharepod.api.admission.line_webhook import BY_CLAIM, BY_VOLUME
 from sharepod.api.line_claim import with_claim
 from sharepod.api.line_volume import with_volume
-from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.backoff import Backoff
 from sharepod.kube import configuration
 
@@ -35,9 +33,6 @@ _BACKOFF = Backoff(0.5, 3.0)
 """Seconds between tries of Kopf's own calls."""
 _EXIT_S = 30
 """Seconds after which Kopf ends a process that does not stop: more than the pod's grace period."""
-
-KINDS: Mapping[str, KindVersions] = VERSIONS
-"""Versions that the operator converts objects between."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +50,7 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     try:
         chosen = load()
         memo.config = await configuration(chosen.kubeconfig)
-        memo.operator = Operator(chosen, memo.config, KINDS)
+        memo.operator = Operator(chosen, memo.config)
     except Exception as error:
         memo.failure = error
         raise kopf.PermanentError(str(error)) from error

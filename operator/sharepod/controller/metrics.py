@@ -25,12 +25,6 @@ try:
 except PackageNotFoundError:  # run from a tree that is not installed
     BUILD_INFO.labels("unknown").set(1)
 
-CONVERSIONS = Counter(
-    "sharepod_operator_conversions",
-    "Reviews of objects in another version, by result: Success, Failure, Refused (no valid review).",
-    ["result"],
-    registry=REGISTRY,
-)
 LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease and acts, else 0.", registry=REGISTRY)
 SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=LEADERS)
 WAITING = Gauge("sharepod_operator_waiting", "SharePods that wait to be placed.", registry=LEADERS)

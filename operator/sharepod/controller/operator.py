@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
@@ -45,7 +44,6 @@ from sharepod.web.api_reviews import ApiReviews
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from .attach_mode import AttachMode
-from .conversion import conversions_of
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
 from .health import OperatorHealth
@@ -91,11 +89,10 @@ class OperatorPart:
 
 
 class Operator:
-    """Operator: all parts, wired to each other. `kinds`: the versions that it converts objects between."""
+    """Operator: all parts, wired to each other."""
 
-    def __init__(self, settings: OperatorSettings, config: Any, kinds: Mapping[str, KindVersions] = VERSIONS) -> None:
+    def __init__(self, settings: OperatorSettings, config: Any) -> None:
         clock = boot_seconds
-        self._kinds = kinds
         self._settings = settings
         self._active = False
         self._garbage = Garbage(clock)
@@ -400,8 +397,6 @@ class Operator:
             servers["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self.health)
         if self.certificates is not None:
             servers["webhook certificates"] = self.certificates.run()
-        if (conversions := conversions_of(settings, self._kinds)) is not None:
-            servers["conversion"] = conversions
         try:
             with self._garbage:
                 async with Supervisor() as supervisor:

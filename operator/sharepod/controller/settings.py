@@ -257,16 +257,6 @@ class OperatorSettings(BaseSettings):
     """Readers of `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
     `sharepod-metrics-reader`) or `Open` (whoever reaches the port)."""
 
-    conversion_port: Port = 0
-    """Port on which API servers have objects converted between versions of the API (TLS). 0 turns it off; without a
-    second version nothing listens."""
-
-    conversion_certificate: Path | None = None
-    """Certificate of that port, PEM, with its chain; read again when it changes. Needed with `conversion_port`."""
-
-    conversion_key: Path | None = None
-    """Key of that certificate, PEM."""
-
     webhook_port: Port = 0
     """Port on which API servers ask for the claims or volumes of Pods with a resource line (TLS), where they serve no
     MutatingAdmissionPolicy or the cluster has no claims: `manifests/line-webhook` sets it. 0 turns it off."""
@@ -289,15 +279,6 @@ class OperatorSettings(BaseSettings):
             raise ValueError(
                 f"retry_period {self.retry_period:g} leaves less than two tries within "
                 f"renew_deadline {self.renew_deadline:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_conversion(self) -> Self:
-        if self.conversion_port and (self.conversion_certificate is None or self.conversion_key is None):
-            raise ValueError(
-                "conversion_port needs conversion_certificate and conversion_key: API servers convert over TLS only; "
-                "name both files or set conversion_port: 0"
             )
         return self
 

@@ -16,11 +16,12 @@ from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
 from sharepod.api.crd.gpu_schema import gpu_schema
 from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
+from sharepod.api.objects import VERSION
 from sharepod.api.sharepod import OWN_FIELDS, GpuSpec, SharePodStatus
 from sharepod.api.units import UnitError, parse_quantity
 
 ROOT = Path(__file__).resolve().parents[4]
-
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 REFERENCE = {"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.api.resource.Quantity"}
 
@@ -42,8 +43,7 @@ def schema_of(crd: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def checked_in() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    crd: dict[str, Any] = yaml.load((ROOT / "crds" / "sharepods.yaml").read_text(), Loader=loader)
+    crd: dict[str, Any] = yaml.load((ROOT / "crds" / "sharepods.yaml").read_text(), Loader=_LOADER)
     return crd
 
 
@@ -51,6 +51,14 @@ def test_checked_in_files_are_what_the_models_make() -> None:
     command = [sys.executable, str(ROOT / "crds" / "generate.py"), "--check"]
     check = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.promise("install-no-webhook")
+@pytest.mark.parametrize("name", ["sharepods", "gpunodes", "gpubudgets", "gpustatements"])
+def test_a_crd_has_one_version_and_no_conversion_webhook(name: str) -> None:
+    spec = yaml.load((ROOT / "crds" / f"{name}.yaml").read_text(), Loader=_LOADER)["spec"]
+    assert [(entry["name"], entry["served"], entry["storage"]) for entry in spec["versions"]] == [(VERSION, True, True)]
+    assert spec.get("conversion", {"strategy": "None"}) == {"strategy": "None"}
 
 
 def test_a_stale_file_is_named(tmp_path: Path) -> None:
