@@ -31,7 +31,7 @@ from pathlib import Path
 
 from hook.world.agent_node import GI, GPUS, Node, Program, built, running, tenant
 from results import Row, write
-from sharepod.agent.keeper import MOST_KILLED, WITHIN_S
+from sharepod.agent.apart.pair import MOST_KILLED, WITHIN_S
 
 PROMISES = {
     "install-reconnect": ("max", "hooks_back_max"),

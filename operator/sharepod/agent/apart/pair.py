@@ -22,13 +22,17 @@ from types import FrameType
 
 import structlog
 
-from sharepod.agent.keeper import FORWARDED, MOST_KILLED, WITHIN_S
 from sharepod.agent.state.kept_descriptors import DescriptorShelf, KeptDescriptor, KeptDescriptors
 
 from . import confinement, control_end
 
 log = structlog.get_logger(__name__)
 
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that are passed on to the steward."""
+MOST_KILLED = 5
+WITHIN_S = 60.0
+"""`MOST_KILLED` children that were killed within so many seconds end this process."""
 _PR_SET_PDEATHSIG = 1
 _ENDING_S = 5.0
 """Seconds that the teller may take to end once the steward has ended."""
