@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonpatch  # a dependency of kopf
+import jsonpatch
 import yaml
 from sharepod.api.admission.claim_request import claim_policy
 from sharepod.api.admission.line_policies import plain_pod_mutation, refusing_policies
