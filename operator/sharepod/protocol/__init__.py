@@ -31,7 +31,7 @@ from .frames import (
     Want,
     Welcome,
 )
-from .heartbeat import Beat, Heartbeat, Progress, Sign
+from .heartbeat import Beat, CounterGrowth, Heartbeat, Sign
 from .hints import HintsPage
 from .pulse import Pulse, PulsePage
 
@@ -45,6 +45,7 @@ __all__ = [
     "AgentFrame",
     "Beat",
     "ClientFrame",
+    "CounterGrowth",
     "Drained",
     "Draining",
     "Frame",
@@ -56,7 +57,6 @@ __all__ = [
     "Limits",
     "MemInfo",
     "Memory",
-    "Progress",
     "ProtocolError",
     "Pulse",
     "PulsePage",

@@ -26,7 +26,7 @@ class Sign(NamedTuple):
     """The process waits for the token, and goes on giving signs of life meanwhile."""
 
 
-class Progress(NamedTuple):
+class CounterGrowth(NamedTuple):
     """Growth of the counters of one process's pulse between two readings."""
 
     samples: int
@@ -64,7 +64,7 @@ class Heartbeat:
     def __init__(self, pulse: Callable[[], Pulse], page: PulsePage | None = None) -> None:
         self._pulse = pulse
         self._page = page
-        self._counted = Progress(0, 0, 0)
+        self._counted = CounterGrowth(0, 0, 0)
         """Counters at the last reading of the progress."""
         self._offset: int | None = None
         """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
@@ -83,14 +83,14 @@ class Heartbeat:
             return Sign(heard, heard, waits=pulse.ends_at != 0)
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
 
-    def progress(self) -> Progress:
+    def progress(self) -> CounterGrowth:
         """Return by how much the counters have grown since the last call, or since the connection began. Counters that
         went back have not grown: a process can write anything. It cannot say more than 2**64 of each."""
         pulse, before = self._pulse(), self._counted
-        self._counted = Progress(pulse.samples, pulse.in_flight, pulse.launches)
+        self._counted = CounterGrowth(pulse.samples, pulse.in_flight, pulse.launches)
         samples = max(0, pulse.samples - before.samples)
         in_flight = min(samples, max(0, pulse.in_flight - before.in_flight))
-        return Progress(samples, in_flight, max(0, pulse.launches - before.launches))
+        return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches))
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
         """Return where to look for signs of life; None where that is not known, or the process was not read yet."""

@@ -60,7 +60,7 @@ class Changes:
     """Lead whose turn ends now: a tenant that woke with credit follows."""
 
 
-class _State:
+class _GpuState:
     """State of one GPU. Moments in nanoseconds of the clock."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class CoRunning:
     def __init__(self, parameters: Parameters, occupancy: Occupancy) -> None:
         self._parameters = parameters
         self._occupancy = occupancy
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _GpuState] = {}
 
     def forget(self, gpu: str) -> None:
         """Drop what is kept of a GPU that has no tenants, or is not held by several at once."""
@@ -104,7 +104,7 @@ class CoRunning:
         if gpu not in self._occupancy.concurrent or not self._occupancy.may_co_run(lead):
             self.forget(gpu)
             return Changes(ends=running)
-        state = self._states.setdefault(gpu, _State())
+        state = self._states.setdefault(gpu, _GpuState())
         self._occupancy.settle_on(now, [gpu])
         gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state, runners)
         # 1. A co-runner that is owed more than the lead leads next.
@@ -162,7 +162,7 @@ class CoRunning:
         state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
         return Changes(ends, begins)
 
-    def _judge(self, now: int, gpu: str, state: _State) -> bool:
+    def _judge(self, now: int, gpu: str, state: _GpuState) -> bool:
         """Judge the window that is over, if one is. Return whether those that hold gain by holding at once."""
         tenants = self._occupancy.occupants(gpu)
         if gpu not in self._occupancy.co_runners or len(tenants) < 2:
@@ -188,7 +188,7 @@ class CoRunning:
         state.backoff_ns = min(_BACKOFF_MOST_NS, 2 * state.backoff_ns)
         return False
 
-    def _trial_goes_on(self, now: int, gpu: str, state: _State, runners: list[TokenTenant]) -> bool:
+    def _trial_goes_on(self, now: int, gpu: str, state: _GpuState, runners: list[TokenTenant]) -> bool:
         """Measure the trial that is on, if one is. Return whether those that hold go on."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
         if trials.begun_at is not None:
@@ -199,7 +199,7 @@ class CoRunning:
             trials.turns(now, tenants)
         return True
 
-    def _may_try(self, now: int, state: _State, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
+    def _may_try(self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
         """Return whether a tenant that waits may co-run for a trial."""
         if hold.phase is not HoldPhase.RUNNING or now < hold.quiet_until or lead.interactive or lead.account.in_arrears:
             return False
@@ -232,7 +232,7 @@ class CoRunning:
         return tenant.woke_with_credit or 0 < habits.work_ns <= _JOINS_NS
 
     def _fills(
-        self, now: int, state: _State, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
+        self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
     ) -> bool:
         """Return whether a tenant that waits may fill the gaps of those that hold."""
         tried = state.trials.active and lead.id in state.trials.rates and tenant.id in state.trials.rates
@@ -272,7 +272,7 @@ class CoRunning:
         self,
         now: int,
         gpu: str,
-        state: _State,
+        state: _GpuState,
         lead: TokenTenant,
         hold: Hold,
         runners: list[TokenTenant],

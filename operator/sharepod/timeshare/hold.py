@@ -35,8 +35,8 @@ class HoldPhase(Enum):
     and its tenant runs again, without having drained."""
 
 
-class Place(Enum):
-    """Place of a tenant among those that hold a GPU at once."""
+class HoldPlace(Enum):
+    """HoldPlace of a tenant among those that hold a GPU at once."""
 
     LEAD = auto()
     """Its turn it is. A GPU has at most one lead."""
@@ -92,7 +92,7 @@ class Hold:
     what had been launched by then does."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
-    place: Place = Place.LEAD
+    place: HoldPlace = HoldPlace.LEAD
     waited_since: int | None = None
     """Begin of the wait of a co-runner that drains: it waits on from then if it wants more."""
     quiet_until: int = 0
@@ -108,7 +108,7 @@ class Hold:
     @property
     def co_runs(self) -> bool:
         """Return whether the tenant holds while another leads."""
-        return self.place is Place.CO_RUNNER
+        return self.place is HoldPlace.CO_RUNNER
 
     @property
     def displaced(self) -> bool:

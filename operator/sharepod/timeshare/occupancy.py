@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from .account import Charge
 from .gpu_time import GpuBooks, GpuTime, GpuUse
-from .hold import Hold, HoldPhase, Metering, Place
+from .hold import Hold, HoldPhase, HoldPlace, Metering
 from .plan import Anticipation
 from .progress import divide, foretell
 from .tenant import TokenTenant
@@ -315,7 +315,7 @@ class Occupancy:
         late = hold.deadline is not None and begin >= hold.deadline
         account.turns.add(begin, until, overdue=False)
         guaranteed = hold.given_as is Charge.GUARANTEED
-        if hold.place is Place.LEAD:
+        if hold.place is HoldPlace.LEAD:
             guaranteed = hold.metering is Metering.METERED_FROM_START and (late or guaranteed)
         hold.charged_ns += progress
         account.late_ns += held if late else 0

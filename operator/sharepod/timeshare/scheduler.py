@@ -34,7 +34,7 @@ from .actions import Action, PreparedHandOff, TokenGrant
 from .co_running import QUIET_NS, CoRunning
 from .foresight import Foresight
 from .gpu_time import GpuTime
-from .hold import Hold, HoldPhase, Metering, Place
+from .hold import Hold, HoldPhase, HoldPlace, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters, Sharing
 from .plan import Anticipation, Turn, waiting_with
@@ -487,7 +487,7 @@ class Scheduler:
                 metering=Metering.METERED_FROM_START,
                 given_as=charge,
                 renewal_considered=True,
-                place=Place.CO_RUNNER,
+                place=HoldPlace.CO_RUNNER,
             )
             tenant.account.grants += 1
             tenant.habits.begin(tenant.account.held_ns)
@@ -615,7 +615,7 @@ class Scheduler:
         self._occupancy.promote(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
         unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
-        hold.place, hold.deadline = Place.LEAD, None if unlimited else now + turn.quantum_ns
+        hold.place, hold.deadline = HoldPlace.LEAD, None if unlimited else now + turn.quantum_ns
         hold.granted_at = hold.begun_at = now
         hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
         hold.renewal_considered = not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4)

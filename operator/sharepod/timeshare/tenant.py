@@ -176,7 +176,7 @@ def _cancellable_ns(tenant: TokenTenant, waited_most_ns: int) -> int:
 
 
 OrderKey = tuple[int, int, int, str]
-"""Place of a tenant in the order of service; the smallest goes first."""
+"""HoldPlace of a tenant in the order of service; the smallest goes first."""
 
 
 def ahead_ns(tenant: TokenTenant, least: MinVirtualTimes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.protocol import Heartbeat, Progress, Pulse
+from sharepod.protocol import CounterGrowth, Heartbeat, Pulse
 
 MS = 1_000_000
 APART = 3600 * 1000 * MS
@@ -78,22 +78,22 @@ def test_progress_is_what_the_counters_grew_by_since_the_last_reading() -> None:
     machine = Machine()
     heartbeat = Heartbeat(machine.read)
     machine.pulse = counters(50, 11, 300)
-    assert heartbeat.progress() == Progress(50, 11, 300)
-    assert heartbeat.progress() == Progress(0, 0, 0)
+    assert heartbeat.progress() == CounterGrowth(50, 11, 300)
+    assert heartbeat.progress() == CounterGrowth(0, 0, 0)
     machine.pulse = counters(70, 30, 301)
-    assert heartbeat.progress() == Progress(20, 19, 1)
+    assert heartbeat.progress() == CounterGrowth(20, 19, 1)
 
 
 @pytest.mark.parametrize(
     ("written", "progress"),
     [
-        (counters(40, 10, 290), Progress(0, 0, 0)),
-        (counters(60, 99, 300), Progress(10, 10, 0)),
-        (counters(60, 0, 2**64 - 1), Progress(10, 0, 2**64 - 301)),
+        (counters(40, 10, 290), CounterGrowth(0, 0, 0)),
+        (counters(60, 99, 300), CounterGrowth(10, 10, 0)),
+        (counters(60, 0, 2**64 - 1), CounterGrowth(10, 0, 2**64 - 301)),
     ],
 )
 def test_counters_that_go_back_or_do_not_fit_together_are_no_more_progress_than_can_be(
-    written: Pulse, progress: Progress
+    written: Pulse, progress: CounterGrowth
 ) -> None:
     machine = Machine()
     heartbeat = Heartbeat(machine.read)

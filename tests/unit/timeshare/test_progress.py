@@ -57,7 +57,7 @@ def test_a_tenant_that_launches_much_faster_than_alone_is_in_another_phase_and_i
 
 
 def test_a_probe_that_finds_a_faster_tenant_returns_the_loss_that_was_not_seen() -> None:
-    """It became busy, and launched as fast next to others as it had alone before."""
+    """The tenant became busy, and launched as fast next to others as it had alone before."""
     progress = measured(0.5, 2000)
     for _ in range(8):
         window(progress, 25, 0.7, 50)
