@@ -25,7 +25,7 @@ PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "E
 }
 """Rules against a node or GPU that end once all tenants and pods have gone."""
 
-HoldPlace = tuple[str, frozenset[GpuUuid]]
+Place = tuple[str, frozenset[GpuUuid]]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Rules:
 
     # Places
 
-    def group(self, request: PlacementRequest) -> set[HoldPlace]:
+    def group(self, request: PlacementRequest) -> set[Place]:
         """Return the places of the request's affinity group."""
         label = request.gpu.labels.affinity
         return {
@@ -193,7 +193,7 @@ class Rules:
                     found[name] = gpus
         return found
 
-    def choices(self, request: PlacementRequest) -> Iterator[HoldPlace]:
+    def choices(self, request: PlacementRequest) -> Iterator[Place]:
         """Yield all possible places."""
         for name, fits in self.possible(request).items():
             for gpus in combinations(sorted(fits), request.gpu.count):
@@ -224,7 +224,7 @@ class Rules:
         whole = request.gpu.mode is Mode.EXCLUSIVE
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
-    def at_odds(self, place: HoldPlace, request: PlacementRequest) -> bool:
+    def at_odds(self, place: Place, request: PlacementRequest) -> bool:
         """Return whether the request cannot join its group there, even once all but the group have gone."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
@@ -245,13 +245,13 @@ class Rules:
 
     # Which of them
 
-    def replicas(self, request: PlacementRequest, place: HoldPlace) -> tuple[int, int]:
+    def replicas(self, request: PlacementRequest, place: Place) -> tuple[int, int]:
         """Count tenants of the same owner: on these GPUs, on the node."""
         node, gpus = place
         same = [row for row in self.rows[node] if row.owner == request.owner is not None and not row.releasing]
         return sum(len(gpus & set(row.gpus)) for row in same), len(same)
 
-    def distance(self, place: HoldPlace) -> tuple[int, int]:
+    def distance(self, place: Place) -> tuple[int, int]:
         """Return the distance of the worst pair of GPUs, and of all pairs in sum."""
         by_name = {gpu.uuid: gpu for gpu in self.states[place[0]].gpus}
         pairs = [_distance(by_name[one], by_name[other]) for one, other in combinations(sorted(place[1]), 2)]

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from property.placement_life import Life
 from property.placement_refusals import check_reasons
 from property.placement_requests import node_states, requests, shares, sizes
-from property.placement_rules import HoldPlace, Rules
+from property.placement_rules import Place, Rules
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
@@ -92,7 +92,7 @@ class Placement(Life):
 
     def check_choice(self, rules: Rules, answer: Assignment, request: PlacementRequest) -> None:
         """Check that the answer is one of the places that the request's policy prefers."""
-        chosen: HoldPlace = answer.node, frozenset(answer.gpus)
+        chosen: Place = answer.node, frozenset(answer.gpus)
         kept = self.cluster.head_reservation
         open_to_it = kept is not None and kept.open_to == request.namespace
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority or open_to_it):
@@ -114,11 +114,11 @@ class Placement(Life):
         if request.gpu.count == 1 and best_effort and not first:
             assert self.in_use(chosen) == max(map(self.in_use, choices)), "idle time is where somebody has a share"
 
-    def free_time(self, place: HoldPlace) -> int:
+    def free_time(self, place: Place) -> int:
         node = self.states[place[0]]
         return min(self.oracle().free_of_gpu(node, gpu)[0] for gpu in node.gpus if gpu.uuid in place[1])
 
-    def in_use(self, place: HoldPlace) -> bool:
+    def in_use(self, place: Place) -> bool:
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:

@@ -84,8 +84,11 @@ class Occupancy:
             self.holder[gpu] = tenant
 
     def may_co_run(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant may hold its GPU while others do. Gangs, and tenants of their GPUs, may not."""
-        return tenant.concurrent and tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
+        """Return whether the tenant may hold its GPU while others do. Gangs, tenants of their GPUs, and tenants that were
+        surcharged a short time ago may not."""
+        if tenant.surcharged or not tenant.concurrent:
+            return False
+        return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on
 
     def add_co_runner(self, now: int, tenant: TokenTenant) -> None:
         """Let the tenant hold its GPU while another leads. All that hold are settled."""

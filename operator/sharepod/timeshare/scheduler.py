@@ -46,6 +46,11 @@ from .turns import TurnPolicy
 from .waiting_tenants import WaitingTenants
 
 
+_SURCHARGED_NS = 60_000_000_000
+"""Time after a surcharge in which a tenant takes exclusive turns, in ns: 60 s. Its hooks say less than NVML sees, so
+what they say of its progress counts for nothing."""
+
+
 class Scheduler:
     """The token scheduler of one node. Not thread-safe."""
 
@@ -58,6 +63,8 @@ class Scheduler:
         self._co_running = CoRunning(self._parameters, self._occupancy)
         self._sharing: dict[str, Sharing] = {}
         """How GPUs are shared for which the parameters do not say it."""
+        self._surcharged: dict[str, int] = {}
+        """Tenants that were surcharged, each with the moment from which it may co-run again."""
         self._grants = 0
         self._changed_gpus: set[str] = set()
         """GPUs on which a turn may begin."""
@@ -145,6 +152,7 @@ class Scheduler:
                 self._holds.forget(gpu)
                 self._co_running.forget(gpu)
         del self._tenants[tenant_id]
+        self._surcharged.pop(tenant_id, None)
         self._changed_gpus.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
@@ -297,6 +305,9 @@ class Scheduler:
             tenant.virtual_ns[gpu] += ns * 1000 // tenant.weight
         if tenant.waiting_since is not None:
             self._waiting.classify(now, tenant)
+        tenant.surcharged = True
+        self._surcharged[tenant_id] = now + _SURCHARGED_NS
+        self._changed_gpus.update(tenant.gpus)
 
     def stalled(self, now: int) -> None:
         """Note that the caller was held up, at most since it last called. To be called before anything else on its
@@ -313,8 +324,12 @@ class Scheduler:
     def tick(self, now: int) -> list[Action]:
         """Carry out everything that is due at `now`, and return the actions. Cheap when nothing is due."""
         now = self._advance_clock(now)
-        # 1. Tenants that have starved long enough, or whose ceiling has room again.
+        # 1. Tenants that have starved long enough, or whose ceiling has room again, or that may co-run again.
         self._waiting.tick(now)
+        for tenant_id in [tenant_id for tenant_id, until in self._surcharged.items() if until <= now]:
+            del self._surcharged[tenant_id]
+            self._tenants[tenant_id].surcharged = False
+            self._changed_gpus.update(self._tenants[tenant_id].gpus)
         # 2. GPUs that were kept idle for long enough.
         self._changed_gpus.update(gpu for gpu, idle in self._occupancy.awaited.items() if now >= idle.until)
         # 3. Holds.
@@ -366,6 +381,7 @@ class Scheduler:
         """Return the moment at which `tick` has something to do at the latest, if nothing else happens before; None if
         it has nothing to do."""
         times = [idle.until for idle in self._occupancy.awaited.values()]
+        times.extend(self._surcharged.values())
         return min([*times, *self._waiting.due(), *self._holds.due(), *self._co_running.due()], default=None)
 
     def usage(self, now: int, tenant_id: str) -> TimeUsage:

@@ -58,6 +58,8 @@ class TokenTenant:
     """Moment at which it last ceased to wait or to hold."""
     concurrent: bool = False
     """True if it may hold a GPU while others do: its hooks count samples, and it does not refuse."""
+    surcharged: bool = False
+    """It was surcharged a short time ago: it holds only while no other tenant does."""
     habits: Habits = field(default_factory=Habits)
     progress: Progress = field(default_factory=Progress)
     virtual_ns: dict[str, int] = field(default_factory=dict)

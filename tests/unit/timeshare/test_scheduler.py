@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from property.timeshare_simulation import held_grant_id
-from sharepod.timeshare import Parameters, Preemption, Scheduler, Suspension, TokenGrant, TokenRevocation
+from sharepod.timeshare import Parameters, Preemption, Scheduler, Sharing, Suspension, TokenGrant, TokenRevocation
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -555,3 +555,27 @@ def test_of_interactive_tenants_that_wake_the_first_to_wake_goes_first() -> None
     scheduler.tick(1 * S + 2)
     scheduler.drained(1 * S + 3, "busy", wanting=True)
     assert granted(scheduler, 1 * S + 3).tenant == "b"
+
+
+@pytest.mark.promise("time-surcharged-turns")
+def test_a_tenant_that_was_surcharged_takes_exclusive_turns_for_a_minute() -> None:
+    """NVML saw more of its kernels than its hooks reported, so their counters are worth nothing."""
+    scheduler = Scheduler(Parameters(sharing=Sharing.CONCURRENT))
+
+    def concurrent_at(now: int) -> bool:
+        scheduler.want(now, "a")
+        [grant] = scheduler.tick(now)
+        assert isinstance(grant, TokenGrant)
+        scheduler.drained(now, "a", wanting=False)
+        return grant.concurrent
+
+    for name in ("a", "b"):
+        scheduler.set_tenant(0, name, ("gpu",), request_milli=500, limit_milli=1000)
+        scheduler.set_concurrent(0, name, concurrent=True)
+        scheduler.set_connected(0, name, connected=True)
+    assert concurrent_at(S)
+    scheduler.surcharge(2 * S, "a", MS)
+    assert not concurrent_at(3 * S)
+    assert scheduler.next_deadline() == 62 * S
+    assert not concurrent_at(62 * S - 1)
+    assert concurrent_at(63 * S)
