@@ -84,8 +84,8 @@ class Occupancy:
             self.holder[gpu] = tenant
 
     def may_co_run(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant may hold its GPU while others do. Gangs, tenants of their GPUs, and tenants that were
-        surcharged a short time ago may not."""
+        """Return whether the tenant may hold its GPU while others do. Gangs, tenants of their GPUs, and surcharged
+        tenants may not."""
         if tenant.surcharged or not tenant.concurrent:
             return False
         return tenant.gpus[0] in self.concurrent and tenant.gpus[0] not in self._gangs_on

@@ -45,7 +45,6 @@ from .turn_history import TurnSpans
 from .turns import TurnPolicy
 from .waiting_tenants import WaitingTenants
 
-
 _SURCHARGED_NS = 60_000_000_000
 """Time after a surcharge in which a tenant takes exclusive turns, in ns: 60 s. Its hooks say less than NVML sees, so
 what they say of its progress counts for nothing."""
