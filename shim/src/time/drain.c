@@ -111,10 +111,9 @@ static void await_fences(struct known_stream *row) {
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
     if (row->unmetered || (row->stream == NULL && per_thread_uncovered(row)))
         cover(streams, row);
-    else if (covered(row))
-        await_fences(row);
     else
-        row->asked = true;
+        row->asked = !covered(row);
+    await_fences(row); /* of an asked row too: of its per-thread default streams */
 }
 
 void drain_begin(struct streams *streams) {
@@ -129,7 +128,8 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Return whether the row's stream has unfinished work. */
+/* Return whether the row's stream has unfinished work. One that cannot be asked because of a capture has none: what it
+ * ran before is behind an event (R5). */
 static bool unfinished(const struct streams *streams, const struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)

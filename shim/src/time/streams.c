@@ -242,6 +242,15 @@ void streams_retained(struct streams *streams, CUdevice device, CUcontext contex
     unlock(&streams->primaries_lock);
 }
 
+/* Put an event behind the unfinished work of the legacy stream, which cannot be asked while the capture is open (R5).
+ */
+static void fence_legacy(struct streams *streams, CUcontext context) {
+    const struct known_context *known = streams_find_context(streams, context);
+    struct known_stream *row = known != NULL ? streams_find(streams, known, NULL) : NULL;
+    if (row != NULL && row->pending)
+        streams_fence(streams, row);
+}
+
 bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture) {
     if (!rows_room(&streams->captures, sizeof *capture))
         return false;
@@ -252,6 +261,8 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
         capture->stream != CU_STREAM_LEGACY &&
         (capture->stream == CU_STREAM_PER_THREAD || !HAS(cuStreamGetFlags) ||
          DRIVER(cuStreamGetFlags)(capture->stream, &flags) != CUDA_SUCCESS || !(flags & CU_STREAM_NON_BLOCKING));
+    if (noted->blocks)
+        fence_legacy(streams, capture->context);
     gate_set_captures(gate, ++streams->captures.count);
     return true;
 }

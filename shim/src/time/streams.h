@@ -7,7 +7,8 @@
  *   stream, for every thread. Other streams stay registered;
  * - R3 no call of the hook disturbs a stream capture of the program;
  * - R4 no lock of the hook is held while the driver destroys a stream or a context, or calls the program back;
- * - R5 what a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN);
+ * - R5 what a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN), and so is
+ * what the legacy stream ran, if it waits for that stream;
  * - R6 there is room for as many contexts, streams and captures as there is memory. Where none is left, the launch or
  *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY;
  * - R7 each thread has a queue of its own on each stream that it launches into under a metered grant, whatever else

@@ -75,6 +75,21 @@ def test_a_drain_waits_for_launches_into_the_legacy_stream_that_are_behind_no_fe
     assert usage.last_end <= agent.times(client, Drained)[0]
 
 
+def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_streams_too(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("launch", "noop", "", 3)  # the last one is behind no fence
+    probe.ok("launch", "spin_us_300000", "", 1, "cuLaunchKernel_ptsz")
+    client = agent.client()
+    agent.revoke(client, agent.last_grant)
+    agent.next_frame(client, Drained)
+    [usage] = [usage for usage in tenant.read().client("tenant").usage.values() if usage.submitted]
+    assert usage.kernels == usage.submitted == 4
+    assert usage.last_end <= agent.times(client, Drained)[0]
+
+
 def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None:
     """A thread sleeps in the driver, in a stream that is full of work past the gate behind a launch."""
     agent = tenant.agent()
