@@ -74,7 +74,7 @@ def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(r
 def test_next_to_a_busy_program_each_gets_its_request_done(
     request: int, kernel: int, leaves_gaps: dict[str, Any]
 ) -> None:
-    """The bound is what windows, ticks and probes cost in four seconds."""
+    """Within what may be owed, one window and one turn, of two seconds."""
     programs = [
         Program("a", request=request, **leaves_gaps),
         Program("b", request=1000 - request, starts_ns=MS, **busy(kernel * MS)),
@@ -82,7 +82,7 @@ def test_next_to_a_busy_program_each_gets_its_request_done(
     gpu = TimeSlicedGpu(programs)
     done = work(programs, WARM_UP, WARM_UP + 2 * S, gpu)
     for program, part in zip(programs, done, strict=True):
-        assert part >= min(program.request / 1000, 0.88) - 0.04
+        assert part >= min(program.request / 1000, 0.88) - 0.06
     assert sum(done) >= 1
     books_are_exact(gpu)
 
@@ -107,12 +107,35 @@ def test_busy_programs_take_turns(request: int, kernels: tuple[int, int]) -> Non
 def test_a_gain_that_is_not_foretold_is_found_by_a_trial() -> None:
     """Both seem to be busy: as ranks do that spin while they wait for each other."""
     programs = [
-        Program(name, request=500, starts_ns=start, lie=lambda samples: replace(samples, flying=samples.looks), **EAGER)
+        Program(name, request=500, starts_ns=start, lie=lambda samples: replace(samples, flying=samples.looks), **DENSE)
         for name, start in (("a", 0), ("b", MS))
     ]
     gpu = TimeSlicedGpu(programs)
-    assert sum(work(programs, 3 * S, 5 * S, gpu)) >= 1.3, "turns leave 1.1"
+    assert sum(work(programs, 3 * S, 5 * S, gpu)) >= 1.5, "turns leave 1.2"
     books_are_exact(gpu)
+
+
+@pytest.mark.promise("time-contended")
+@pytest.mark.parametrize("request_milli", [100, 300, 500])
+@pytest.mark.parametrize("kernel_ns", [1 * MS, 20 * MS])
+def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_milli: int, kernel_ns: int) -> None:
+    programs = [
+        Program("a", request=request_milli, **EAGER),
+        Program("b", request=1000 - request_milli, starts_ns=MS, **EAGER),
+    ]
+    gpu = TimeSlicedGpu(programs)
+
+    def become_busy() -> None:
+        for program in programs:
+            program.gpu_ns, program.host_ns, program.kernels, program.pause_ns = kernel_ns, 5 * US, 1, 0
+
+    gpu.at(3 * S, become_busy)
+    gpu.run(3 * S)
+    before = [program.gpu_used_ns for program in programs]
+    gpu.run(8 * S)
+    for program, used in zip(programs, before, strict=True):
+        behind = program.request * 5 * S // 1000 - (program.gpu_used_ns - used)
+        assert behind <= 250 * MS, "a window, a trial, and a turn"
 
 
 @pytest.mark.promise("time-excess")
@@ -171,6 +194,29 @@ def test_limits_hold_whatever_runs_at_the_same_time(
     longest = 2 * kind["gpu_ns"] * kind.get("ahead", 3)
     assert limited.open_ns <= limit * gpu.now // 10 + 100 * MS + 2 * longest + 20 * MS
     books_are_exact(gpu)
+
+
+@pytest.mark.promise("time-leads-alone")
+def test_a_tenant_that_refuses_leads_alone_next_to_tenants_that_co_run() -> None:
+    programs = [
+        Program("a", request=300, **EAGER),
+        Program("b", request=300, starts_ns=MS, **EAGER),
+        Program("c", request=400, concurrent=False, starts_ns=2 * MS, **busy(5 * MS)),
+    ]
+    gpu = TimeSlicedGpu(programs)
+    scheduler = gpu.scheduler
+    assert scheduler is not None
+    co_ran = set[str]()
+
+    def check() -> None:
+        lead, runners = scheduler._occupancy.holder.get(GPU), scheduler._occupancy.co_runners.get(GPU, {})
+        co_ran.update(runners)
+        assert lead is None or lead.id != "c" or not runners
+
+    gpu.check = check
+    done = work(programs, WARM_UP, WARM_UP + 2 * S, gpu)
+    assert co_ran == {"a", "b"}
+    assert done[2] >= 0.34
 
 
 lives = st.lists(

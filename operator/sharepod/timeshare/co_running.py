@@ -109,10 +109,11 @@ class CoRunning:
         gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state, runners)
         # 1. A co-runner that is owed more than the lead leads next.
         state.due = now + _WAKE_AFTER_NS
-        for tenant in running if hold.phase is HoldPhase.RUNNING else []:
-            if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
-                others = [t for t in running if t is not tenant and _hold(t).given_as is Charge.BORROWED]
-                return Changes(others, cut=lead)
+        owed = self._owed_runner(now, lead, hold, running)
+        if owed is not None:
+            self._trial_fails(now, gpu, state)
+            others = [t for t in running if t is not owed and _hold(t).given_as is Charge.BORROWED]
+            return Changes(others, cut=lead)
         if not gains and state.trials.active:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
         # 2. Co-runners that cease.
@@ -128,6 +129,8 @@ class CoRunning:
             fits = tenant.account.ceiling_fits(self._parameters.quantum_min_ns)
             if not (gains and bears and fits and self._occupancy.may_co_run(tenant)) or probed or lead.interactive:
                 ends.append(tenant)
+        if ends:
+            self._trial_fails(now, gpu, state)
         # 3. Tenants with credit that join at once.
         begins: list[tuple[TokenTenant, Charge]] = []
         waiting = [
@@ -137,7 +140,7 @@ class CoRunning:
         ]
         cut: TokenTenant | None = None
         for tenant in [] if lead.interactive else waiting:
-            if self._joins(tenant, probed):
+            if self._joins(now, lead, tenant, probed):
                 begins.append((tenant, Charge.GUARANTEED))
                 if tenant.woke_with_credit and tenant.habits.rests and hold.phase is HoldPhase.RUNNING:
                     cut = lead
@@ -188,6 +191,14 @@ class CoRunning:
         state.backoff_ns = min(_BACKOFF_MOST_NS, 2 * state.backoff_ns)
         return False
 
+    def _owed_runner(self, now: int, lead: TokenTenant, hold: Hold, running: list[TokenTenant]) -> TokenTenant | None:
+        """Return a co-runner that is owed more than the lead, and does not bear that others hold; None if there is
+        none, or the lead's turn ends already."""
+        for tenant in running if hold.phase is HoldPhase.RUNNING else []:
+            if tenant.account.lag_ns() > lead.account.lag_ns() and not self._bears(now, tenant):
+                return tenant
+        return None
+
     def _trial_goes_on(self, now: int, gpu: str, state: _GpuState, runners: list[TokenTenant]) -> bool:
         """Measure the trial that is on, if one is. Return whether those that hold go on."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
@@ -198,6 +209,11 @@ class CoRunning:
         else:
             trials.turns(now, tenants)
         return True
+
+    def _trial_fails(self, now: int, gpu: str, state: _GpuState) -> None:
+        """End the trial that is on: a tenant that is owed time does not bear it."""
+        if state.trials.begun_at is not None and not state.trials.proven:
+            state.trials.end(now, self._occupancy.tenants_on[gpu])
 
     def _may_try(self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, tenant: TokenTenant) -> bool:
         """Return whether a tenant that waits may co-run for a trial."""
@@ -219,17 +235,19 @@ class CoRunning:
             return False
         if not self._occupancy.may_co_run(lead) or not self._occupancy.may_co_run(tenant):
             return False
-        return self._joins(tenant, now >= lead.progress.probe_at)
+        return self._joins(now, lead, tenant, now >= lead.progress.probe_at)
 
-    def _joins(self, tenant: TokenTenant, probed: bool) -> bool:
-        """Return whether a tenant that waits co-runs at once: it has credit, and woke or works for short times. While
-        the lead is `probed`, only tenants that rest most of the time do."""
+    def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
+        """Return whether a tenant that waits co-runs at once: it has credit, and woke or works for short times. Unless
+        it rests most of the time, or is interactive, a gain has to be foretold, and the lead not to be `probed`."""
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
-        if probed and not habits.rests:
-            return False
-        return tenant.woke_with_credit or 0 < habits.work_ns <= _JOINS_NS
+        if not habits.rests and not tenant.interactive:
+            foretold = _foretold(now, [lead, tenant])
+            if probed or foretold is None or sum(foretold) < _GAIN_BEGINS:
+                return False
+        return tenant.woke_with_credit or habits.works_briefly(account.held_ns, _JOINS_NS)
 
     def _fills(
         self, now: int, state: _GpuState, lead: TokenTenant, hold: Hold, stays: list[TokenTenant], tenant: TokenTenant
@@ -245,14 +263,8 @@ class CoRunning:
         if not tenant.account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
         together = [*stays, tenant]
-        demands: list[float] = []
-        for one in together:
-            demand = one.progress.known(now)
-            if demand is None:
-                return False
-            demands.append(demand)
-        progress = foretell(demands)
-        if sum(progress) < _GAIN_BEGINS and not tried:
+        progress = _foretold(now, together)
+        if progress is None or (sum(progress) < _GAIN_BEGINS and not tried):
             return False
         for one, part in zip(together, progress, strict=True):
             account = one.account
@@ -301,6 +313,17 @@ class CoRunning:
             if account.request_milli < 1000:
                 moments.append(now + (account.assured - OWED_NS * 500) // (1000 - account.request_milli))
         return min([max(moment, now + _WAKE_AFTER_NS) for moment in moments if moment > now], default=None)
+
+
+def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
+    """Return the foretold progress of tenants that would hold at once; None: one of them was not measured alone."""
+    demands: list[float] = []
+    for tenant in tenants:
+        demand = tenant.progress.known(now)
+        if demand is None:
+            return None
+        demands.append(demand)
+    return foretell(demands)
 
 
 def _order(tenant: TokenTenant, gpu: str) -> tuple[int, int, str]:

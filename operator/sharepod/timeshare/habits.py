@@ -93,10 +93,11 @@ class Habits:
         self._cycle_ns = self._work_ns = 0
         self._held_before = None
 
-    @property
-    def work_ns(self) -> int:
-        """Return the average time held between two pauses; 0: no pause is known."""
-        return self._work_ns
+    def works_briefly(self, held_ns: int, most_ns: int) -> bool:
+        """Return whether the tenant pauses after `most_ns` of work at most, on average and since its last pause.
+        `held_ns`: time held until now, in all."""
+        since = held_ns if self._held_before is None else held_ns - self._held_before
+        return 0 < self._work_ns <= most_ns and since <= most_ns
 
     @property
     def rests(self) -> bool:

@@ -84,6 +84,10 @@ class Progress:
         self._probes_ns = _PROBES_LEAST_NS
         self.launches = 0
         """Launches so far."""
+        self.shared_ns = 0
+        """Time so far that others held too."""
+        self.shared_launches = 0
+        """Launches in it."""
         self._proven_loss: float | None = None
         """Loss that a trial has shown; None: none has shown a gain."""
         self._sampled: Samples | None = None
@@ -131,6 +135,8 @@ class Progress:
 
     def shared(self, elapsed: int, launches: int) -> None:
         """Add a span in which others held too, with its launches."""
+        self.shared_ns += elapsed
+        self.shared_launches += launches
         self.window_ns += elapsed
         self._window_flying += self.in_flight * elapsed
         self._window_launches += launches
@@ -147,18 +153,18 @@ class Progress:
         bound = loss = in_flight * others * _SWITCHING
         if self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
             ratio = self._window_launches / self.window_ns / self.alone_rate
-            if self.alone_in_flight is not None:
-                loss = min(loss, max(0.0, in_flight - ratio * self.alone_in_flight) + _SLACK)
             ratio = min(2.0, ratio)
             self._ratio = ratio if self._ratio is None else self._ratio + 0.3 * (ratio - self._ratio)
             loss = min(loss, max(0.0, 1 - self._ratio))
+            if self.alone_in_flight is not None:
+                loss = min(loss, max(0.0, in_flight - self._ratio * self.alone_in_flight) + _SLACK)
+        elif self._proven_loss is not None:
+            loss = min(bound, self._proven_loss)
         shifted = self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED
         if shifted or (self._ratio is not None and self._ratio > _FASTER):
             self.probe_at, self._probes_ns, loss = min(self.probe_at, now), _PROBES_LEAST_NS, bound
         elif in_flight > _ALWAYS and (1 - bound) * 1000 < request_milli:
             self.probe_at = min(self.probe_at, self.measured_at + _PROBES_LEAST_NS)
-        if self._proven_loss is not None:
-            loss = min(bound, self._proven_loss)
         loss = min(_LOSS_MOST, loss)
         self._since_made += (1 - loss) * self.window_ns
         self._since_sure += (1 - min(_LOSS_MOST, bound)) * self.window_ns
@@ -172,7 +178,7 @@ class Progress:
         return loss
 
     def prove(self, loss: float | None) -> None:
-        """Take the loss that a trial has shown, next to turns; None: it counts no more."""
+        """Take the loss that a trial has shown, for windows of too few launches; None: it counts no more."""
         self._proven_loss = loss
 
     @property

@@ -6,8 +6,8 @@ flight all the time, and no gain is foretold.
 Guarantees:
 - A trial takes `TRIAL_NS` at most. The first follows a second of turns; after each that fails the next one is twice as
   far away. So trials that fail take 1 % of the time at most, of which busy tenants lose 8 %.
-- Launches of one tenant for each nanosecond that it held in turns are compared with those for each nanosecond of the
-  trial, for each tenant by its own counters (S11). The sum of these ratios is the sum of progress.
+- Launches of one tenant for each nanosecond that it held in turns are compared with those for each nanosecond in which
+  others held too, for each tenant by its own counters (S11). The sum of these ratios is the sum of progress.
 - A gain is measured again each `_AGAIN_NS`. A sum that has changed by a third is another phase and ends it.
 """
 
@@ -122,7 +122,7 @@ class Trials:
         due_at = self.due_at()
         if due_at is not None and now < due_at:
             return True
-        ratios = self._ratios(now, tenants)
+        ratios = self._ratios(tenants)
         total = sum(ratios.values())
         changed = self.proven and not self._sum * 2 / 3 <= total <= self._sum * 3 / 2
         if total < (least if self.proven else gains) or changed or (self.proven and now >= self._until):
@@ -139,16 +139,15 @@ class Trials:
 
     def _measure(self, now: int, tenants: Iterable[TokenTenant]) -> None:
         self.begun_at = now
-        self._before = {tenant.id: (tenant.progress.launches, 0) for tenant in tenants}
+        self._before = {tenant.id: (tenant.progress.shared_launches, tenant.progress.shared_ns) for tenant in tenants}
 
-    def _ratios(self, now: int, tenants: Iterable[TokenTenant]) -> dict[str, float]:
-        assert self.begun_at is not None, "a trial is on"
-        elapsed = max(1, now - self.begun_at)
-        return {
-            tenant.id: min(
-                _RATIO_MOST,
-                (tenant.progress.launches - self._before[tenant.id][0]) / elapsed / self.rates[tenant.id],
-            )
-            for tenant in tenants
-            if tenant.id in self.rates and tenant.id in self._before
-        }
+    def _ratios(self, tenants: Iterable[TokenTenant]) -> dict[str, float]:
+        """Return the launch rate of each tenant while others held too, over that in turns."""
+        ratios: dict[str, float] = {}
+        for tenant in tenants:
+            launches, shared = self._before.get(tenant.id, (0, 0))
+            elapsed = tenant.progress.shared_ns - shared
+            if tenant.id in self.rates and tenant.id in self._before and elapsed > 0:
+                rate = (tenant.progress.shared_launches - launches) / elapsed
+                ratios[tenant.id] = min(_RATIO_MOST, rate / self.rates[tenant.id])
+        return ratios

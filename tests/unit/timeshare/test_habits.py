@@ -80,3 +80,12 @@ def test_what_an_earlier_agent_counted_is_no_step_and_its_end_no_pause() -> None
     assert learned.tolerated_ns(500) == 0
     learned.paused(5 * MS, 3_600_020 * MS)
     assert learned.tolerated_ns(500) == 25 * MS * 3 // 4
+
+
+def test_a_tenant_that_ceases_to_pause_works_briefly_no_more() -> None:
+    learned = habits([2] * 10, 8)
+    assert learned.works_briefly(80 * MS, 20 * MS)
+    assert learned.works_briefly(100 * MS, 20 * MS)
+    assert not learned.works_briefly(101 * MS, 20 * MS)
+    assert not habits([2] * 10, 21).works_briefly(210 * MS, 20 * MS)
+    assert not Habits().works_briefly(0, 20 * MS)

@@ -20,6 +20,8 @@ def tenant(name: str) -> TokenTenant:
 def worked(each: TokenTenant, launches: int, held_ns: int) -> None:
     """Let a tenant hold for a time, and launch."""
     each.progress.launches += launches
+    each.progress.shared_launches += launches
+    each.progress.shared_ns += 2 * held_ns
     each.account.held_ns += held_ns
 
 
