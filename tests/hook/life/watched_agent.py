@@ -147,7 +147,9 @@ class WatchedAgent(ScriptedAgent):
             turn.before = self._counts.launches(turn) or 0
             turn.due = turn.settled = turn.barred = None
             quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
-            turn.held = replace(self.next_grant(quantum_ms, metered=metered), announce=self._chance.random() < 0.5)
+            announce, concurrent, self.hints.co_running = (self._chance.random() < 0.5 for _ in range(3))
+            grant = self.next_grant(quantum_ms, metered=metered, concurrent=concurrent)
+            turn.held = replace(grant, announce=announce)
             self._granted_at[turn.pid] = time.monotonic()
             self.send(client, turn.held)
             self.seen["grants"] += 1
