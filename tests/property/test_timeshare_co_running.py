@@ -181,6 +181,19 @@ def test_a_service_that_wakes_with_credit_waits_for_slices_and_no_kernel(kernel:
     assert gpu.scheduler.usage(gpu.now, "a").anticipated_ns == 0
 
 
+@pytest.mark.promise("time-joins")
+def test_a_service_that_was_held_up_catches_up() -> None:
+    """Requests that queue make a service work without a pause: it must not be taken for a training."""
+    service = Program("a", request=300, starts_ns=20 * MS, **{**SERVICE, "pause_ns": 25 * MS})
+    programs = [service, Program("b", request=700, **busy(250 * MS))]
+    gpu = TimeSlicedGpu(programs)
+    gpu.at(1 * S, lambda: setattr(service, "pause_ns", 0))
+    gpu.at(2 * S, lambda: setattr(service, "pause_ns", 25 * MS))
+    gpu.run(5 * S)
+    latest = sorted(service.latencies[-40:])
+    assert latest[20] <= 8 * MS
+
+
 @pytest.mark.promise("time-co-run-limits")
 @QUICK
 @given(limit=st.integers(2, 8), part=st.integers(3, 10), kind=kinds, other=kinds)

@@ -106,7 +106,7 @@ class CoRunning:
             return Changes(ends=running)
         state = self._states.setdefault(gpu, _GpuState())
         self._occupancy.settle_on(now, [gpu])
-        gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state, runners)
+        gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state)
         # 1. A co-runner that is owed more than the lead leads next.
         state.due = now + _WAKE_AFTER_NS
         owed = self._owed_runner(now, lead, hold, running)
@@ -160,8 +160,6 @@ class CoRunning:
                 state.trials.begin(now, [lead, tried])
                 begins.append((tried, Charge.BORROWED))
                 stays.append(tried)
-        elif begins and not state.trials.active:
-            state.trials.no_turns()
         state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
         return Changes(ends, begins)
 
@@ -199,15 +197,12 @@ class CoRunning:
                 return tenant
         return None
 
-    def _trial_goes_on(self, now: int, gpu: str, state: _GpuState, runners: list[TokenTenant]) -> bool:
+    def _trial_goes_on(self, now: int, gpu: str, state: _GpuState) -> bool:
         """Measure the trial that is on, if one is. Return whether those that hold go on."""
         tenants, trials = self._occupancy.tenants_on[gpu], state.trials
         if trials.begun_at is not None:
             return trials.goes_on(now, tenants, _GAIN_ENDS, _GAIN_BEGINS)
-        if runners:
-            trials.no_turns()
-        else:
-            trials.turns(now, tenants)
+        trials.turns(now, tenants)
         return True
 
     def _trial_fails(self, now: int, gpu: str, state: _GpuState) -> None:
@@ -239,14 +234,12 @@ class CoRunning:
 
     def _joins(self, now: int, lead: TokenTenant, tenant: TokenTenant, probed: bool) -> bool:
         """Return whether a tenant that waits co-runs at once: it has credit, and woke or works for short times. Unless
-        it rests most of the time, or is interactive, a gain has to be foretold, and the lead not to be `probed`."""
+        it rests most of the time, or is interactive, the lead has to bear it, and not to be `probed`."""
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
             return False
-        if not habits.rests and not tenant.interactive:
-            foretold = _foretold(now, [lead, tenant])
-            if probed or foretold is None or sum(foretold) < _GAIN_BEGINS:
-                return False
+        if not habits.rests and not tenant.interactive and (probed or not self._bears(now, lead)):
+            return False
         return tenant.woke_with_credit or habits.works_briefly(account.held_ns, _JOINS_NS)
 
     def _fills(

@@ -32,6 +32,8 @@ _AGAIN_NS = 1_000 * _MS
 """Time after which a gain is measured again, in nanoseconds."""
 _LASTS_NS = 10_000 * _MS
 """Time for which the first gain counts, in nanoseconds; it doubles each time up to four times that."""
+_QUEUED = 3
+"""Launches of a measurement that say nothing: they fill the queue, and would outweigh those of long kernels."""
 _RATIO_MOST = 2.0
 """Ratio of one tenant that counts at most."""
 
@@ -67,11 +69,7 @@ class Trials:
             self._before = {}
         for tenant in tenants:
             if tenant.id not in self._before:
-                self._before[tenant.id] = (tenant.progress.launches, tenant.account.held_ns)
-
-    def no_turns(self) -> None:
-        """Note that tenants hold at once without a trial."""
-        self._turns_since = None
+                self._before[tenant.id] = _in_turns(tenant)
 
     def due_at(self) -> int | None:
         """Return when the next trial may begin, or a measurement ends; None: not as it is now."""
@@ -85,10 +83,11 @@ class Trials:
         if self.active or due_at is None or now < due_at:
             return False
         for tenant in tenants:
-            launches, held = self._before.get(tenant.id, (0, 0))
-            if tenant.id not in self._before or tenant.account.held_ns - held < _HELD_NS:
+            if tenant.id not in self._before:
                 return False
-            if tenant.progress.launches == launches:
+            launches, held = _in_turns(tenant)
+            launches_before, held_before = self._before[tenant.id]
+            if held - held_before < _HELD_NS or launches == launches_before:
                 return False
         return True
 
@@ -96,8 +95,9 @@ class Trials:
         """Begin a trial."""
         self.rates = {}
         for tenant in tenants:
-            launches, held = self._before[tenant.id]
-            self.rates[tenant.id] = (tenant.progress.launches - launches) / (tenant.account.held_ns - held)
+            launches, held = _in_turns(tenant)
+            launches_before, held_before = self._before[tenant.id]
+            self.rates[tenant.id] = (launches - launches_before) / (held - held_before)
         self._turns_since = None
         self._measure(now, tenants)
 
@@ -148,6 +148,12 @@ class Trials:
             launches, shared = self._before.get(tenant.id, (0, 0))
             elapsed = tenant.progress.shared_ns - shared
             if tenant.id in self.rates and tenant.id in self._before and elapsed > 0:
-                rate = (tenant.progress.shared_launches - launches) / elapsed
-                ratios[tenant.id] = min(_RATIO_MOST, rate / self.rates[tenant.id])
+                made = max(0, tenant.progress.shared_launches - launches - _QUEUED)
+                ratios[tenant.id] = min(_RATIO_MOST, made / elapsed / self.rates[tenant.id])
         return ratios
+
+
+def _in_turns(tenant: TokenTenant) -> tuple[int, int]:
+    """Return a tenant's launches, and its time held, while no other tenant held."""
+    progress, account = tenant.progress, tenant.account
+    return progress.launches - progress.shared_launches, account.held_ns - account.co_run_ns
