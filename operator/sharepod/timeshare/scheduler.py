@@ -452,6 +452,11 @@ class Scheduler:
             return None
         return self._holds.terms(self._tenants[tenant_id], hold, left)
 
+    def holds_together(self, tenant_id: str) -> bool:
+        """Return whether another tenant holds or yields one of its GPUs at the same time."""
+        tenant = self._tenants[tenant_id]
+        return any(other is not tenant for gpu in tenant.gpus for other in self._occupancy.occupants(gpu))
+
     def contended(self, now: int, tenant_id: str) -> bool:
         """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
         return self._policy.contended(now, self._tenants[tenant_id])

@@ -42,6 +42,8 @@ class TenantToken:
     """Called when other tenants begin or cease to want the tenant's GPUs."""
     bar: Callable[[int], None]
     """Lets no launch begin under the grant of that id, or of a lower one."""
+    together: Callable[[bool], None] = lambda _: None
+    """Called when other tenants begin or cease to hold the tenant's GPUs at the same time."""
     wanting: dict[TokenClient, None] = field(default_factory=dict)
     """Clients that wait at their gates, in the order in which they came."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
@@ -64,6 +66,8 @@ class TenantToken:
     closed: bool = False
     """One of its GPUs is not open (E3): those of its processes that want the token wait."""
     silence: Silence = field(default_factory=Silence)
+    holds_together: bool = False
+    """Last value given to `together`."""
     hinted: bool = False
     """Last value given to `contended`."""
     wanted_at: int | None = None
@@ -152,6 +156,12 @@ class TenantToken:
             prompt=grant.prompt,
             concurrent=grant.concurrent,
         )
+
+    def mark_together(self, together: bool) -> None:
+        """Mark that other tenants hold the tenant's GPUs at the same time, or do not, if that is news."""
+        if self.holds_together != together:
+            self.holds_together = together
+            self.together(together)
 
     def hint(self, contended: bool) -> None:
         """Say that other tenants want the tenant's GPUs, or do not, if that is news."""

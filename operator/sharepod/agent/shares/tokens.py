@@ -90,6 +90,7 @@ class Tokens:
         interactive: bool = False,
         contended: Callable[[bool], None],
         bar: Callable[[int], None],
+        together: Callable[[bool], None] = lambda _: None,
         resumed: AccountSnapshot | None = None,
     ) -> None:
         """Add a tenant, or change the rates of one.
@@ -102,6 +103,7 @@ class Tokens:
             interactive: Whether it asked for short waits.
             contended: Called when other tenants begin or cease to want its GPUs.
             bar: Called to let no launch begin under the grant of that id, or of a lower one.
+            together: Called when other tenants begin or cease to hold its GPUs at the same time.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
         self._prepared.change(gpus)
@@ -114,7 +116,7 @@ class Tokens:
             interactive=interactive,
             resumed=resumed,
         )
-        self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, closed=self._closes(gpus)))
+        self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, together, closed=self._closes(gpus)))
         self._pump()
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
@@ -154,7 +156,7 @@ class Tokens:
             self._looks.drop(tenant_id)
             now = self._now()
             self._sample(now)
-            self._sampled.pop(tenant_id, None)
+            self._stop_sampling(tenant_id)
             self._scheduler.remove(now, tenant_id)
             self._pump()
 
@@ -335,7 +337,7 @@ class Tokens:
                 self._pump()
             return
         self._sample(now)
-        self._sampled.pop(tenant_id, None)
+        self._stop_sampling(tenant_id)
         token.grant_id = None
         self._looks.drop(tenant_id)
         wanting = bool(token.wanting) and not token.closed
@@ -355,7 +357,12 @@ class Tokens:
         given_up: list[str] = []
         left: list[str] = []
         # 1. Carry out the scheduler's actions.
-        for action in self._scheduler.tick(now):
+        actions = self._scheduler.tick(now)
+        for action in actions:
+            if isinstance(action, TokenGrant) and action.concurrent:
+                self._sampled[action.tenant] = self._tokens[action.tenant]
+        self._mark_together()
+        for action in actions:
             try:
                 granted = self._carry_out(now, action) or granted
             except Exception:
@@ -388,8 +395,6 @@ class Tokens:
         token = self._tokens[action.tenant]
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
-            if action.concurrent:
-                self._sampled[action.tenant] = token
             if action.grant_id != token.grant_id:
                 wanting = token.begin(now, action)
                 for client in wanting:
@@ -443,7 +448,7 @@ class Tokens:
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
         self._sample(seen_at)
-        self._sampled.pop(turn.holder, None)
+        self._stop_sampling(turn.holder)
         holder.forget(client)
         holder.grant_id = None
         self._looks.drop(turn.holder)
@@ -456,6 +461,7 @@ class Tokens:
         told = token.begin(seen_at, turn.grant)
         if turn.grant.concurrent:
             self._sampled[turn.grant.tenant] = token
+        self._mark_together()
         for successor in told:
             token.tell(successor, turn.grant, self._clock, seen_at)
         self._watch_new(seen_at, turn.grant.tenant, token, told)
@@ -465,6 +471,16 @@ class Tokens:
         """Read the progress of all tenants that hold concurrently. Before each call that ends or settles a hold."""
         for tenant_id, token in self._sampled.items():
             self._scheduler.sampled(now, tenant_id, token.samples())
+
+    def _mark_together(self) -> None:
+        """Mark the tenants that hold together with others: their hooks keep durations that they learn then apart."""
+        for tenant_id, token in self._sampled.items():
+            token.mark_together(self._scheduler.holds_together(tenant_id))
+
+    def _stop_sampling(self, tenant_id: str) -> None:
+        token = self._sampled.pop(tenant_id, None)
+        if token is not None:
+            token.mark_together(False)
 
     def _wait_for_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
         if token.closed:

@@ -297,6 +297,7 @@ class ServedTenant:
             interactive=self.row.latency is Latency.INTERACTIVE,
             contended=self._set_contended,
             bar=self._bar,
+            together=self._set_together,
             resumed=resumed,
         )
 
@@ -309,6 +310,9 @@ class ServedTenant:
             per_s=settings.connects_per_s,
             burst=settings.connections_max,
         )
+
+    def _set_together(self, together: bool) -> None:
+        self._hints.co_running = together
 
     def _set_contended(self, contended: bool) -> None:
         self._hints.contended = contended

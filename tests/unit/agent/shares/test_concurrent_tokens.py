@@ -75,12 +75,20 @@ def tokens(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Tokens]:
     tokens.close()
 
 
-def begin(tokens: Tokens, versions: dict[str, int]) -> list[EagerProcess]:
-    """Let a process of each tenant connect and want the token."""
+def begin(
+    tokens: Tokens, versions: dict[str, int], together: dict[str, list[bool]] | None = None
+) -> list[EagerProcess]:
+    """Let a process of each tenant connect and want the token. `together`: takes what each tenant's hooks are shown."""
     processes = []
     for name, version in versions.items():
         tokens.set_tenant(
-            name, (GPU,), request_milli=400, limit_milli=1000, contended=lambda _: None, bar=lambda _: None
+            name,
+            (GPU,),
+            request_milli=400,
+            limit_milli=1000,
+            contended=lambda _: None,
+            bar=lambda _: None,
+            together=(together or {}).setdefault(name, []).append,
         )
         processes.append(EagerProcess(tokens, name, version=version))
         tokens.set_connected(name, connected=True, concurrent=version >= protocol.CONCURRENT_VERSION)
@@ -119,6 +127,19 @@ async def test_with_exclusive_turns_no_two_tenants_hold(tokens: Tokens, clock: C
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
     assert together_ms(tokens, clock, processes, 2000) == 0
     assert all(process.concurrent == {False} for process in processes)
+
+
+async def test_hooks_know_while_others_hold_their_gpu_too(tokens: Tokens, clock: Clock) -> None:
+    shown: dict[str, list[bool]] = {"": []}
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX}, shown)
+    for _ in range(2000):
+        before = all(process.grant is not None for process in processes)
+        together_ms(tokens, clock, processes, 1)
+        if before and all(process.grant is not None for process in processes):
+            assert [shown[name][-1] for name in "ab"] == [True, True]
+    tokens.remove("b")
+    assert shown["a"][-1] is False
+    assert len(shown["a"]) > 2
 
 
 async def test_a_hook_of_version_2_takes_exclusive_turns(tokens: Tokens, clock: Clock) -> None:
