@@ -131,8 +131,9 @@ def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_
 
     gpu.at(3 * S, become_busy)
     gpu.run(3 * S)
-    before = [program.gpu_used_ns for program in programs]
+    before, together = [program.gpu_used_ns for program in programs], gpu.together_ns
     gpu.run(8 * S)
+    assert gpu.together_ns - together <= 500 * MS, "windows and trials"
     for program, used in zip(programs, before, strict=True):
         behind = program.request * 5 * S // 1000 - (program.gpu_used_ns - used)
         assert behind <= 250 * MS, "a window, a trial, and a turn"
