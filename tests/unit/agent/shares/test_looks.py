@@ -54,6 +54,13 @@ class Process:
         self._thread.join()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More patience with silent processes, so that no thread of the test is late on a busy machine."""
+    for module in (tokens_module, silence):
+        monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
+
+
 def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[None]], *, beside: bool = False) -> int:
     """Let `a` hold what `b` waits for; return how often Python was woken to look. `beside`: a third tenant, whose
     process lives, holds another GPU that a fourth waits for."""
@@ -132,7 +139,7 @@ def test_one_that_held_before_anybody_waited_is_watched_once_somebody_does(monke
     on_the_loop(life, beside=True)
 
 
-def test_a_tenant_that_is_removed_as_it_holds_is_watched_no_more() -> None:
+def test_a_tenant_that_is_removed_as_it_holds_is_watched_no_more(patient: None) -> None:
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
         await until(lambda: tokens._looks.watches("a"))
         tokens.remove("a")
@@ -151,11 +158,7 @@ def test_a_holder_that_stops_while_the_loop_watches_is_barred() -> None:
     on_the_loop(life)
 
 
-def test_python_is_not_woken_for_a_look_at_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more patience, so that no thread is late on a busy machine."""
-    for module in (tokens_module, silence):
-        monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
-
+def test_python_is_not_woken_for_a_look_at_one_that_lives(patient: None) -> None:
     async def life(_tokens: Tokens, _one: Process, _other: Process, _barred: list[int]) -> None:
         await asyncio.sleep(0.9)  # until it is overdue
 
