@@ -218,6 +218,8 @@ class CoRunning:
             return False
         if lead.account.limit_milli < 1000 or tenant.account.limit_milli < 1000:
             return False
+        if lead.progress.processes > 1 or tenant.progress.processes > 1:
+            return False
         if lead.progress.known(now) is None or tenant.progress.known(now) is None:
             return False
         owed = lead.account.assured > OWED_NS * 500
@@ -237,6 +239,9 @@ class CoRunning:
         it rests most of the time, or is interactive, the lead has to bear it, and not to be `probed`."""
         account, habits = tenant.account, tenant.habits
         if account.assured <= 0 or not account.ceiling_fits(self._parameters.quantum_min_ns):
+            return False
+        together = [lead, *self._occupancy.co_runners.get(tenant.gpus[0], {}).values(), tenant]
+        if not _limits_allow(together, foretell([one.progress.known(now) or 1.0 for one in together])):
             return False
         if not habits.rests and not tenant.interactive and (probed or not self._bears(now, lead)):
             return False
@@ -259,10 +264,8 @@ class CoRunning:
         progress = _foretold(now, together)
         if progress is None or (sum(progress) < _GAIN_BEGINS and not tried):
             return False
-        for one, part in zip(together, progress, strict=True):
-            account = one.account
-            if account.limit_milli < 1000 and part * account.limit_milli < account.request_milli * _LIMIT_MARGIN:
-                return False
+        if not _limits_allow(together, progress):
+            return False
         return self._bears(now, lead, 1.0 if tried else progress[0], OWED_NS // 2)
 
     def _bears(self, now: int, tenant: TokenTenant, progress: float = 1.0, owed_ns: int = OWED_NS) -> bool:
@@ -317,6 +320,16 @@ def _foretold(now: int, tenants: list[TokenTenant]) -> list[float] | None:
             return None
         demands.append(demand)
     return foretell(demands)
+
+
+def _limits_allow(tenants: list[TokenTenant], progress: list[float]) -> bool:
+    """Return whether each tenant's limit leaves it its request, at the progress of tenants that hold at once (S12): the
+    ceiling pays for all time of holding."""
+    return all(
+        tenant.account.limit_milli >= 1000
+        or part * tenant.account.limit_milli >= tenant.account.request_milli * _LIMIT_MARGIN
+        for tenant, part in zip(tenants, progress, strict=True)
+    )
 
 
 def _order(tenant: TokenTenant, gpu: str) -> tuple[int, int, str]:

@@ -161,8 +161,6 @@ class Foresight:
 
     def _window(self, first: TokenTenant, sleeper: TokenTenant) -> int:
         """Return for how long after its hold a GPU may be kept idle for `sleeper` instead of being given to `first`."""
-        if self._occupancy.may_co_run(sleeper) and self._occupancy.may_co_run(first):
-            return 0  # it co-runs when it wakes
         request, overrun = sleeper.account.request_milli, first.habits.overrun_ns
         if not request or overrun <= sleeper.habits.tolerated_ns(request):
             return 0

@@ -2,6 +2,8 @@
 
 Guarantees:
 - S11 own-measure: A tenant's measures follow from its own counters only.
+- Launches show the loss of a tenant with one process. Of several, one with many small launches would hide the loss of
+  another, so only the time in flight counts.
 - The loss is at most the part of the GPU that the hardware gives to the others while the tenant has work in flight.
 - A tenant is measured alone only in spans of at least `LEARN_NS` without a break: shorter spans begin behind a pause.
 
@@ -151,7 +153,7 @@ class Progress:
         """
         in_flight = self._window_flying / self.window_ns
         bound = loss = in_flight * others * _SWITCHING
-        if self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
+        if self.processes == 1 and self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
             ratio = self._window_launches / self.window_ns / self.alone_rate
             ratio = min(2.0, ratio)
             self._ratio = ratio if self._ratio is None else self._ratio + 0.3 * (ratio - self._ratio)
@@ -162,7 +164,8 @@ class Progress:
             loss = min(bound, self._proven_loss)
         shifted = self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED
         if shifted or (self._ratio is not None and self._ratio > _FASTER):
-            self.probe_at, self._probes_ns, loss = min(self.probe_at, now), _PROBES_LEAST_NS, bound
+            soon = max(now, self.measured_at + _PROBES_LEAST_NS)
+            self.probe_at, self._probes_ns, loss = min(self.probe_at, soon), _PROBES_LEAST_NS, bound
         elif in_flight > _ALWAYS and (1 - bound) * 1000 < request_milli:
             self.probe_at = min(self.probe_at, self.measured_at + _PROBES_LEAST_NS)
         loss = min(_LOSS_MOST, loss)

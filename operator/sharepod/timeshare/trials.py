@@ -34,8 +34,8 @@ _LASTS_NS = 10_000 * _MS
 """Time for which the first gain counts, in nanoseconds; it doubles each time up to four times that."""
 _QUEUED = 3
 """Launches of a measurement that say nothing: they fill the queue, and would outweigh those of long kernels."""
-_RATIO_MOST = 2.0
-"""Ratio of one tenant that counts at most."""
+_RATIO_MOST = 1.0
+"""Ratio of one tenant that counts at most: none gets more done next to others than alone, whatever its hooks say."""
 
 
 class Trials:

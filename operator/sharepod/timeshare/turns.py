@@ -152,7 +152,7 @@ class TurnPolicy:
         kept: dict[str, Anticipation] = {}
         for turn in planned:
             for gpu in turn.tenant.gpus:
-                awaited = self._anticipate(now, turn.tenant, gpu)
+                awaited = anticipate(now, turn.tenant, self._occupancy.tenants_on[gpu], self._parameters)
                 if awaited is not None:
                     kept[gpu] = awaited
         return kept
@@ -202,7 +202,7 @@ class TurnPolicy:
                 first, place = tenant, key
         if first is None:
             return None
-        awaited = self._anticipate(now, first, gpu)
+        awaited = anticipate(now, first, self._occupancy.tenants_on[gpu], self._parameters)
         if awaited is not None:
             return awaited
         weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
@@ -262,14 +262,6 @@ class TurnPolicy:
             quantum = max(self._parameters.turn_min_ns, quantum)
         room = tenant.account.ceiling_room_ns()
         return quantum if room is None else min(quantum, max(self._parameters.quantum_min_ns, room))
-
-    def _anticipate(self, now: int, candidate: TokenTenant, gpu: str) -> Anticipation | None:
-        """Return the sleeper for which the GPU is kept idle instead of being given to `candidate`; None if none. A
-        sleeper that would co-run when it wakes needs no idle GPU."""
-        tenants, occupancy = self._occupancy.tenants_on[gpu], self._occupancy
-        if gpu in occupancy.concurrent and occupancy.may_co_run(candidate):
-            tenants = [tenant for tenant in tenants if not occupancy.may_co_run(tenant)]
-        return anticipate(now, candidate, tenants, self._parameters)
 
     def _active(self, now: int, tenant: TokenTenant) -> bool:
         hold = tenant.hold
