@@ -36,7 +36,7 @@ def test_a_tenant_that_joins_gets_its_request_although_its_limit_is_the_same(
 @pytest.mark.parametrize("request_milli", [500, 700])
 def test_a_lead_whose_limit_is_its_request_gets_it_although_a_service_joins(request_milli: int) -> None:
     def make() -> list[Program]:
-        service = {"gpu_ns": MS, "host_ns": 20 * US, "kernels": 10, "pause_ns": 15 * MS, "waits": True}
+        service: dict[str, Any] = {"gpu_ns": MS, "host_ns": 20 * US, "kernels": 10, "pause_ns": 15 * MS, "waits": True}
         return [
             Program("a", request=request_milli, limit=request_milli, **busy(MS)),
             Program("b", request=1000 - request_milli, starts_ns=MS, **service),

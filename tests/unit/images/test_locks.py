@@ -52,7 +52,7 @@ def test_the_manifests_name_images_that_nobody_can_ever_serve() -> None:
         container["image"]
         for path in sorted((ROOT / "manifests").rglob("*.yaml"))
         for one in yaml.safe_load_all(path.read_text())
-        if one and one.get("kind") in ("Deployment", "DaemonSet")
+        if isinstance(one, dict) and one.get("kind") in ("Deployment", "DaemonSet")
         for kind in ("initContainers", "containers")
         for container in one["spec"]["template"]["spec"].get(kind, [])
         if "image" in container
