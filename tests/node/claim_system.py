@@ -175,6 +175,11 @@ class ClaimSystem:
         wait_until(lambda: not self.rows(), what="an empty ledger", timeout=60)
 
 
+def gpunodes(cluster: Cluster) -> list[str]:
+    """Return the names of all GPUNodes."""
+    return [each["metadata"]["name"] for each in cluster.api.get(f"{GROUP}/gpunodes")["items"]]
+
+
 @contextmanager
 def system_with_claims(
     cluster: Cluster,
@@ -200,6 +205,7 @@ def system_with_claims(
         installation.add_to_pool(machine.node)
         restricted_namespace(cluster, NAMESPACE)
         system = ClaimSystem(cluster, machine, installation, settings)
+        wait_until(lambda: machine.node in gpunodes(cluster), what="the GPUNode", timeout=60)
         if volume:
             await_answers(cluster)
         yield system

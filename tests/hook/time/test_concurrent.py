@@ -20,6 +20,11 @@ def gaps(node: Node, name: str, kind: str = "e22") -> Program:
     return Program([str(PROGRAMS / "gaps"), kind, "--slept", "0.7"], environment)
 
 
+def co_run_seconds(node: Node) -> list[float]:
+    """Return for each tenant for how long it held while others did, too."""
+    return [each.value for each in node.metrics() if each.name == "sharepod_tenant_co_run_seconds_total"]
+
+
 def kernel_seconds(directory: Path, sharing: str, kinds: dict[str, str]) -> dict[str, float]:
     """Return for each program how many seconds of the window the GPU ran its kernels."""
     directory.mkdir()
@@ -29,6 +34,8 @@ def kernel_seconds(directory: Path, sharing: str, kinds: dict[str, str]) -> dict
         try:
             wait_for(lambda: all(node.devices().busy_ns(name) > 0 for name in kinds), "device time of all")
             time.sleep(SETTLE_S)
+            if sharing == "Concurrent":
+                wait_for(lambda: min(co_run_seconds(node)) > 1, "a second of co-running")
             shares = node.shares(MEASURED_S, *kinds)
         finally:
             for program in programs:
