@@ -28,6 +28,7 @@ from cluster.scheduler_world import (
     relabel,
 )
 from harness.api import ApiError
+from harness.cluster import wait_until
 
 WORLD_HAS_CLAIMS = True
 """The file's world has claims."""
@@ -236,8 +237,18 @@ def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
         world.cluster.kubectl(
             "label", "namespace", "default", "resource.kubernetes.io/admin-access=true", "--overwrite"
         )
+    wait_until(lambda: policy_refuses(world), what="the policy on claims in force", timeout=30)
     with pytest.raises(ApiError, match=said):
         make_scheduled(world, "default", "refused", annotations=annotations, **spec)
+
+
+def policy_refuses(world: World) -> bool:
+    """Return whether the API server applies the policy on claims, which it does a moment after it was created."""
+    try:
+        make_scheduled(world, "default", "tried", annotations={"sharepod.dev/gpu-affinity": "a"})
+    except ApiError as error:
+        return "is not for claims of class scheduler" in str(error)
+    return False
 
 
 def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
