@@ -14,8 +14,7 @@ Guarantees:
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
   that starves is given a shortest quantum, whatever its ceiling says.
 - S7: The order of service is that of turns.py.
-- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost; for none that
-  would co-run when it wakes.
+- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
 - S9, S10, S12: Co-runners gain something, a lead that is owed time bears none, and limits hold as without them
   (co_running.py).
 - S11: What a tenant's hooks count changes no other tenant's measured progress (progress.py).
