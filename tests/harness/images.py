@@ -47,7 +47,7 @@ def make_image(
 ) -> Path:
     """Write the image to a tar file in `directory` and return its path.
 
-    `name` is a whole reference (docker.io/nvidia/cuda:9.0-base). `files`: absolute path in the image to content.
+    `name` is a whole reference (docker.io/library/busybox:1.37). `files`: absolute path in the image to content.
     """
     layer = _layer(files)
     layer_digest = hashlib.sha256(layer).hexdigest()

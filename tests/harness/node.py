@@ -51,7 +51,7 @@ from harness.releases import CONTAINERD
 from harness.services import Service, Services
 
 BASE_IMAGE = "sharepod.test/base:1"
-CUDA_IMAGE = "docker.io/nvidia/cuda:9.0-base"
+CUDA_IMAGE = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04"
 
 _BRIDGE = "shp0"
 _BRIDGE_MAC = "02:73:68:70:00:01"
@@ -312,7 +312,7 @@ class Node:
         self._ctr("images", "import", archive, timeout=60.0)
 
     def tag_image(self, name: str, another: str) -> None:
-        """Give an image of the node another name. Names are whole: docker.io/nvidia/cuda:9.0-base."""
+        """Give an image of the node another name. Names are whole: docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04."""
         self._ctr("images", "tag", name, another)
 
     def serve_api(self) -> None:

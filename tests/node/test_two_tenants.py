@@ -30,7 +30,7 @@ metadata:
 spec:
   containers:
     - name: cuda
-      image: nvidia/cuda:9.0-base
+      image: nvidia/cuda:12.9.1-base-ubuntu24.04
       command: ["nvidia-smi", "-L"]
       resources: {limits: {cpu: "1", memory: "500Mi"}}
 """
