@@ -57,6 +57,7 @@ BLOCKS: tuple[Case, ...] = (
         '"Enforced", "None"',
         {"request": 0.4, "memoryIsolation": "Soft"},
     ),
+    Case("unknown co-running", "spec.gpu.coRunning", '"Allow", "Deny"', {"request": 0.4, "coRunning": "No"}),
     Case("unknown latency", "spec.gpu.latency", '"Normal", "Interactive"', {"request": 0.4, "latency": "Low"}),
     Case("movable that is no boolean", "spec.gpu.movable", "boolean", {"request": 0.4, "movable": "yes"}),
     Case(

@@ -57,6 +57,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "mode": ("Shared", "Exclusive", "exclusive", ""),
     "memoryIsolation": ("Enforced", "None", "none"),
     "latency": ("Normal", "Interactive", "interactive"),
+    "coRunning": ("Allow", "Deny", "deny"),
     "affinity": _LABELS,
     "antiAffinity": _LABELS,
     "exclusion": _LABELS,
@@ -95,6 +96,7 @@ def blocks(draw: st.DrawFn) -> dict[str, Any]:
         "count": st.integers(0, 17),
         "mode": st.sampled_from(["Shared", "Shared", "Exclusive", "exclusive"]),
         "latency": st.sampled_from(["Normal", "Interactive", "interactive"]),
+        "coRunning": st.sampled_from(["Allow", "Deny", "deny"]),
         "affinity": st.sampled_from(_LABELS),
         "uuids": st.lists(st.sampled_from([UUID, UUID[:-1] + "2", "GPU-1"]), max_size=2, unique=True),
     }

@@ -171,6 +171,10 @@ class AgentSettings(BaseSettings):
     gaps on the GPU, other tenants run in them, as long as together they get more done than in turns. Both enforce
     requests and limits."""
 
+    sharing_by_gpu: dict[str, SharingMode] = {}
+    """`sharing` of single GPUs, by UUID or by model as the GPUNode names it; a UUID has precedence. In the environment:
+    a JSON object such as `{"NVIDIA A100-SXM4-80GB": "Exclusive"}`."""
+
     recall_ms: Annotated[int, Field(ge=1, le=1000)] = 250
     """Milliseconds for which an allocation over the limit waits for the tenant's other processes to give back device
     memory that they do not use."""
@@ -244,6 +248,11 @@ class AgentSettings(BaseSettings):
             ceiling_burst_ns=self.ceiling_burst_ms * ms,
             sharing=Sharing[self.sharing.name],
         )
+
+    def sharing_of(self, uuid: str, model: str) -> Sharing:
+        """Return how tenants of this GPU take turns."""
+        by_gpu = self.sharing_by_gpu
+        return Sharing[by_gpu.get(uuid, by_gpu.get(model, self.sharing)).name]
 
     def thresholds(self) -> FindingThresholds:
         """Return the thresholds of the findings."""

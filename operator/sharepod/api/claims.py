@@ -31,7 +31,7 @@ from .dialects import (
     is_dialect,
     parse_annotation,
 )
-from .gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels
+from .gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
 from .objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_REQUEST, MAX_GPUS
 from .sharepod import GpuRequest, PlacementPolicy, SpecError
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
@@ -48,6 +48,7 @@ FIELDS_OF_ANNOTATIONS = (
     "mode",
     "memoryIsolation",
     "latency",
+    "coRunning",
     "affinity",
     "antiAffinity",
     "exclusion",
@@ -293,6 +294,7 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
         mode=Mode.EXCLUSIVE if exclusive else Mode.SHARED,
         memory_isolation=MemoryIsolation(said.get("memoryIsolation", MemoryIsolation.ENFORCED)),
         latency=latency,
+        co_running=CoRunningPolicy(said.get("coRunning", CoRunningPolicy.ALLOW)),
         labels=SchedulingLabels(
             affinity=said.get("affinity"), anti_affinity=said.get("antiAffinity"), exclusion=said.get("exclusion")
         ),

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .bounds import MAX_ITEMS, MAX_QUANTITY, quoted
-from .gpunode import Latency, MemoryIsolation, Mode
+from .gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from .objects import GROUP, MAX_GPUS
 from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecError, resolve
 from .units import UnitError, parse_fraction, parse_quantity
@@ -93,6 +93,7 @@ KEYS: tuple[Key, ...] = (
     Key(field="mode", native="gpu-mode"),
     Key(field="memoryIsolation", native="gpu-memory-isolation"),
     Key(field="latency", native="gpu-latency"),
+    Key(field="coRunning", native="gpu-co-running"),
     Key(field="affinity", native="gpu-affinity", foreign=("sched_affinity", GPUID_KEY)),
     Key(field="antiAffinity", native="gpu-anti-affinity", foreign=("sched_anti-affinity",)),
     Key(field="exclusion", native="gpu-exclusion", foreign=("sched_exclusion",)),
@@ -340,6 +341,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "gpu-mode": _choice(*Mode),
     "gpu-memory-isolation": _choice(*MemoryIsolation),
     "gpu-latency": _choice(*Latency),
+    "gpu-co-running": _choice(*CoRunningPolicy),
     "gpu-affinity": _label,
     "sched_affinity": _label,
     GPUID_KEY: _label,

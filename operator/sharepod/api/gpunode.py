@@ -69,6 +69,13 @@ class Latency(StrEnum):
     INTERACTIVE = "Interactive"
 
 
+class CoRunningPolicy(StrEnum):
+    """Policy of a tenant on other tenants that would hold its GPUs at the same time."""
+
+    ALLOW = "Allow"
+    DENY = "Deny"
+
+
 class Pool(StrEnum):
     """Owner of a node's GPUs: SharePod alone; NVIDIA's device plugin, from which holders take them; or SharePod, with
     kube-scheduler as the one that gives shares away."""
@@ -144,6 +151,9 @@ class Tenant(Model):
     """Shared, or Exclusive: no other tenant has these GPUs."""
     latency: Latency = Latency.NORMAL
     """Normal, or Interactive: neighbours hand the GPU over after the kernel that runs."""
+    co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
+    """Allow: where the agent shares GPUs concurrently, the tenant may run at the same time as others. Deny: it takes
+    exclusive turns."""
     labels: SchedulingLabels = SchedulingLabels()
     """Labels that placement goes by."""
 

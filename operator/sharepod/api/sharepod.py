@@ -16,7 +16,7 @@ from pydantic import Field
 
 from .bounds import MAX_CONDITIONS, MAX_COUNT, MAX_FIELD, MAX_MESSAGE, clipped
 from .consumption import MAX_COUNTER
-from .gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels
+from .gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
 
@@ -69,6 +69,7 @@ class GpuSpec(Model):
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
+    co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
     affinity: LabelField | None = None
     anti_affinity: LabelField | None = None
     exclusion: LabelField | None = None
@@ -93,6 +94,7 @@ class GpuRequest:
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
+    co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
     labels: SchedulingLabels = field(default_factory=SchedulingLabels)
     placement: PlacementPolicy = PlacementPolicy.BINPACK
     uuids: tuple[str, ...] = ()
@@ -173,6 +175,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         mode=gpu.mode,
         memory_isolation=gpu.memory_isolation,
         latency=gpu.latency,
+        co_running=gpu.co_running,
         labels=SchedulingLabels(affinity=gpu.affinity, anti_affinity=gpu.anti_affinity, exclusion=gpu.exclusion),
         placement=gpu.placement,
         uuids=gpu.uuids,

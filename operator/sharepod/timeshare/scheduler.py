@@ -193,6 +193,10 @@ class Scheduler:
         if connected:
             self._holds.meter(now, tenant.gpus, tenant)
 
+    def sharing(self, gpu: str) -> Sharing:
+        """Return how tenants share a GPU."""
+        return self._sharing.get(gpu, self._parameters.sharing)
+
     def set_sharing(self, now: int, gpu: str, sharing: Sharing) -> None:
         """Set how tenants share a GPU, instead of as the parameters say."""
         now = self._advance_clock(now)
@@ -478,7 +482,7 @@ class Scheduler:
             self._policy.raise_to_min(tenant)
 
     def _share(self, gpu: str) -> None:
-        if self._sharing.get(gpu, self._parameters.sharing) is Sharing.CONCURRENT:
+        if self.sharing(gpu) is Sharing.CONCURRENT:
             self._occupancy.concurrent.add(gpu)
         else:
             self._occupancy.concurrent.discard(gpu)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
-from hook.world.agent_node import PROGRAMS, Node, Program, built, running, tenant, wait_for
+from hook.world.agent_node import GPUS, MODEL, PROGRAMS, Node, Program, built, running, tenant, wait_for
 
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
 
@@ -67,3 +68,35 @@ def test_tenants_that_run_at_once_live_through_a_restart_of_the_agent(tmp_path: 
             for program in programs:
                 program.close()
     assert all(share > 0.05 for share in shares.values()), shares
+
+
+def co_run(
+    directory: Path, sharing: str, *, by_gpu: dict[str, str] | None = None, denies: str = "", until_s: float = 0
+) -> list[float]:
+    """Return the co-run seconds of two programs with gaps, after `SETTLE_S` or once both have more than `until_s`."""
+    rows = [tenant(name, 0.5, coRunning="Deny" if name == denies else "Allow") for name in ("a", "b")]
+    with running(directory, *rows, sharing=sharing, sharing_by_gpu=json.dumps(by_gpu or {})) as node:
+        programs = [gaps(node, name) for name in ("a", "b")]
+        try:
+            wait_for(lambda: all(node.devices().busy_ns(name) > 0 for name in ("a", "b")), "device time of both")
+            if until_s:
+                wait_for(lambda: min(co_run_seconds(node)) > until_s, "co-running")
+            else:
+                time.sleep(SETTLE_S)
+            return co_run_seconds(node)
+        finally:
+            for program in programs:
+                program.close()
+
+
+@pytest.mark.promise("time-co-running-denied")
+def test_no_tenant_runs_at_the_same_time_as_one_that_denies_it(tmp_path: Path) -> None:
+    assert co_run(tmp_path, "Concurrent", denies="b") == [0, 0]
+
+
+def test_sharing_of_one_gpu_has_precedence(tmp_path: Path) -> None:
+    assert co_run(tmp_path, "Concurrent", by_gpu={GPUS[0]: "Exclusive"}) == [0, 0]
+
+
+def test_sharing_of_a_model_is_that_of_its_gpus(tmp_path: Path) -> None:
+    assert min(co_run(tmp_path, "Exclusive", by_gpu={MODEL: "Concurrent"}, until_s=0.1)) > 0.1

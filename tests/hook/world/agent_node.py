@@ -33,6 +33,7 @@ FAKE_CUDA = ROOT / "build" / "doubles" / "libcuda"
 FAKE_NVML = ROOT / "build" / "doubles" / "libnvml"
 PROGRAMS = ROOT / "build" / "programs"
 GI = 1 << 30
+MODEL = "Simulated"
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
 PATIENCE_S = 60.0
 CALLED_MOST = 12
@@ -95,7 +96,7 @@ class Node:
         self._nvml = nvml
         self._agent: subprocess.Popen[bytes] | None = None
         self._programs: list[Program] = []
-        inventory = [{"uuid": gpu, "index": i, "model": "Simulated", "memory": "16Gi"} for i, gpu in enumerate(GPUS)]
+        inventory = [{"uuid": gpu, "index": i, "model": MODEL, "memory": "16Gi"} for i, gpu in enumerate(GPUS)]
         (directory / "inventory.yaml").write_text(yaml.safe_dump({"gpus": inventory}))
 
     def set_tenants(self, *rows: Mapping[str, Any]) -> None:

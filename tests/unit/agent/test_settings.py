@@ -32,6 +32,14 @@ def test_the_scheduler_is_set_in_nanoseconds() -> None:
     assert (config.quantum_min_ns, config.grace_ns) == (2_000_000, 250_000_000)
 
 
+def test_sharing_of_a_gpu_is_that_of_its_uuid_or_model_or_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHAREPOD_AGENT_SHARING", "Concurrent")
+    monkeypatch.setenv("SHAREPOD_AGENT_SHARING_BY_GPU", '{"A100": "Exclusive", "GPU-1": "Concurrent"}')
+    settings = AgentSettings()
+    gpus = {("GPU-0", "H100"): "CONCURRENT", ("GPU-0", "A100"): "EXCLUSIVE", ("GPU-1", "A100"): "CONCURRENT"}
+    assert {gpu: settings.sharing_of(*gpu).name for gpu in gpus} == gpus
+
+
 @pytest.mark.promise("install-wrong-settings")
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -42,6 +50,7 @@ def test_the_scheduler_is_set_in_nanoseconds() -> None:
         ({"http_port": 99999}, "http_port"),
         ({"mode": "cloud"}, "mode"),
         ({"no_such_setting": 1}, "no_such_setting"),
+        ({"sharing_by_gpu": {"A100": "Both"}}, "sharing_by_gpu.A100"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(changes: dict[str, object], words: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.claims import ClaimRequest
-from sharepod.api.gpunode import Latency, Mode
+from sharepod.api.gpunode import CoRunningPolicy, Latency, Mode
 from sharepod.api.plain_pods import asks, lower
 from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.sharepod import PlacementPolicy, SpecError
@@ -81,11 +81,12 @@ def test_annotations_refine_the_line() -> None:
         gpu_placement="Spread",
         gpu_models="A100, H100",
         gpu_latency="Interactive",
+        gpu_co_running="Deny",
         gpu_uuids=UUID,
     ).gpu
     assert (gpu.limit_milli, gpu.placement, gpu.models) == (800, PlacementPolicy.SPREAD, ("A100", "H100"))
     assert (gpu.labels.affinity, gpu.labels.anti_affinity, gpu.labels.exclusion) == ("a", "b", "c")
-    assert (gpu.latency, gpu.uuids) == (Latency.INTERACTIVE, (UUID,))
+    assert (gpu.latency, gpu.co_running, gpu.uuids) == (Latency.INTERACTIVE, CoRunningPolicy.DENY, (UUID,))
 
 
 @pytest.mark.parametrize(

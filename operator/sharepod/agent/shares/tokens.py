@@ -32,6 +32,7 @@ from sharepod.timeshare import (
     Preemption,
     PreparedHandOff,
     Scheduler,
+    Sharing,
     Suspension,
     TimeUsage,
     TokenGrant,
@@ -118,6 +119,13 @@ class Tokens:
         )
         self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, together, closed=self._closes(gpus)))
         self._pump()
+
+    def set_sharing(self, gpu: str, sharing: Sharing) -> None:
+        """Set how tenants of the GPU `gpu` (its UUID) take turns."""
+        if sharing is not self._scheduler.sharing(gpu):
+            self._prepared.change((gpu,))
+            self._scheduler.set_sharing(self._now(), gpu, sharing)
+            self._pump()
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
         """Grant on these GPUs alone from now on (E3); None: on all."""

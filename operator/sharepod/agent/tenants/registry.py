@@ -271,6 +271,8 @@ class TenantRegistry:
     def set_models(self, reading: Reading) -> None:
         """Take the GPUs' models from a reading. Call it before the first client comes: a client is told what its
         contexts take."""
+        for gpu in reading.gpus:
+            self._tokens.set_sharing(gpu.uuid, self._settings.sharing_of(gpu.uuid, gpu.model))
         self._observer.set_models(reading)
         self._metering.set_models(reading, self._entries.values())
 

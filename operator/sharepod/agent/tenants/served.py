@@ -32,7 +32,7 @@ from sharepod.agent.sockets.inbox import Inbox, Sender
 from sharepod.agent.sockets.peers import NodePeers, Peer, PeerProcesses, Peers
 from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor
-from sharepod.api.gpunode import Latency, MemoryIsolation, Tenant
+from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Tenant
 from sharepod.listener import Listener
 from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.timeshare import AccountSnapshot
@@ -411,8 +411,10 @@ class ServedTenant:
             self._loop.call_soon(self._settle_closed)
 
     def _connected(self) -> None:
-        """Have the token know whether processes are connected, and whether all of them sample their progress."""
-        concurrent = all(user.samples_progress for user in self._users)
+        """Report to the token whether processes are connected, and whether the tenant may co-run: it does not deny it,
+        and all processes sample their progress."""
+        allowed = self.row.co_running is not CoRunningPolicy.DENY
+        concurrent = allowed and all(user.samples_progress for user in self._users)
         self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)
 
     def _settle(self, client: HookConnection) -> None:

@@ -20,7 +20,7 @@ from sharepod.api.dialects import (
     NATIVE_PREFIX,
     STARTS,
 )
-from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
+from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS, SHARE_REQUEST
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
@@ -98,6 +98,7 @@ def _annotations() -> list[Validation]:
         "mode": [*Mode],
         "memoryIsolation": [*MemoryIsolation],
         "latency": [*Latency],
+        "coRunning": [*CoRunningPolicy],
         "placement": [*PlacementPolicy],
         "movable": [*FLAGS],
     }

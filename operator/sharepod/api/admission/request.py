@@ -30,7 +30,7 @@ from sharepod.api.dialects import (
     UUID_SHAPE,
     known_keys,
 )
-from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
+from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
@@ -205,6 +205,7 @@ def readable() -> list[Validation]:
         _one_of("mode", [*Mode]),
         _one_of("memoryIsolation", [*MemoryIsolation]),
         _one_of("latency", [*Latency]),
+        _one_of("coRunning", [*CoRunningPolicy]),
         _one_of("placement", [*PlacementPolicy]),
         _one_of("movable", FLAGS),
         _each(

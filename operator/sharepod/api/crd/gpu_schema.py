@@ -9,7 +9,7 @@ from typing import Any
 
 from sharepod.api.bounds import MAX_QUANTITY
 from sharepod.api.dialects import MAX_LISTED, MAX_MEMORY, MIN_MEMORY, UUID_PATTERN, UUID_SHAPE
-from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
+from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, MUTABLE, PlacementPolicy
 
@@ -66,6 +66,12 @@ def gpu_schema() -> Schema:
                 "setting says.",
                 [*Latency],
                 Latency.NORMAL,
+            ),
+            "coRunning": _choice(
+                "Allow, or Deny: no other tenant runs on the GPU while this one does, even where the agent shares GPUs "
+                "concurrently.",
+                [*CoRunningPolicy],
+                CoRunningPolicy.ALLOW,
             ),
             "affinity": _label(
                 "SharePods with this label in the namespace go to the same GPU (or GPUs), or wait.", labels

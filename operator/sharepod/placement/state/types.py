@@ -14,6 +14,7 @@ from enum import StrEnum
 from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import (
     ClaimReference,
+    CoRunningPolicy,
     Latency,
     MemoryIsolation,
     Mode,
@@ -190,6 +191,7 @@ class Reservation:
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
+    co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
     labels: SchedulingLabels = NO_LABELS
     releasing: bool = False
     owner: str | None = field(default=None, compare=False)
@@ -218,6 +220,7 @@ class Reservation:
             memory_isolation=self.memory_isolation,
             mode=self.mode,
             latency=self.latency,
+            co_running=self.co_running,
             labels=self.labels,
         )
 
@@ -237,6 +240,7 @@ class Reservation:
             mode=row.mode,
             memory_isolation=row.memory_isolation,
             latency=row.latency,
+            co_running=row.co_running,
             labels=row.labels,
             releasing=row.state is TenantState.RELEASING,
             owner=owner,
@@ -299,6 +303,7 @@ class Assignment:
             mode=request.gpu.mode,
             memory_isolation=request.gpu.memory_isolation,
             latency=request.gpu.latency,
+            co_running=request.gpu.co_running,
             labels=request.gpu.labels,
             owner=request.owner,
             needs=request.pod.resources,
