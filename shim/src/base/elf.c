@@ -1,5 +1,5 @@
-/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by the C library's dl_iterate_phdr,
- * in the order in which the dynamic linker searches them.
+/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by the dynamic linker's list of the
+ * ones that the program started with, then by the C library's dl_iterate_phdr; in the order of the linker's searches.
  */
 #include "base/elf.h"
 
@@ -11,7 +11,7 @@
 struct search {
     const char *prefix;
     struct object *object;
-    const void *inside; /* instead of the prefix: an address in the object */
+    const void *inside; /* NULL, or an address in the object */
     char *path;
     size_t size;
 };
@@ -43,12 +43,47 @@ static bool read_tables(const struct dl_phdr_info *info, struct object *object) 
     for (int i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
             dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-    return read_dynamic(info->dlpi_addr, dynamic, object);
+    bool read = read_dynamic(info->dlpi_addr, dynamic, object);
+    object->path = info->dlpi_name;
+    object->unloads = info->dlpi_subs;
+    return read;
 }
 
-/* The list of loaded objects that glibc keeps for debuggers. Those from the first to the C library, of which all are
- * there from the start, stay as they are. */
+/* The list of loaded objects that glibc keeps for debuggers, and the hook's place in it. */
 extern struct r_debug _r_debug __attribute__((weak));
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
+
+/* Return the first object of the list; NULL: another C library than glibc, which keeps none. */
+static const struct link_map *first_object(void) {
+    return &_r_debug != NULL ? _r_debug.r_map : NULL;
+}
+
+/* Return the last object of the list that is known to be there from the start: glibc or its dynamic linker. No lock is
+ * needed up to there, since these objects are never unloaded. In a child of fork the lock of dl_iterate_phdr may be
+ * held for ever (H6). */
+static const struct link_map *last_initial(void) {
+    static const struct link_map *_Atomic known;
+    const struct link_map *last = atomic_load_explicit(&known, memory_order_relaxed);
+    unsigned seen = 0;
+    for (const struct link_map *map = first_object(); last == NULL && map != NULL; map = map->l_next) {
+        seen |= strcmp(base_name(map->l_name), "libc.so.6") == 0      ? 1
+                : strncmp(base_name(map->l_name), "ld-linux", 8) == 0 ? 2
+                                                                      : 0;
+        if (seen == 3)
+            last = map;
+    }
+    atomic_store_explicit(&known, last, memory_order_relaxed);
+    return last;
+}
+
+/* Return the first such object whose file name begins with `prefix`, or that has this dynamic section; NULL: none. */
+static const struct link_map *find_initial(const char *prefix, const ElfW(Dyn) * dynamic) {
+    const struct link_map *last = last_initial(), *map = last != NULL ? first_object() : NULL;
+    for (; map != NULL; map = map == last ? NULL : map->l_next)
+        if (prefix != NULL ? strncmp(base_name(map->l_name), prefix, strlen(prefix)) == 0 : map->l_ld == dynamic)
+            return map;
+    return NULL;
+}
 
 typedef int visitor(struct dl_phdr_info *info, size_t size, void *of);
 
@@ -56,9 +91,7 @@ typedef int visitor(struct dl_phdr_info *info, size_t size, void *of);
  * first, if there is one. */
 static int (*choose_iterator(void))(visitor *, void *) {
     struct object libc;
-    const struct link_map *map = &_r_debug != NULL ? _r_debug.r_map : NULL;
-    while (map != NULL && strcmp(base_name(map->l_name), "libc.so.6") != 0)
-        map = map->l_next;
+    const struct link_map *map = find_initial("libc.so.6", NULL);
     void *own = NULL;
     if (map != NULL && read_dynamic(map->l_addr, map->l_ld, &libc))
         own = object_symbol(&libc, "dl_iterate_phdr");
@@ -77,17 +110,23 @@ static int visit_objects(visitor *visit, void *of) {
     return iterate(visit, of);
 }
 
+static bool is_named(const struct dl_phdr_info *info, const char *prefix) {
+    return info->dlpi_name != NULL && strncmp(base_name(info->dlpi_name), prefix, strlen(prefix)) == 0;
+}
+
 static int visit_by_name(struct dl_phdr_info *info, size_t size, void *argument) {
     struct search *search = argument;
     (void)size;
-    if (info->dlpi_name == NULL || strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) != 0)
-        return 0;
-    return read_tables(info, search->object);
+    return is_named(info, search->prefix) ? read_tables(info, search->object) : 0;
 }
 
 bool object_find(const char *prefix, struct object *object) {
     struct search search = {.prefix = prefix, .object = object};
-    return visit_objects(visit_by_name, &search) != 0;
+    const struct link_map *map = find_initial(prefix, NULL);
+    if (map == NULL || !read_dynamic(map->l_addr, map->l_ld, object))
+        return visit_objects(visit_by_name, &search) != 0;
+    object->path = map->l_name;
+    return true;
 }
 
 static bool covers(const struct dl_phdr_info *info, const void *address) {
@@ -99,36 +138,29 @@ static bool covers(const struct dl_phdr_info *info, const void *address) {
     return false;
 }
 
+/* Copy the directory of a path, with its final slash. False: there is none, or it is too long. */
+static bool copy_directory(const char *path, char *directory, size_t size) {
+    size_t length = (size_t)(base_name(path) - path);
+    if (length == 0 || length >= size)
+        return false;
+    memcpy(directory, path, length);
+    directory[length] = '\0';
+    return true;
+}
+
 static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argument) {
     struct search *search = argument;
     (void)size;
     if (!covers(info, search->inside))
         return 0;
-    size_t length = (size_t)(base_name(info->dlpi_name) - info->dlpi_name);
-    if (length == 0 || length >= search->size)
-        return -1;
-    memcpy(search->path, info->dlpi_name, length);
-    search->path[length] = '\0';
-    return 1;
+    return copy_directory(info->dlpi_name, search->path, search->size) ? 1 : -1;
 }
 
-static int visit_path(struct dl_phdr_info *info, size_t size, void *argument) {
-    const struct search *search = argument;
-    (void)size;
-    if (info->dlpi_name == NULL || strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) != 0 ||
-        strlen(info->dlpi_name) >= search->size)
-        return 0;
-    memcpy(search->path, info->dlpi_name, strlen(info->dlpi_name) + 1);
-    return 1;
-}
-
-void object_pin(const char *prefix) {
+void object_pin(const struct object *object) {
     enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* RTLD_ of both C libraries */
-    char path[512];
-    struct search search = {.prefix = prefix, .path = path, .size = sizeof path};
     void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
-    if (open != NULL && visit_objects(visit_path, &search) == 1)
-        open(path, LAZY | NOLOAD | NODELETE);
+    if (open != NULL)
+        open(object->path, LAZY | NOLOAD | NODELETE);
 }
 
 static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) {
@@ -136,17 +168,20 @@ static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) 
     (void)size;
     if (info->dlpi_name == NULL || !covers(info, search->inside))
         return 0;
-    return strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) == 0 ? 1 : -1;
+    return is_named(info, search->prefix) && read_tables(info, search->object) ? 1 : -1;
 }
 
-bool object_holds(const void *address, const char *prefix) {
-    struct search search = {.inside = address, .prefix = prefix};
+bool object_holding(const void *address, const char *prefix, struct object *object) {
+    struct search search = {.inside = address, .prefix = prefix, .object = object};
     return address != NULL && visit_objects(visit_holder, &search) == 1;
 }
 
 bool object_own_directory(char *directory, size_t size) {
     struct search search = {.inside = (const void *)object_own_directory, .path = directory, .size = size};
-    return visit_objects(visit_by_address, &search) == 1;
+    const struct link_map *map = find_initial(NULL, _DYNAMIC);
+    if (map == NULL)
+        return visit_objects(visit_by_address, &search) == 1;
+    return copy_directory(map->l_name, directory, size);
 }
 
 static void *defined(const struct object *object, uint32_t index, const char *name) {

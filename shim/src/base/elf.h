@@ -2,7 +2,8 @@
  *
  * Guarantees:
  * - no lookup calls a function of the program's or of another library's, but object_pin, which calls dlopen;
- * - the answer holds while the object stays loaded.
+ * - the answer holds while the object stays loaded;
+ * - finding an object that the program started with, and a symbol in it, takes no lock (with glibc).
  */
 #ifndef SHAREPOD_ELF_H
 #define SHAREPOD_ELF_H
@@ -18,6 +19,8 @@ struct object {
     const ElfW(Sym) * symbols;
     const char *strings;
     const uint32_t *gnu_hash, *hash; /* one of them may be NULL */
+    const char *path;                /* as the dynamic linker has it */
+    unsigned long long unloads;      /* objects unloaded so far: while it is the same, `base` is of one object */
 };
 
 /* Find the first loaded object whose file name begins with `prefix`. False: none is loaded. */
@@ -27,8 +30,8 @@ void *object_symbol(const struct object *object, const char *name);
 /* Return a symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL: it is not loaded.
  */
 void *object_libc_symbol(const char *name);
-/* Keep the first loaded object whose file name begins with `prefix` loaded for good, whoever closes it. */
-void object_pin(const char *prefix);
+/* Keep the object loaded until the process ends, also after each dlclose. */
+void object_pin(const struct object *object);
 /* Return the symbol of the next object behind the hook that defines it, as RTLD_NEXT would; of the C library if none
  * does. Other copies of the hook do not count. */
 void *object_next_symbol(const char *name);
@@ -36,8 +39,9 @@ void *object_next_symbol(const char *name);
 bool object_defined_before(const char *name);
 /* Return whether the object that holds `address` was loaded before the one that holds `other`. */
 bool object_precedes(const void *address, const void *other);
-/* Return whether the address lies in a loaded object whose file name begins with `prefix`. */
-bool object_holds(const void *address, const char *prefix);
+/* Find the loaded object that holds the address. False: its file name does not begin with `prefix`, or there is none.
+ */
+bool object_holding(const void *address, const char *prefix, struct object *object);
 /* Store the directory that the hook itself was loaded from, with a final slash. False: it is longer than `size` bytes.
  */
 bool object_own_directory(char *directory, size_t size);

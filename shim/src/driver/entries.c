@@ -38,21 +38,48 @@ static const struct row rows[ENTRY_COUNT] = {
 #include "driver/entries.def"
 
 _Atomic(void *) entries_driver[ENTRY_COUNT];
-static _Atomic bool loaded;
+static _Atomic bool loaded, settled;
+static struct object source; /* libcuda that the table is of */
+
+/* Make the table one of that libcuda. */
+static void load(const struct object *driver) {
+    if (atomic_load_explicit(&loaded, memory_order_acquire) && driver->base == source.base &&
+        driver->unloads == source.unloads)
+        return;
+    for (int i = 0; i < ENTRY_COUNT; i++)
+        entries_driver[i] = object_symbol(driver, rows[i].symbol);
+    source = *driver;
+    atomic_store_explicit(&loaded, true, memory_order_release);
+}
 
 bool entries_load(void) {
+    return atomic_load_explicit(&loaded, memory_order_acquire) || entries_reload();
+}
+
+bool entries_reload(void) {
     struct object driver;
-    if (atomic_load_explicit(&loaded, memory_order_acquire))
+    if (atomic_load_explicit(&settled, memory_order_acquire))
         return true;
-    if (!object_find(DRIVER_FILE, &driver))
-        return false;
-    object_pin(DRIVER_FILE); /* its functions are called after a dlclose, too; one that came before this is seen next */
-    if (!object_find(DRIVER_FILE, &driver))
-        return false;
-    for (int i = 0; i < ENTRY_COUNT; i++)
-        entries_driver[i] = object_symbol(&driver, rows[i].symbol);
-    atomic_store_explicit(&loaded, true, memory_order_release);
-    return true;
+    bool there = atomic_load_explicit(&loaded, memory_order_acquire) &&
+                 object_holding(source.strings, DRIVER_FILE, &driver) && driver.base == source.base;
+    if (there || object_find(DRIVER_FILE, &driver))
+        load(&driver);
+    else
+        atomic_store_explicit(&loaded, false, memory_order_release);
+    return atomic_load_explicit(&loaded, memory_order_acquire);
+}
+
+void entries_follow(const void *function) {
+    struct object driver;
+    if (!atomic_load_explicit(&settled, memory_order_acquire) && object_holding(function, DRIVER_FILE, &driver))
+        load(&driver);
+}
+
+void entries_settle(void) {
+    if (atomic_load_explicit(&settled, memory_order_acquire))
+        return;
+    object_pin(&source); /* its functions are called after a dlclose, too */
+    atomic_store_explicit(&settled, true, memory_order_release);
 }
 
 /* Return the first row whose symbol does not come before this one. */

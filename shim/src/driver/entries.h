@@ -2,7 +2,8 @@
  *
  * Guarantees:
  * - DRIVER(symbol) is the driver's own function, never the hook's wrapper;
- * - once entries_load has returned true, no entry changes;
+ * - once the program has initialized a libcuda, the table is of that one, which stays loaded; before, it follows the
+ *   libcuda that the program asks for symbols, since a loader may try stubs and older drivers first;
  * - the table holds no pointer that the dynamic linker would have to relocate: that would cost every exec in the
  *   container.
  */
@@ -36,8 +37,14 @@ extern _Atomic(void *) entries_driver[ENTRY_COUNT];
     ((__typeof__(&symbol))atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed))
 #define HAS(symbol) (atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed) != NULL)
 
-/* Find the driver's functions. False: libcuda is not loaded yet. */
+/* Find the driver's functions. False: libcuda is not loaded yet. Takes no lock once they are found. */
 bool entries_load(void);
+/* The same; while no libcuda is initialized, find out whether that of the table is loaded still. */
+bool entries_reload(void);
+/* While no libcuda is initialized, make the table one of the libcuda that holds this function, if any does. */
+void entries_follow(const void *function);
+/* Keep the table as it is, and its libcuda loaded: the program has initialized it. Takes the loader's lock. */
+void entries_settle(void);
 /* Return the entry that the hook exports under this symbol; ENTRY_COUNT: none. */
 enum entry entries_exported(const char *symbol);
 /* Return the entry of a function that the driver hands out under this name; ENTRY_COUNT: it is not wrapped. */

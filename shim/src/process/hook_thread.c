@@ -10,6 +10,8 @@
 #define LEAVE_TIME \
     (100 * SYS_MS) /* ns that the end of a program waits for its work: most have waited for it themselves */
 
+#define SLICE 100000ull /* ns: the shortest that Linux knows; a step of the thread takes less */
+
 enum { MASK_WORDS = 128 }; /* of 64 processors each: as many as Linux can have */
 
 /* Run where the process may, not where the thread may that happened to start this one. */
@@ -18,6 +20,32 @@ static void run_anywhere(void) {
     long size = sys_call(SYS_sched_getaffinity, sys_process_id(), sizeof mask, (long)mask, 0, 0, 0);
     if (size > 0)
         sys_call(SYS_sched_setaffinity, 0, size, (long)mask, 0, 0, 0);
+}
+
+/* sched_setattr's argument, as in linux/sched/types.h since 3.14. */
+struct schedule {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+};
+
+/* Take the default policy and a nice value of 0 at most, instead of the starting thread's. Where the container may not
+ * lower a nice value, a short slice makes the thread run soon after it wakes (Linux 6.12 and newer). Real-time threads
+ * would starve a default one, so it stays as they are. */
+static void run_promptly(void) {
+    enum { OTHER = 0, BATCH = 3, IDLE = 5 };
+    struct schedule given = {0}, wanted;
+    if (sys_call(SYS_sched_getattr, 0, (long)&given, sizeof given, 0, 0, 0) != 0 ||
+        (given.policy != OTHER && given.policy != BATCH && given.policy != IDLE))
+        return;
+    given.runtime = SLICE;
+    wanted = given;
+    wanted.policy = OTHER;
+    wanted.nice = given.nice > 0 ? 0 : given.nice;
+    if (sys_call(SYS_sched_setattr, 0, (long)&wanted, 0, 0, 0, 0) != 0)
+        sys_call(SYS_sched_setattr, 0, (long)&given, 0, 0, 0, 0);
 }
 
 /* Leave the driver, if it is about to end: at once, or when what is launched has drained, if that does not take long.
@@ -45,6 +73,7 @@ static void *run(void *argument) {
     sys_call(SYS_prctl, PR_SET_NAME, (long)"sharepod", 0, 0, 0, 0);
     sys_call(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0, 0);
     run_anywhere();
+    run_promptly();
     for (;;) {
         uint64_t now = sys_now();
         leave_driver(thread, now);

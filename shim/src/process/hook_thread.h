@@ -4,7 +4,8 @@
  * Guarantees:
  * - it sleeps until something has come or is due: no work in the background;
  * - none of the program's signals is handled in it;
- * - it runs where the process may run (on the processors of its first thread), whichever thread has started it.
+ * - it runs where the process may run (on the processors of its first thread), whichever thread has started it;
+ * - it runs as promptly as other threads, where it may: a thread that starts it may be one that runs behind all others.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
 #define SHAREPOD_HOOK_THREAD_H

@@ -82,9 +82,7 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     return true;
 }
 
-/* Find the clock that needs no system call; once, also for children of fork: in one that was forked while a thread
- * loaded a library the loader's lock, which a look at the loaded objects takes, is held for ever
- * (H6). */
+/* Find the clock that needs no system call; once, also for children of fork (H6). */
 static void find_clock(void) {
     static _Atomic bool looked;
     struct object kernel;
@@ -115,7 +113,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. the clock, and whether the driver is initialized (H4);
+ * 1. the clock, and whether the driver has what the hook needs;
  * 2. what the tenant was granted, by the file `limits`;
  * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
  * 4. the hook thread;
@@ -129,10 +127,6 @@ static CUresult start(struct process *process) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    int devices;
-    CUresult initialized = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
-    if (initialized != CUDA_SUCCESS)
-        return initialized;
     /* 2. */
     if (!object_own_directory(process->directory, sizeof process->directory) || !wait_for_limits(process, &limits))
         return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -176,9 +170,13 @@ CUresult process_enter(void) {
         return CUDA_SUCCESS;
     if (process == NULL && (process = map_process()) == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!entries_load()) /* not with the start lock (H6): constructors that call CUDA run with the loader's lock */
+    if (!entries_load())
         return CUDA_ERROR_NOT_FOUND;
-    CUresult result = CUDA_SUCCESS;
+    int devices;
+    CUresult result = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS) /* not initialized, or without a device (H4) */
+        return result;
+    entries_settle(); /* not with the start lock (H6): constructors that call CUDA run with the loader's lock */
     lock(&process->start_lock);
     if (atomic_load(&process->gate.word) == 0)
         result = start(process);

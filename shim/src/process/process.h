@@ -9,7 +9,7 @@
  * - H5 out of the driver before it ends: once the program's exit has come to what libcuda has registered, or to its
  *   destructors, the hook thread calls no function of the driver;
  * - H6 no wait for the loader: no thread that sets the process up waits for one that loads a library, nor does a child
- *   that was forked meanwhile from a process that has called CUDA.
+ *   that was forked meanwhile, if its parent had looked a function of libcuda up or started with libcuda.
  *
  * The rooms below get what they need of struct process as parameters. Only the wrappers, which the program calls, name
  * the_process; memory/ reaches its part by memory_state().

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hook.conftest import Tenant
-from hook.world.probe import NOT_INITIALIZED
+from hook.world.probe import NOT_INITIALIZED, SUCCESS
 from sharepod.protocol import Drained
 
 SOURCES = Path(__file__).with_name("loading")
@@ -59,6 +59,16 @@ def test_a_child_that_is_forked_while_a_library_is_loaded_does_not_wait_for_ever
     probe = tenant.probe()
     probe.start_cuda()
     assert probe.call("fork_while_loading").code == NOT_INITIALIZED
+
+
+@pytest.mark.promise("program-fork")
+def test_a_child_that_is_forked_while_a_library_is_loaded_starts_cuda(tenant: Tenant) -> None:
+    """Its parent has looked a function of libcuda up, and called none."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.ok("load")
+    assert probe.call("fork_while_loading", "cuInit").code == SUCCESS
+    agent.client()
 
 
 def test_a_constructor_may_call_cuda_beside_the_first_call(tenant: Tenant, double: Path, tmp_path: Path) -> None:

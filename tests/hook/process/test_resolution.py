@@ -18,6 +18,8 @@ NEWEST = 13050
 HOOK = "libsharepod.so"
 DRIVER = "libcuda.so.1"
 LEGACY, PER_THREAD = 1, 2
+STUB, OTHER_DRIVER = 34, 804
+"""cuInit of the toolkit's stub library, and of a compatibility library that does not fit the kernel's driver."""
 
 
 @pytest.fixture(scope="module")
@@ -170,9 +172,35 @@ def test_functions_of_a_second_driver_are_refused_where_they_would_slip_through(
 ) -> None:
     second = build(tmp_path / "second", 12090) / DRIVER
     wanted = ["handle cuLaunchKernel", "handle cuGetProcAddress_v2", "handle cuTexRefCreate"]
-    answers, said = ask(programs, driver, [*wanted, f"load {second}", *wanted, wanted[0]], hook)
-    assert [file for file, _ in answers] == [HOOK, HOOK, DRIVER, DRIVER, "-", "-", DRIVER, "-"]
-    assert sorted(line.split()[1] for line in said.splitlines()) == ["cuGetProcAddress_v2", "cuLaunchKernel"]
+    answers, said = ask(programs, driver, [*wanted, "init -", f"load {second}", *wanted, wanted[0]], hook)
+    assert [file for file, _ in answers] == [HOOK, HOOK, DRIVER, "-", DRIVER, "-", "-", DRIVER, "-"]
+    refused = [line.split()[1] for line in said.splitlines() if "is not handed out" in line]
+    assert sorted(refused) == ["cuGetProcAddress_v2", "cuLaunchKernel"]
+
+
+@pytest.mark.promise("program-first-libcuda")
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "kept open"])
+@pytest.mark.parametrize("error", [STUB, OTHER_DRIVER])
+def test_the_driver_is_the_libcuda_whose_initialization_succeeds(
+    programs: Path, driver: Path, tmp_path: Path, hook: Path, error: int, closes: bool
+) -> None:
+    """Loaders try the toolkit's stub, or a compatibility library, and open the driver after its cuInit has failed."""
+    first = build(tmp_path / "first", NEWEST, init=error)
+    left = ["close -"] if closes else []
+    wanted = ["handle cuLaunchKernel", "default cuLaunchKernel", "proc2 cuLaunchKernel 12000 0"]
+    questions = [*wanted, "init -", *left, f"load {driver / DRIVER}", "init -", *wanted]
+    answers, said = ask(programs, first, questions, hook)
+    assert "handed out" not in said
+    assert [answer[-1] for answer in answers if answer[-1].isdigit()] == [str(error), *("0" for _ in left), "0"]
+    assert [answer[-2:] for answer in answers[-3:]] == [[HOOK, "cuLaunchKernel"]] * 3
+    assert answers[:3] == answers[-3:]
+
+
+def test_after_the_only_libcuda_is_closed_nothing_is_found(programs: Path, tmp_path: Path, hook: Path) -> None:
+    stub = build(tmp_path / "stub", NEWEST, init=STUB)
+    questions = ["init -", "close -", "default cuLaunchKernel"]
+    answers, _ = ask(programs, stub, questions, hook)
+    assert answers == ask(programs, stub, questions)[0]
 
 
 def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the hook starts: not without a device, and its thread where the process may run."""
+"""How the hook starts: not without a device, and its thread where the process may run, as promptly as others."""
 
 from __future__ import annotations
 
@@ -55,3 +55,22 @@ def test_the_hooks_thread_runs_where_the_process_may(tenant: Tenant) -> None:
     probe.start_cuda(thread="pinned")
     agent.client()
     assert os.sched_getaffinity(thread_named(probe, "sharepod")) == os.sched_getaffinity(probe.pid)
+
+
+def may_raise() -> bool:
+    """Return whether a thread of this process may lower its nice value."""
+    return subprocess.run(["nice", "-n", "-1", "true"], capture_output=True, check=False).stderr == b""
+
+
+@pytest.mark.skipif(not may_raise(), reason="nice values can only be raised here")
+@pytest.mark.promise("program-niceness")
+def test_the_hooks_thread_does_not_run_behind_all_others(tenant: Tenant) -> None:
+    """The first call comes from a thread that runs when no other does, at the highest nice value."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.ok("sink", 19, thread="last")
+    probe.start_cuda(thread="last")
+    agent.client()
+    thread = thread_named(probe, "sharepod")
+    assert os.sched_getscheduler(thread) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, thread) == 0

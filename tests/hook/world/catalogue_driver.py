@@ -1,7 +1,7 @@
 """Driver of entry points only, for tests of symbol resolution.
 
 Its libcuda.so.1 exports every symbol of the table up to a version of CUDA; none does anything. cuGetProcAddress answers
-by name, version and stream flags.
+by name, version and stream flags. It may be a stub or a library of another driver, whose cuInit fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _SOURCE = """\
 #define EXPORT __attribute__((visibility("default")))
 EXPORT int %(private)s(void) { return 801; }
 %(functions)s
-EXPORT int cuInit(unsigned flags) { return flags == 0 ? 0 : 1; }
+EXPORT int cuInit(unsigned flags) { return flags == 0 ? %(init)d : 1; }
+EXPORT int cuDeviceGetCount(int *count) { *count = 0; return %(init)d; }
 EXPORT int cuDriverGetVersion(int *version) { *version = %(version)d; return 0; }
 EXPORT int cuGetExportTable(const void **table, const void *id) { (void)id; *table = NULL; return 500; }
 EXPORT int cuGetProcAddress(const char *, void **, int, unsigned long long);
@@ -53,7 +54,14 @@ int cuGetProcAddress(const char *name, void **function, int version, unsigned lo
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 """
-_OWN = {"cuInit", "cuDriverGetVersion", "cuGetExportTable", "cuGetProcAddress", "cuGetProcAddress_v2"}
+_OWN = {
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDriverGetVersion",
+    "cuGetExportTable",
+    "cuGetProcAddress",
+    "cuGetProcAddress_v2",
+}
 
 
 @cache
@@ -77,8 +85,15 @@ def expected_symbol(name: str, version: int, per_thread: bool) -> str | None:
     return max(chosen, key=lambda row: row.since).symbol if chosen else None
 
 
-def build(folder: Path, version: int, *, private: tuple[str, ...] = ()) -> Path:
-    """Build libcuda.so.1 in the folder and return the folder. `private`: names answered with an unknown pointer."""
+def build(folder: Path, version: int, *, private: tuple[str, ...] = (), init: int = 0) -> Path:
+    """Build libcuda.so.1 in the folder and return the folder.
+
+    Args:
+        folder: Is made.
+        version: Version of CUDA.
+        private: Names that are answered with an unknown pointer.
+        init: Result of cuInit.
+    """
     folder.mkdir(parents=True)
     rows = sorted(exported(version), key=lambda row: row.since)
     functions = "\n".join(f"EXPORT int {row.symbol}(void) {{ return 801; }}" for row in rows if row.symbol not in _OWN)
@@ -88,9 +103,8 @@ def build(folder: Path, version: int, *, private: tuple[str, ...] = ()) -> Path:
         for row in rows
     )
     source = folder / "libcuda.c"
-    source.write_text(
-        _SOURCE % {"private": PRIVATE, "functions": functions, "forms": forms, "version": version}, encoding="utf-8"
-    )
+    values = {"private": PRIVATE, "functions": functions, "forms": forms, "version": version, "init": init}
+    source.write_text(_SOURCE % values, encoding="utf-8")
     command = ["cc", "-O0", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"]
     target = folder / "libcuda.so.1"
     subprocess.run([*command, "-o", str(target), str(source)], check=True, timeout=60)

@@ -292,6 +292,12 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         os.sched_setaffinity(0, {processor})
         return 0, None
 
+    def sink(self, nice: int) -> tuple[int, Any]:
+        """Let this thread run only when no other does, and at that nice value if it should run as others again."""
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        return 0, None
+
     def become_nobody(self) -> tuple[int, Any]:
         """Give up root, in all threads, and forbid that the process is dumped."""
         os.setresuid(65534, 65534, 65534)
@@ -336,18 +342,19 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         _, status = os.waitpid(pid, 0)
         return os.waitstatus_to_exitcode(status), json.loads(content) if content else None
 
-    def fork_while_loading(self) -> tuple[int, Any]:
-        """Fork with the loader's lock held, which a list of the loaded objects takes; return what an allocation of the
-        child's returned. It has ten seconds."""
+    def fork_while_loading(self, name: str = "cuMemAlloc_v2") -> tuple[int, Any]:
+        """Fork with the loader's lock held, which a list of the loaded objects takes; return what a call of the child's
+        returned: cuMemAlloc_v2, or cuInit. It has ten seconds."""
         assert self.library is not None
-        allocate, address, children = self.library.cuMemAlloc_v2, ctypes.c_uint64(), []
+        call, address, children = getattr(self.library, name), ctypes.c_uint64(), []
+        arguments = (0,) if name == "cuInit" else (ctypes.byref(address), ctypes.c_size_t(1))
 
         @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)  # type: ignore[untyped-decorator]
         def visit(*_: Any) -> int:
             pid = os.fork()
             if pid == 0:
                 signal.alarm(10)
-                os._exit(allocate(ctypes.byref(address), ctypes.c_size_t(1)))
+                os._exit(call(*arguments))
             children.append(pid)
             return 1
 

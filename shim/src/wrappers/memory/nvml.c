@@ -138,7 +138,8 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
 /* Return whether NVML itself made the call that returns to that address: its functions call each other by name, and
  * what they pass on is theirs, not the tenant's view. */
 static bool from_within(const void *caller) {
-    return object_holds(caller, NVML_FILE);
+    struct object nvml;
+    return object_holding(caller, NVML_FILE, &nvml);
 }
 
 /* Get the same figures as cuMemGetInfo. For a process that uses CUDA. */

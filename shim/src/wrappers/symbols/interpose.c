@@ -115,7 +115,7 @@ static struct verdict decide(const struct lookup *lookup) {
     enum entry entry = entries_exported(lookup->symbol);
     if (entry == ENTRY_COUNT)
         return undecided;
-    if (!entries_load())
+    if (!entries_reload())
         return without_driver(lookup, entry);
     if (lookup->handle == NULL || lookup->handle == (void *)-1l) /* RTLD_DEFAULT, RTLD_NEXT */
         return by_order(lookup, entry);
@@ -124,9 +124,11 @@ static struct verdict decide(const struct lookup *lookup) {
     void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
     driver.real = libc != NULL ? libc : lookup->real;
     void *found = ask(&driver, lookup->symbol);
+    struct object second;
+    entries_follow(found);
     if (found != NULL && found == entries_driver[entry])
         return (struct verdict){wrapper_of(entry), true};
-    if (!entries_must_pass(entry) || !object_holds(found, DRIVER_FILE))
+    if (!entries_must_pass(entry) || !object_holding(found, DRIVER_FILE, &second))
         return (struct verdict){found, true};
     if (entries_first_refusal(entry))
         sys_say(lookup->symbol, " of a second libcuda is not handed out: only one driver at a time is gated", NULL);

@@ -5,7 +5,8 @@
  *   handle|default|next NAME      dlsym                     answer: FILE SYMBOL
  *   vhandle|vdefault|vnext NAME   dlvsym of version NONE    answer: FILE SYMBOL
  *
- * A NAME of "" is the empty string. "load PATH" opens a libcuda, the one that is asked from then on.
+ * A NAME of "" is the empty string. "load PATH" opens a libcuda, the one that is asked from then on. "init -" answers
+ * with the result of its cuInit, "close -" closes it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,6 +36,11 @@ int main(void) {
         if (strcmp(what, "load") == 0) {
             driver = dlopen(name, RTLD_NOW);
             say(driver ? dlsym(driver, "cuDriverGetVersion") : NULL);
+        } else if (strcmp(what, "init") == 0) {
+            int (*init)(unsigned) = dlsym(driver, "cuInit");
+            printf("- %d\n", init(0));
+        } else if (strcmp(what, "close") == 0) {
+            printf("- %d\n", dlclose(driver));
         } else if (strcmp(what, "proc1") == 0) {
             int (*get)(const char *, void **, int, unsigned long long) = dlsym(driver, "cuGetProcAddress");
             printf("%d - ", get(name, &function, version, flags));
