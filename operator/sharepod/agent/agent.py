@@ -83,7 +83,7 @@ class AgentFacts:
 
 def _without_usage(row: TenantStatus) -> TenantStatus:
     held = None if row.held_milli is None else 0
-    return row.model_copy(update=_WITHOUT_USAGE | {"held_milli": held})
+    return row.model_copy(update=_WITHOUT_USAGE | {"held_milli": held, "progress_milli": held})
 
 
 class Agent:

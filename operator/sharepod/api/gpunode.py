@@ -294,6 +294,9 @@ class TenantStatus(Model):
     held_milli: CountField | None = None
     """Time for which it held the token within the last 10 s, in thousandths. None until a hook has been connected for
     as long: the mean would count the time before."""
+    progress_milli: CountField | None = None
+    """Work of the last 10 s in thousandths of the work that it would have done with its GPUs to itself. None as
+    heldMilli."""
     counted_since: TimestampField | None = None
     """When the following totals were 0: since it has its row, over all agents."""
     held_seconds: Annotated[int | None, Field(ge=0)] = None

@@ -68,6 +68,9 @@ class TimeUsage:
     progress_ns: int = 0
     """Progress in the time in which other tenants held the GPU too: the time in which the tenant would have done the
     same work alone. Since this process began."""
+    progress_milli: int = 0
+    """Thousandths of the last window's work of a tenant with the GPU to itself: time held alone, and progress while
+    other tenants held the GPU too. Without the windows of earlier agents."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,50 @@ class AccountSnapshot:
     """Preemptions."""
     window_ns: int
     """Time held within the last window."""
+
+
+class _Window:
+    """Nanoseconds recorded in the last `length_ns`, in `_SLOTS` slots of `slot_ns` nanoseconds."""
+
+    def __init__(self, slot_ns: int) -> None:
+        self.length_ns = slot_ns * _SLOTS
+        self._slot_ns = slot_ns
+        self._slots: deque[tuple[int, int]] = deque()
+        """Number of the slot and nanoseconds in it, oldest first; slots without any are left out."""
+
+    def ns(self, now: int) -> int:
+        """Return the nanoseconds recorded in the window that ends at `now`."""
+        current, into = divmod(now, self._slot_ns)
+        oldest = current - _SLOTS
+        total = 0
+        for slot, amount in self._slots:
+            if slot > oldest:
+                total += amount
+            elif slot == oldest:
+                total += amount * (self._slot_ns - into) // self._slot_ns
+        return total
+
+    def milli(self, ns: int) -> int:
+        """Return `ns` in thousandths of the window, 0 to 1000."""
+        return max(0, min(1000, (ns * 1000 + self.length_ns // 2) // self.length_ns))
+
+    def record(self, start: int, end: int, ns: int) -> None:
+        """Spread `ns` evenly over the slots between `start` and `end`. Drop slots older than the window."""
+        elapsed = end - start
+        begin = max(start, end - self._slot_ns * (_SLOTS + 1))
+        done = ns * (begin - start) // elapsed
+        while begin < end:
+            slot = begin // self._slot_ns
+            until = min(end, (slot + 1) * self._slot_ns)
+            upto = ns * (until - start) // elapsed
+            if self._slots and self._slots[-1][0] == slot:
+                self._slots[-1] = (slot, self._slots[-1][1] + upto - done)
+            else:
+                self._slots.append((slot, upto - done))
+            done, begin = upto, until
+        last = end // self._slot_ns
+        while self._slots and self._slots[0][0] < last - _SLOTS:
+            self._slots.popleft()
 
 
 class Account:
@@ -117,9 +164,10 @@ class Account:
         self.grants = 0
         self.preemptions = 0
         self.suspensions = 0
-        self._slot_ns = max(1, parameters.window_ns // _SLOTS)
-        self._slots: deque[tuple[int, int]] = deque()
-        """Number of the slot and time held in it, oldest first; slots without any are left out."""
+        slot_ns = max(1, parameters.window_ns // _SLOTS)
+        self._held = _Window(slot_ns)
+        self._gained = _Window(slot_ns)
+        """Progress beyond the time held, while other tenants held too."""
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self._assured_most = self._assured_cap()
@@ -138,7 +186,7 @@ class Account:
             self.late_ns,
             self.grants,
             self.preemptions,
-            self._window_held_ns(),
+            self._held.ns(self.at),
         )
 
     def resume(self, snapshot: AccountSnapshot) -> None:
@@ -153,10 +201,10 @@ class Account:
         self._defer_debt(min(snapshot.assured, self._assured_most), min(filled, self._ceiling_most))
         self.held_ns, self.borrowed_ns, self.late_ns = snapshot.held_ns, snapshot.borrowed_ns, snapshot.late_ns
         self.grants, self.preemptions = snapshot.grants, snapshot.overdue
-        window = self._slot_ns * _SLOTS
+        window = self._held.length_ns
         held = min(snapshot.window_ns, window)
         if held and away < window:
-            self._record(then - window, then, held)
+            self._held.record(then - window, then, held)
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
         """Change the rates from `at` on. Credit keeps its length in seconds. Credit beyond the new capacities is lost.
@@ -213,7 +261,7 @@ class Account:
         self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, max(self.ceiling, self._ceiling_most))
         if held_ns:
             self.held_ns += held_ns
-            self._record(self.at, now, held_ns)
+            self._held.record(self.at, now, held_ns)
         self.at = now
 
     def advance_together(self, now: int, held_ns: int, progress_ns: int, charge: Charge) -> None:
@@ -244,7 +292,8 @@ class Account:
         self.progress_ns += progress_ns
         if held_ns:
             self.held_ns += held_ns
-            self._record(self.at, now, held_ns)
+            self._held.record(self.at, now, held_ns)
+        self._gained.record(self.at, now, progress_ns - held_ns)
         self.at = now
 
     def refund(self, ns: int) -> None:
@@ -304,9 +353,9 @@ class Account:
 
     def usage(self) -> TimeUsage:
         """Return the usage as of `at`."""
-        held = self._window_held_ns()
+        held = self._held.ns(self.at)
         return TimeUsage(
-            held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
+            held_milli=self._held.milli(held),
             held_ns=self.held_ns,
             borrowed_ns=self.borrowed_ns,
             late_ns=self.late_ns,
@@ -318,6 +367,7 @@ class Account:
             suspensions=self.suspensions,
             co_run_ns=self.co_run_ns,
             progress_ns=self.progress_ns,
+            progress_milli=self._held.milli(held + self._gained.ns(self.at)),
         )
 
     def _pay_deferred(self, elapsed: int) -> None:
@@ -340,17 +390,6 @@ class Account:
         self._unpaid_ceiling += level - ceiling if self.limit_milli else 0
         self.ceiling = level
 
-    def _window_held_ns(self) -> int:
-        current, into = divmod(self.at, self._slot_ns)
-        oldest = current - _SLOTS
-        held = 0
-        for slot, amount in self._slots:
-            if slot > oldest:
-                held += amount
-            elif slot == oldest:
-                held += amount * (self._slot_ns - into) // self._slot_ns
-        return held
-
     def _assured_cap(self) -> int:
         return self._parameters.assured_burst_ns * self.request_milli
 
@@ -360,21 +399,3 @@ class Account:
 
     def _ceiling_waited_cap(self) -> int:
         return max(self._ceiling_most, self._parameters.assured_burst_ns * self.limit_milli)
-
-    def _record(self, start: int, end: int, held_ns: int) -> None:
-        """Spread `held_ns` evenly over the slots between `start` and `end`. Drop slots older than the window."""
-        elapsed = end - start
-        begin = max(start, end - self._slot_ns * (_SLOTS + 1))
-        done = held_ns * (begin - start) // elapsed
-        while begin < end:
-            slot = begin // self._slot_ns
-            until = min(end, (slot + 1) * self._slot_ns)
-            upto = held_ns * (until - start) // elapsed
-            if self._slots and self._slots[-1][0] == slot:
-                self._slots[-1] = (slot, self._slots[-1][1] + upto - done)
-            else:
-                self._slots.append((slot, upto - done))
-            done, begin = upto, until
-        last = end // self._slot_ns
-        while self._slots and self._slots[0][0] < last - _SLOTS:
-            self._slots.popleft()

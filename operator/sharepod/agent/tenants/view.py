@@ -118,12 +118,14 @@ class TenantView:
 
     def status(self) -> TenantStatus:
         """Return the tenant's entry in the status of the GPUNode."""
-        held = max((self.usage_ratio(uuid) or 0.0 for uuid in self.row.gpus), default=0.0)
+        held = round(1000 * max((self.usage_ratio(uuid) or 0.0 for uuid in self.row.gpus), default=0.0))
+        progress = held if self.usage is None else self.usage.progress_milli
         return TenantStatus(
             id=self.row.id,
             processes=self.processes,
             memory=max(self.memory_used.values(), default=0),
-            held_milli=round(held * 1000) if self.measured else None,
+            held_milli=held if self.measured else None,
+            progress_milli=progress if self.measured else None,
             connected=self.connected,
             enforced=self.enforced,
             findings=self.findings,

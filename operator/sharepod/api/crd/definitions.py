@@ -110,6 +110,13 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             column("Node", "string", ".status.node"),
             column("GPU", "string", ".status.gpuIndexes", "Indexes of the SharePod's GPUs on the node"),
             column("Age", "date", ".metadata.creationTimestamp"),
+            column(
+                "Progress",
+                "string",
+                ".status.usage.progress",
+                "Work of the last 10 s as a fraction of the work that it would have done with its GPUs to itself",
+                priority=1,
+            ),
             column("IP", "string", ".status.podIP", priority=1),
             column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
         ],

@@ -180,7 +180,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
         inputs.gpus,
         inputs.gone,
         (seen.connected, seen.enforced, seen.findings) if seen is not None else None,
-        (seen.held_milli, seen.memory) if seen is not None and inputs.usage_due else None,
+        (seen.held_milli, seen.progress_milli, seen.memory) if seen is not None and inputs.usage_due else None,
         inputs.usage_due,
         inputs.refusal,
         inputs.resize_refusal,
@@ -268,7 +268,8 @@ def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Json | 
         return was.usage.dump() if was.usage is not None else None
     if seen is None or seen.held_milli is None:
         return None
-    return {"heldMilli": seen.held_milli, "memory": seen.memory, "shown": format_fraction(seen.held_milli)}
+    progress = {} if seen.progress_milli is None else {"progress": format_fraction(seen.progress_milli)}
+    return {"heldMilli": seen.held_milli, "memory": seen.memory, "shown": format_fraction(seen.held_milli)} | progress
 
 
 def _dated(was: SharePodStatus, item: Stated, now: str, generation: int) -> Json:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from sharepod.api.gpunode import Tenant, TenantStatus
 from sharepod.api.sharepod import SharePodStatus, Usage
+from sharepod.api.units import parse_fraction
 from sharepod.budgets.sharepod_totals import totals_to_write
 
 from .facts.node_facts import GpuNodeFacts
@@ -75,9 +76,12 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
     if seen.held_milli is None or (was is None and not seen.connected):
         return False
     held, memory = (was.held_milli, was.memory) if was is not None else (0, 0)
+    progress = parse_fraction(was.progress) if was is not None and was.progress else 0
     moved = abs(seen.memory - memory)
-    return abs(seen.held_milli - held) >= USAGE_STEP_MILLI or (
-        moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI
+    return (
+        abs(seen.held_milli - held) >= USAGE_STEP_MILLI
+        or abs((seen.progress_milli or 0) - progress) >= USAGE_STEP_MILLI
+        or (moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI)
     )
 
 

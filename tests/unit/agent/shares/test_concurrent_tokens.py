@@ -116,6 +116,7 @@ async def test_tenants_with_gaps_run_at_the_same_time_once_both_are_measured(tok
     assert all(True in process.concurrent for process in processes)
     usages = [tokens.usage(process.tenant) for process in processes]
     assert all(usage.co_run_ns > 0 for usage in usages)
+    assert all(usage.progress_milli > usage.held_milli for usage in usages), "both fill the other's gaps"
     time = tokens.gpu_time(GPU)
     assert time is not None
     assert time.gap_ns > 0, "0.4 of the time none of them has work in flight"

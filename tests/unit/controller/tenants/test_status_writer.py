@@ -224,6 +224,19 @@ async def test_what_another_manager_has_left_in_the_status_is_taken_out_and_orde
     assert writes(world) == written
 
 
+@pytest.mark.promise("time-progress-shown")
+async def test_progress_is_shown_and_written_again_once_it_has_moved_by_five_points(world: World) -> None:
+    async def reports(progress: int) -> str:
+        """Progress that was written of what an agent reports."""
+        world.now += world.settings.usage_interval
+        seen = {"connected": True, "heldMilli": 220, "progressMilli": progress, "memory": 1 << 20}
+        world.report({"id": world.tenant, **seen})
+        await world.look()
+        return str(world.status()["usage"]["progress"])
+
+    assert [await reports(progress) for progress in (930, 900, 875)] == ["0.93", "0.93", "0.875"]
+
+
 @pytest.mark.promise("operator-usage")
 async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_points(world: World) -> None:
     async def reports(held: int, memory: int = 1 << 20) -> int:
