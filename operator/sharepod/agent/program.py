@@ -37,7 +37,7 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import on_time, standalone
 from .agent import Agent, agent_version
-from .apart import pair, teller
+from .apart import confinement, pair, teller
 from .apart.control_end import ControlEnd
 from .apart.distant_agent import AnyAgent, DistantAgent
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
@@ -84,6 +84,12 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
     if settings.mode is AgentMode.CLUSTER:
         from sharepod.agent.cluster import run as _  # noqa: F401  before there is anything to keep waiting
 
+    if os.geteuid() == 0:
+        try:
+            confinement.take_own_user()
+        except OSError as error:
+            log.error("agent cannot run", error=str(error))
+            return 1
     if arguments.apart:
         return _run_apart(settings, early)
     try:

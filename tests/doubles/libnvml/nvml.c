@@ -9,6 +9,7 @@
  * pids are not those that the others see of themselves. events.c has the events. What is not here is not found; what a
  * GPU may lack is not supported.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,7 @@ static uint64_t reserved(void) {
 /* Wait for as long as the file FAKE_NVML_HANG is there, as a driver does whose GPU is sick. */
 static void hang(void) {
     const char *file = getenv("FAKE_NVML_HANG");
-    while (file != NULL && access(file, F_OK) == 0)
+    while (file != NULL && faccessat(AT_FDCWD, file, F_OK, AT_EACCESS) == 0)
         nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
 }
 

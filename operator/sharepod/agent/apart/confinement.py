@@ -3,6 +3,7 @@
 Guarantees, for a process that `confine` has returned in:
 - It sees its own process and no other, no network, and no file but libraries and the program, which it cannot write.
 - It has a user of its own, no capability, and cannot get one: neither by a program nor by a system call.
+- No tenant shares an amount with it that the kernel counts by real user (`take_own_user`).
 - It has no descriptor but those that were left to it, and makes no file long that it gets.
 """
 
@@ -13,6 +14,7 @@ import ctypes
 import errno
 import os
 import resource
+import secrets
 import stat
 import sys
 from collections.abc import Collection, Iterator
@@ -20,8 +22,10 @@ from pathlib import Path
 
 from . import system_calls
 
-USER = 64321
-"""User and group of the confined process: none that pods or systems use."""
+SHOWN = 64321
+"""Effective user, and group, of the confined process: all that tenants see. The kernel counts nothing by it."""
+_OWN_USERS = range(1 << 31, (1 << 32) - 2)
+"""Real users that are drawn from: the API server refuses a Pod whose `runAsUser` is above 2^31 - 1."""
 _NEW_SPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
 """Namespaces: mounts, cgroups, host name, IPC, network."""
 _NEW_PIDS = 0x20000000
@@ -53,6 +57,19 @@ def next_child_alone() -> Iterator[None]:
         os.close(ours)
 
 
+def take_own_user() -> None:
+    """Draw a real user for this process, which runs as root and stays it. Raise `OSError`.
+
+    The kernel counts by real user, over all containers: descriptors in flight between sockets, epoll watches, threads,
+    pending signals, locked pages, pipes, keys, inotify watches. A tenant that can name the user can use them up.
+    """
+    user = secrets.choice(_OWN_USERS)
+    try:
+        os.setresuid(user, -1, -1)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot take user {user}; this node's user namespace needs all user ids") from None
+
+
 def confine(descriptors: Collection[int], niceness: int) -> None:
     """Confine this process for good; `descriptors` stay open, beside 0 to 2. Raise `OSError`.
 
@@ -72,8 +89,9 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
         _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails beyond the last one
     _libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
     os.setgroups([])
-    os.setresgid(USER, USER, USER)
-    os.setresuid(USER, USER, USER)
+    take_own_user()
+    os.setresgid(SHOWN, SHOWN, SHOWN)
+    os.setresuid(-1, SHOWN, os.getuid())
     _checked(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "no dump")
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     system_calls.restrict()

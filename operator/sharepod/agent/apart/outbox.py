@@ -9,6 +9,11 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from sharepod.agent.sockets.peers import EXHAUSTED
+
+_AGAIN_S = 0.02
+"""Seconds until a frame is sent again that the node had no room for."""
+
 
 class Outbox:
     """Frames to be sent over `sock`, in their order.
@@ -26,6 +31,8 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._frames: deque[tuple[memoryview, list[int], int]] = deque()
         self._writing = False
+        self._again: asyncio.TimerHandle | None = None
+        """Next try of a frame that the node had no room for."""
         self.waiting = 0
         """Bytes of the frames that wait."""
         self.answers = 0
@@ -39,19 +46,18 @@ class Outbox:
         self.waiting += len(frame)
         self.answers += answer
         self.of_answers += len(frame) if answer else 0
-        if not self._writing:
+        if not self._writing and self._again is None:
             self._write()
 
     def close(self) -> None:
         """Send no more. To be called before the socket is closed."""
-        if self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock.fileno())
+        self._rest()
         for _frame, descriptors, _answer in self._frames:
             close_all(descriptors)
         self._frames.clear()
 
     def _write(self) -> None:
+        self._again = None
         while self._frames:
             data, descriptors, answer = self._frames[0]
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
@@ -62,7 +68,11 @@ class Outbox:
                     self._writing = True
                     self._loop.add_writer(self._sock.fileno(), self._write)
                 return
-            except OSError:
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._rest()
+                    self._again = self._loop.call_later(_AGAIN_S, self._write)
+                    return
                 self._failed()
                 return
             close_all(descriptors)
@@ -75,6 +85,13 @@ class Outbox:
                 self.answers -= 1
                 self.of_answers -= answer
                 self._sent()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Wait for nothing."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._sock.fileno())

@@ -9,9 +9,11 @@
 
 #include <poll.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "sharepod/protocol.h"
 
@@ -32,6 +34,22 @@ static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drain
            !(drained->flags & ~(uint32_t)(SHP_DRAINED_WANT | SHP_DRAINED_IDLE)) && drained->grant_id == grant_id;
 }
 
+/* Send an order as sockets/peers.py sends a packet: with the sender's effective user, not the real one. */
+static bool send_order(const shp_order *order) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+    } ancillary = {0};
+    struct iovec packet = {.iov_base = (void *)order->grant, .iov_len = order->size};
+    struct msghdr message = {
+        .msg_iov = &packet, .msg_iovlen = 1, .msg_control = ancillary.bytes, .msg_controllen = sizeof ancillary.bytes};
+    ancillary.header = (struct cmsghdr){
+        .cmsg_len = CMSG_LEN(sizeof(struct ucred)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_CREDENTIALS};
+    struct ucred sender = {.pid = getpid(), .uid = geteuid(), .gid = getegid()};
+    memcpy(CMSG_DATA(&ancillary.header), &sender, sizeof sender);
+    return sendmsg(order->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)order->size;
+}
+
 static bool hand_on(shp_hand_off *place, int64_t until) {
     struct shp_drained drained;
     if (!has_drained(place->socket, place->grant_id, &drained))
@@ -41,7 +59,7 @@ static bool hand_on(shp_hand_off *place, int64_t until) {
     int64_t now = monotonic();
     if (order->size == 0 || now < order->since || now > order->until || now > until)
         return false;
-    if (send(order->socket, order->grant, order->size, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)order->size)
+    if (!send_order(order))
         return false;
     place->sent_at = monotonic();
     place->seen_at = now;

@@ -8,7 +8,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import socket
@@ -23,6 +22,7 @@ from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.protocol._wire import lib as _lib
 
 from .inbox import Inbox, Received
+from .peers import send_packet
 from .refusals import ClientRefusal
 
 log = structlog.get_logger(__name__)
@@ -32,9 +32,6 @@ _HELLO_WITHIN_S = 5.0
 
 _MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
 """Frames about memory, which the inbox puts off behind those about time. A handover is none: it comes first."""
-
-_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-"""Flags of what is sent. Worked out once: two flags of Python's cost more than the frame."""
 
 _PACKET_MOST: int = _ffi.sizeof(_ffi.typeof("shp_received").fields[-1][1].type)
 """Bytes of a packet that are received."""
@@ -191,11 +188,7 @@ class HookConnection:
         if not self._alive:
             return
         try:
-            if fds:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-                self._sock.sendmsg([packet], rights, _AT_ONCE)
-            else:
-                self._sock.send(packet, _AT_ONCE)
+            send_packet(self._sock, packet, fds)
         except BlockingIOError:
             self._service.record_refusal(ClientRefusal.UNREAD, pid=self.pid)
             self.close()

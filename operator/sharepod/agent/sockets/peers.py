@@ -5,12 +5,13 @@ Guarantee: a pid here is never another process's. Each process is watched throug
 
 from __future__ import annotations
 
+import array
 import asyncio
 import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +21,24 @@ _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; Python's socket mod
 _UCRED = struct.Struct("iII")
 """struct ucred of SO_PEERCRED: pid, uid, gid."""
 
-EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+"""Flags of what is sent. Worked out once: two flags of Python's cost more than the frame."""
+
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS))
 """Errors that say nothing about the peer: this process or the node has no more descriptors or memory to give."""
+
+
+def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a packet to a tenant's process, at once or not at all. Raise `OSError`.
+
+    The receiver may ask the kernel for the sender's user (SO_PASSCRED): it gets the effective one, which this names,
+    and not the real one, by which the kernel counts (`apart.confinement`).
+    """
+    sender = _UCRED.pack(os.getpid(), os.geteuid(), os.getegid())
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]
+    if descriptors:
+        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()))
+    sock.sendmsg([packet], ancillary, _AT_ONCE)
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
@@ -133,12 +150,16 @@ class PeerProcesses:
         return len(self._pidfds)
 
     def add(self, pid: int, pidfd: int) -> None:
-        """Watch a process until it exits. Takes over `pidfd`."""
+        """Watch a process until it exits. Takes over `pidfd`. Raise `OSError`."""
         if pid in self._pidfds:
             os.close(pidfd)
             return
+        try:
+            asyncio.get_running_loop().add_reader(pidfd, self._ended, pid)
+        except OSError:
+            os.close(pidfd)
+            raise
         self._pidfds[pid] = pidfd
-        asyncio.get_running_loop().add_reader(pidfd, self._ended, pid)
 
     def close(self) -> None:
         """Stop watching."""

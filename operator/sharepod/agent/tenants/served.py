@@ -29,7 +29,7 @@ from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.sockets.inbox import Inbox, Sender
-from sharepod.agent.sockets.peers import NodePeers, Peer, PeerProcesses, Peers
+from sharepod.agent.sockets.peers import NodePeers, Peer, PeerProcesses, Peers, send_packet
 from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor
 from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Tenant
@@ -381,7 +381,7 @@ class ServedTenant:
         )
         self.record_refusal(ClientRefusal.FULL, pid=pid, error=text)
         with contextlib.suppress(OSError):  # the process may have exited
-            sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
+            send_packet(sock, protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()
 
     def _exited(self, pid: int) -> None:

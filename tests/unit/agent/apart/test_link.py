@@ -11,13 +11,16 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from sharepod.agent.apart.link import Call, Line, LinkLostError, PartService
+from sharepod.agent.apart.outbox import Outbox
 from sharepod.agent.devices.inventory import InventoryError
+from sharepod.agent.sockets.peers import EXHAUSTED
 from sharepod.agent.tenants.registry import UntakenRowsError
 from unit.agent.client import until
 
@@ -337,6 +340,42 @@ async def test_answers_that_are_not_read_are_bounded_by_their_bytes_too() -> Non
     assert 40 < far.large < 70, "of 300 KiB each: 16 MiB, and what the socket holds"
     far.line.close()
     ours.close()
+
+
+class Short:
+    """Socket of a node that has no room for the first packets."""
+
+    def __init__(self, sock: socket.socket, errors: Sequence[int]) -> None:
+        self.left = list(errors)
+        self.fileno, self._sendmsg = sock.fileno, sock.sendmsg
+
+    def sendmsg(self, *arguments: Any) -> int:
+        if self.left:
+            raise OSError(self.left.pop(), "")
+        return self._sendmsg(*arguments)
+
+
+async def test_a_node_that_is_short_of_descriptors_memory_or_watches_delays_a_frame_and_loses_none() -> None:
+    ours, theirs = socket.socketpair()
+    short = Short(ours, sorted(EXHAUSTED))
+    failed: list[None] = []
+    outbox = Outbox(cast("socket.socket", short), lambda: failed.append(None), lambda: None)
+    outbox.put(b"first", [os.open("/dev/null", os.O_RDONLY)], answer=False)
+    outbox.put(b"second", [], answer=False)
+    assert len(short.left) == len(EXHAUSTED) - 1, "a second frame is no reason to try again"
+    await until(lambda: outbox.waiting == 0)
+    assert not failed
+    packet, descriptors, _flags, _address = socket.recv_fds(theirs, 64, 4)
+    packet += theirs.recv(64) if packet == b"first" else b""
+    assert (packet, len(descriptors)) == (b"firstsecond", 1)
+    outbox.put(b"third", [], answer=False)
+    short.left = [errno.ETOOMANYREFS]
+    outbox.put(b"fourth", [os.open("/dev/null", os.O_RDONLY)], answer=False)
+    outbox.close()
+    await asyncio.sleep(0)
+    os.close(descriptors[0])
+    ours.close()
+    theirs.close()
 
 
 @given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from sharepod import protocol
-from sharepod.agent.apart.confinement import USER
+from sharepod.agent.apart.confinement import SHOWN
 from unit.agent.client import GI, GPU0, Client, row, until
 from unit.agent.program import Program, running, tenant_directory, value, write_inventory, write_tenants
 from unit.agent.small_disk import small_disk
@@ -114,11 +114,11 @@ def parts(program: Program) -> dict[str, int]:
     """Pids of the two processes."""
     pid = program.process.pid
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return {"teller" if _user(child) == USER else "steward": child for child in children}
+    return {"teller" if _user(child) == SHOWN else "steward": child for child in children}
 
 
 def _user(pid: int) -> int:
-    return int(_status(pid)["Uid"].split()[0])
+    return int(_status(pid)["Uid"].split()[1])
 
 
 def _text(pid: int, name: str) -> str:
@@ -176,7 +176,7 @@ async def test_the_process_that_serves_tenants_has_no_capability_and_a_filter_an
         told = _status(pids["teller"])
         assert {text for name, text in told.items() if name.startswith("Cap")} == {"0" * 16}
         assert (told["Seccomp"], told["NoNewPrivs"], told["Groups"]) == ("2", "1", "")
-        assert set(told["Uid"].split()) == set(told["Gid"].split()) == {str(USER)}
+        assert set(told["Gid"].split()) == {str(SHOWN)}
         assert told["NSpid"].split()[-1] == "1"
         for space in ("pid", "mnt", "net", "ipc", "uts"):
             assert _links(pids["teller"], "ns")[space] != _links(os.getpid(), "ns")[space], space

@@ -78,6 +78,7 @@ class CdiGenerator:
     async def _run(self, command: Sequence[str]) -> str | None:
         process = await asyncio.create_subprocess_exec(
             *command,
+            user=os.geteuid(),  # a real user of its own would make the dynamic linker ignore the environment
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
