@@ -217,7 +217,6 @@ class Scheduler:
     def sampled(self, now: int, tenant_id: str, samples: Samples) -> None:
         """Take what the hooks of a tenant have counted. To be called before each other call that concerns a GPU which
         the tenant holds, where it may co-run."""
-        self._advance_clock(now)
         self._tenants[tenant_id].progress.sampled(samples)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
@@ -274,6 +273,8 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
+        if wanting:  # a hold that ends of itself ends with a pause of the program, and the next one goes on behind it
+            tenant.account.refund(tenant.progress.joined(now))
         self._return_suspended(tenant)
         co_ran = hold.co_runs and not hold.displaced
         if not co_ran:

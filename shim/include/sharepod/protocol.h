@@ -249,7 +249,7 @@ struct shp_pulse {
     uint64_t
         samples; /* random moments, under grants with SHP_GRANT_CONCURRENT, at which the client looked at its work */
     uint64_t in_flight; /* of these, the moments at which launched work was unfinished */
-    uint64_t launches;  /* launches that have passed the gate, as of the last sample */
+    uint64_t launches;  /* launches that have passed the gate, as of the last sample, or of DRAINED */
 };
 
 /* The file `limits` beside the socket is text, one line per GPU, replaced by rename:

@@ -39,6 +39,10 @@ void samples_begin(struct samples *samples, const struct gate *gate) {
     samples->launched_before = gate_finished(gate);
 }
 
+void samples_count(struct samples *samples, const struct gate *gate) {
+    samples->launches = gate_finished(gate) - samples->launched_before;
+}
+
 void samples_pause(struct samples *samples) {
     samples->next = 0;
 }
@@ -118,7 +122,7 @@ uint64_t samples_step(struct samples *samples, struct streams *streams, const st
         enum sight sight = look(streams);
         samples->taken += sight != UNSEEN;
         samples->in_flight += sight == IN_FLIGHT;
-        samples->launches = gate_finished(gate) - samples->launched_before;
+        samples_count(samples, gate);
         after = sys_now();
         mean = least(most(mean, least(after - now, samples->took) * SAMPLES_SHARE), SAMPLES_MOST);
         samples->took = after - now;

@@ -27,7 +27,7 @@
 
 struct samples {
     uint64_t taken, in_flight; /* since samples_begin */
-    uint64_t launches;         /* likewise, as of the last sample */
+    uint64_t launches;         /* likewise, as of the last sample or end of a hold */
     uint64_t launched_before;  /* launches before samples_begin */
     uint64_t next;             /* when the next one is due; 0: none is */
     uint64_t took;             /* the last one, ns */
@@ -36,6 +36,8 @@ struct samples {
 
 /* Count from zero: the connection is a new one. */
 void samples_begin(struct samples *samples, const struct gate *gate);
+/* Count the launches so far. */
+void samples_count(struct samples *samples, const struct gate *gate);
 /* Take a sample if one is due. Return when the next one is. For the hook thread. */
 uint64_t samples_step(struct samples *samples, struct streams *streams, const struct gate *gate, uint64_t now);
 /* Take no more of them until the next samples_step. */

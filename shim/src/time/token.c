@@ -410,6 +410,9 @@ static void finish(struct token *token, uint64_t now) {
     /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
     uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
     uint32_t flags = (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0);
+    if (token->concurrent) /* the agent counts them to this hold */
+        samples_count(&token->samples, token->gate);
+    token_beat(token, now);
     if (!token->local && !send_drained(token, token->grant_id, launches - token->launches, flags)) {
         token->next_poll = now + POLL_MOST;
         token->announce_at = SYS_NEVER;

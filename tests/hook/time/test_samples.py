@@ -74,6 +74,16 @@ def test_samples_are_taken_until_the_work_of_the_grant_has_drained(tenant: Tenan
     assert client.pulse().samples == begun_at, "under a grant that is not concurrent"
 
 
+def test_all_launches_of_a_hold_are_counted_when_it_has_drained(tenant: Tenant) -> None:
+    agent, probe = begun(tenant)
+    client = agent.client()
+    for launched in range(1, 21):
+        agent.revoke(client, agent.last_grant)
+        agent.next_frame(client, Drained, after=launched - 1)
+        assert client.pulse().launches == launched
+        probe.ok("launch", "noop", "s")
+
+
 @pytest.mark.promise("install-skew-hooks")
 @pytest.mark.parametrize("version", [CONCURRENT_VERSION - 1, CONCURRENT_VERSION])
 @pytest.mark.parametrize("concurrent", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sharepod import protocol
@@ -86,17 +86,25 @@ class TenantToken:
 
     def samples(self) -> Samples:
         """Read the counters of the processes that hold; return the sums over all processes so far."""
-        grown = [client.heartbeat.progress() for client in self.undrained if client.heartbeat is not None]
-        self.counted = Samples(
-            self.counted.looks + sum(each.samples for each in grown),
-            self.counted.flying + sum(each.in_flight for each in grown),
-            self.counted.launches + sum(each.launches for each in grown),
-            len(self.undrained),
-        )
+        for client in self.undrained:
+            self._count(client)
+        self.counted = replace(self.counted, processes=len(self.undrained))
         return self.counted
 
+    def _count(self, client: TokenClient) -> None:
+        if client.heartbeat is not None:
+            grown, counted = client.heartbeat.progress(), self.counted
+            self.counted = Samples(
+                counted.looks + grown.samples,
+                counted.flying + grown.in_flight,
+                counted.launches + grown.launches,
+                counted.processes,
+            )
+
     def forget(self, client: TokenClient) -> None:
-        """Forget that a client was told of a grant: it has drained, or is gone."""
+        """Forget that a client was told of a grant: it has drained, or is gone. Its last progress counts."""
+        if client in self.undrained:
+            self._count(client)
         self.undrained.pop(client, None)
         self.told_at.pop(client, None)
         self.ending.pop(client, None)

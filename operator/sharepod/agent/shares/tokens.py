@@ -163,7 +163,6 @@ class Tokens:
             self._prepared.change(token.gpus)
             self._looks.drop(tenant_id)
             now = self._now()
-            self._sample(now)
             self._stop_sampling(tenant_id)
             self._scheduler.remove(now, tenant_id)
             self._pump()
@@ -178,7 +177,6 @@ class Tokens:
             token.wanting[client] = None
             return
         now = self._now()
-        self._sample(now)
         if client.heartbeat is not None:
             client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
@@ -202,7 +200,6 @@ class Tokens:
         if tenant_id in self._tokens:
             self._prepared.change(self._tokens[tenant_id].gpus)
             now = self._now()
-            self._sample(now)
             self._scheduler.set_concurrent(now, tenant_id, concurrent=concurrent)
             self._scheduler.set_connected(now, tenant_id, connected=connected)
             self._pump()
@@ -311,8 +308,10 @@ class Tokens:
         self._prepared.close()
 
     def _now(self) -> int:
-        """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
+        """Return the present moment, up to which progress has been read. An agent that returns long after something was
+        due has stalled: nobody pays."""
         now = self._clock()
+        self._sample(now)
         if self._due is not None and now - self._due >= STALL_NS:
             due, self._due = self._due, None
             self._prepared.change_all()
@@ -344,7 +343,6 @@ class Tokens:
             elif self._suspend_if_silent(now, tenant_id, token) is None:
                 self._pump()
             return
-        self._sample(now)
         self._stop_sampling(tenant_id)
         token.grant_id = None
         self._looks.drop(tenant_id)
@@ -360,7 +358,6 @@ class Tokens:
         """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
         granted."""
         now = self._now()
-        self._sample(now)
         granted = False
         given_up: list[str] = []
         left: list[str] = []
@@ -476,7 +473,7 @@ class Tokens:
         self.hand_offs.add(sent_at - seen_at)
 
     def _sample(self, now: int) -> None:
-        """Read the progress of all tenants that hold concurrently. Before each call that ends or settles a hold."""
+        """Read the progress of all tenants that hold concurrently: each call of the scheduler may settle a hold."""
         for tenant_id, token in self._sampled.items():
             self._scheduler.sampled(now, tenant_id, token.samples())
 

@@ -36,7 +36,7 @@ class EagerProcess:
         self._ends_at: int | None = None
         self._revoked = False
         self._now = 0
-        self._samples = self._launches = 0
+        self._samples = self.launches = 0
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Take a grant or a revocation."""
@@ -53,14 +53,14 @@ class EagerProcess:
         if self.grant is None:
             return
         self._samples += 2
-        self._launches += 9
+        self.launches += 9
         if self._revoked or (self._ends_at is not None and now >= self._ends_at):
             ended, self.grant = self.grant, None
             self._tokens.drained(self.tenant, self, protocol.Drained(ended.grant_id, wanting=True))
 
     def _pulse(self) -> protocol.Pulse:
         held = 0 if self.grant is None else self.grant.grant_id
-        return protocol.Pulse(held, self._now, self._now, self._samples, self._samples * 3 // 10, self._launches)
+        return protocol.Pulse(held, self._now, self._now, self._samples, self._samples * 3 // 10, self.launches)
 
 
 @pytest.fixture
@@ -166,3 +166,15 @@ async def test_counters_of_a_process_that_has_exited_are_not_lost_or_counted_twi
     tokens.want("b", heir)
     together_ms(tokens, clock, [processes[0], heir], 500)
     assert together_ms(tokens, clock, [processes[0], heir], 1000) > 700
+
+
+async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens, clock: Clock) -> None:
+    """Whatever ends a span: a process that drains, or a reading of the accounts."""
+    processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
+    for _ in range(1000):
+        clock.now += MS
+        for process in processes:
+            process.step(clock.now)
+            tokens.usage(process.tenant)
+            assert tokens._scheduler._tenants[process.tenant].progress.launches == process.launches
+        tokens.set_open(None)  # all that is due is done
