@@ -113,3 +113,19 @@ def test_honest_tenants_get_their_requests_as_in_turns(name: str) -> None:
     in_turns, at_once = done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
     for alone_part, part, (request_milli, _) in zip(in_turns, at_once, HONEST[name], strict=True):
         assert part >= min(alone_part, request_milli / 1000) - 0.05, (in_turns, at_once)
+
+
+@pytest.mark.parametrize("request_milli", [300, 700, 900])
+@pytest.mark.parametrize("other", [EAGER, busy(MS)], ids=["eager", "busy"])
+def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
+    request_milli: int, other: dict[str, Any]
+) -> None:
+    """Time slices take nearly all of it: each kernel waits for a slice of the other program."""
+
+    def make() -> list[Program]:
+        waits = Program("a", request=request_milli, gpu_ns=20 * US, host_ns=20 * US, waits=True)
+        return [waits, Program("b", request=1000 - request_milli, starts_ns=MS, **other)]
+
+    in_turns, at_once = done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
+    for alone_part, part, each in zip(in_turns, at_once, (request_milli, 1000 - request_milli), strict=True):
+        assert part >= min(alone_part, each / 1000) - 0.03, (in_turns, at_once)

@@ -4,8 +4,9 @@ Guarantees:
 - S11 own-measure: A tenant's measures follow from its own counters only.
 - Launches show the loss of a tenant with one process. Of several, one with many small launches would hide the loss of
   another, so only the time in flight counts.
-- The loss is at most the part of the GPU that the hardware gives to the others while the tenant has work in flight.
-- A tenant is measured alone only in spans of at least `LEARN_NS` without a break: shorter spans begin behind a pause.
+- A tenant whose launches say nothing, or which is in another phase than when it was measured, loses the part of the GPU
+  that the hardware gives to the others while the tenant has work in flight.
+- A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter ones begin behind a pause.
 
 The tenant's hook counts at random moments while its gate is open or its work is unfinished, so counters stand still in
 between. `in_flight` is the part of the time with unfinished work; `rate` is launches per nanosecond.
@@ -24,6 +25,8 @@ _PROBES_MOST_NS = 2_000 * _MS
 """Longest time between two probes, in nanoseconds. It bounds for how long a new phase can pass unseen."""
 _PROBES_LEAST_NS = 500 * _MS
 """Shortest time between two probes, in nanoseconds: a probe of 25 ms takes 5 % of that."""
+_PROBES_SOONEST_NS = 100 * _MS
+"""The same of a tenant that launches faster than it does alone, in nanoseconds."""
 _KNOWN_NS = 30_000 * _MS
 """Time for which a measure counts, in nanoseconds."""
 _OLD_NS = 10_000 * _MS
@@ -130,7 +133,9 @@ class Progress:
         return self._learn(now) if self._alone_ns >= PROBE_NS else 0
 
     def joined(self, now: int) -> int:
-        """End the time in which it held alone: others hold too from `now`, or it has drained. Return as `alone`."""
+        """End a span in which it held alone: others hold too from `now`, or its turn is over. Return as `alone`."""
+        if self._alone_ns < LEARN_NS and self.alone_in_flight is None:
+            return 0
         lost = self._learn(now) if self._alone_ns >= LEARN_NS else 0
         self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
         return lost
@@ -153,19 +158,21 @@ class Progress:
         """
         in_flight = self._window_flying / self.window_ns
         bound = loss = in_flight * others * _SWITCHING
+        sure = True
         if self.processes == 1 and self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
-            ratio = self._window_launches / self.window_ns / self.alone_rate
-            ratio = min(2.0, ratio)
+            ratio = min(2.0, self._window_launches / self.window_ns / self.alone_rate)
             self._ratio = ratio if self._ratio is None else self._ratio + 0.3 * (ratio - self._ratio)
-            loss = min(loss, max(0.0, 1 - self._ratio))
+            loss = max(0.0, 1 - self._ratio)
             if self.alone_in_flight is not None:
                 loss = min(loss, max(0.0, in_flight - self._ratio * self.alone_in_flight) + _SLACK)
+            if self._ratio > _FASTER:
+                self.probe_at = min(self.probe_at, max(now, self.measured_at + _PROBES_SOONEST_NS))
+                loss, sure = bound, False
         elif self._proven_loss is not None:
             loss = min(bound, self._proven_loss)
-        shifted = self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED
-        if shifted or (self._ratio is not None and self._ratio > _FASTER):
-            soon = max(now, self.measured_at + _PROBES_LEAST_NS)
-            self.probe_at, self._probes_ns, loss = min(self.probe_at, soon), _PROBES_LEAST_NS, bound
+        if self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED:
+            self.probe_at = min(self.probe_at, max(now, self.measured_at + _PROBES_LEAST_NS))
+            self._probes_ns = _PROBES_LEAST_NS
         elif in_flight > _ALWAYS and (1 - bound) * 1000 < request_milli:
             self.probe_at = min(self.probe_at, self.measured_at + _PROBES_LEAST_NS)
         loss = min(_LOSS_MOST, loss)
@@ -175,7 +182,8 @@ class Progress:
         self._window_in_flight = in_flight
         self._loss = loss
         mean = self.known_loss(now)
-        self._mean_loss = loss if mean is None else mean + 0.3 * (loss - mean)
+        if sure:
+            self._mean_loss = loss if mean is None else mean + 0.3 * (loss - mean)
         self._lost_at = now
         self._clear_window()
         return loss

@@ -67,6 +67,26 @@ def test_a_probe_that_finds_a_faster_tenant_returns_the_loss_that_was_not_seen()
     assert progress.alone(2100 * MS, 0) == 0, "returned once"
 
 
+def test_a_turn_that_is_too_short_is_no_measure_unless_there_is_none() -> None:
+    progress = Progress()
+    for begin in (0, 10):
+        counted(progress, 4, 0.5, 8)
+        progress.alone((begin + 4) * MS, 4 * MS)
+        progress.joined((begin + 4) * MS)
+    assert progress.alone_rate * MS == pytest.approx(2)
+    counted(progress, 4, 0.5, 0)
+    progress.alone(24 * MS, 4 * MS)
+    progress.joined(24 * MS)
+    counted(progress, 25, 0.5, 50)
+    progress.alone(49 * MS, 25 * MS)
+    assert progress.alone_rate * MS == pytest.approx(2)
+
+
+def test_the_launches_of_a_program_that_waits_for_each_kernel_show_more_loss_than_slices_take() -> None:
+    """The program leaves the rest of each slice, and waits for a slice of another each time."""
+    assert window(measured(0.5, 25_000), 25, 0.98, 25) == pytest.approx(0.95, abs=0.03)
+
+
 def test_counters_of_new_processes_are_a_beginning() -> None:
     progress = Progress()
     progress.sampled(Samples(1000, 500, 100))
