@@ -107,3 +107,4 @@ def test_two_operators_run_in_two_zones_once_the_quota_is_there_and_one_stays_in
     for node in cloud.api.get("/api/v1/nodes")["items"]:
         cloud.kubectl("uncordon", node["metadata"]["name"])
     wait_until(lambda: len(ready()) == 2, what="another operator", timeout=PATIENCE_S)
+    cloud.kubectl("drain", ready()[0], "--ignore-daemonsets", "--timeout=60s", timeout=70)

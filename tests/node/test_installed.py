@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cluster.pasted import paste_uninstall
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.delivered import await_workloads, deliveries
@@ -22,7 +23,6 @@ from harness.installation import GROUP, NAMESPACE, POOL_LABEL
 from harness.machines import IMAGE, RealNode
 from node.installed_rights import expect_rights
 from node.whole_system import RESTRICTED
-from sharepod.api.objects import SELF_TEST_CLAIM
 
 TEAM = "team-a"
 SHAREPODS = f"{GROUP}/namespaces/{TEAM}/sharepods"
@@ -96,22 +96,13 @@ def _holds(kind: str, gpunode: Object | None) -> bool:
     return (kind, "True") in [(each["type"], each["status"]) for each in conditions]
 
 
-def _await_released(cluster: Cluster, node: str) -> None:
-    """Wait until the ledger of a node is empty. HarnessError with what blocks it, and the logs, if it stays."""
-    unreleased = "{range .items[*].spec.tenants[*]}{.namespace}/{.podName}{.claim.name} {end}"
-    try:
-        wait_until(
-            lambda: not cluster.kubectl("get", "gpunodes", "-o", f"jsonpath={unreleased}").stdout.strip(),
-            what="an empty ledger",
-            timeout=40,
-            interval=0.5,
-        )
-    except HarnessError as error:
-        told = [json.dumps(cluster.api.get(node)), json.dumps(cluster.pods(TEAM))]
-        for name in ("sharepod-agent", "sharepod-operator"):
-            label = f"app.kubernetes.io/name={name}"
-            told.append(cluster.kubectl("logs", "-n", NAMESPACE, "-l", label, "--tail=80", "--prefix").stdout)
-        raise HarnessError("\n".join([str(error), *told])) from None
+def _reports(cluster: Cluster, node: str) -> list[str]:
+    """Ledger, Pods and logs: what blocks a release."""
+    found = [json.dumps(cluster.api.get(node)), json.dumps(cluster.pods(TEAM))]
+    for name in ("sharepod-agent", "sharepod-operator"):
+        label = f"app.kubernetes.io/name={name}"
+        found.append(cluster.kubectl("logs", "-n", NAMESPACE, "-l", label, "--tail=80", "--prefix").stdout)
+    return found
 
 
 def _installed_kinds(cluster: Cluster, overlay: Path) -> list[tuple[str, str]]:
@@ -165,16 +156,17 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     expect_rights(cluster, machine)
     # 5. Uninstall, as docs/install.md says, and nothing is left.
     brought = _installed_kinds(cluster, tmp_path)
-    cluster.kubectl("delete", "sharepods", "--all", "--all-namespaces", timeout=60)
     cluster.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", TEAM, timeout=60)
-    _await_released(cluster, node)
-    cluster.kubectl("delete", "daemonset", SELF_TEST_CLAIM, "-n", NAMESPACE)
-    label = f"app.kubernetes.io/name={SELF_TEST_CLAIM}"
-    cluster.kubectl("wait", "pods", "-n", NAMESPACE, "-l", label, "--for=delete", "--timeout=60s", timeout=70)
-    cluster.kubectl("label", "nodes", "--all", f"{POOL_LABEL}-")
-    cluster.kubectl("wait", "gpunodes", "--all", "--for=delete", "--timeout=60s", timeout=70)
+    printed = tmp_path / "printed"
+    script = paste_uninstall(cluster, tmp_path, printed)
+    try:
+        wait_until(lambda: script.poll() is not None, what="the commands to end", timeout=240)
+    except HarnessError as error:
+        raise HarnessError("\n".join([str(error), printed.read_text(), *_reports(cluster, node)])) from None
+    finally:
+        script.kill()
+    assert script.wait() == 0, printed.read_text()
     assert "sharepod.dev/gpu-milli" not in cluster.kubectl("get", "nodes", "-o", "jsonpath={..allocatable}").stdout
-    cluster.kubectl("delete", "-k", tmp_path, "--ignore-not-found", "--timeout=120s", timeout=130)
     left = [
         f"{kind}/{name}"
         for kind, name in brought

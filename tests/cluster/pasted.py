@@ -1,0 +1,31 @@
+"""Commands of docs/install.md, run as an administrator pastes them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from harness.cluster import Cluster
+from harness.installation import MANIFESTS
+
+_INSTALL = MANIFESTS.parent / "docs" / "install.md"
+
+
+def paste_uninstall(cluster: Cluster, overlay: Path, printed: Path) -> subprocess.Popen[bytes]:
+    """Start the commands that uninstall in the folder of an overlay; each must succeed. They print to a file."""
+    section = _INSTALL.read_text().partition("\n## Uninstall\n")[2].partition("\nThen remove `/var/lib")[0]
+    blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    assert len(blocks) == 2
+    script = "set -e\n" + "".join(line[4:] for block in blocks for line in block.splitlines(keepends=True))
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "KUBECACHEDIR": str(cluster.state / "kubectl-cache"),
+        "PATH": f"{cluster.bin}:{os.environ['PATH']}",
+    }
+    with printed.open("wb") as output:
+        return subprocess.Popen(
+            ["bash", "-c", script], cwd=overlay, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
