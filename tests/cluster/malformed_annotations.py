@@ -30,7 +30,9 @@ ANNOTATIONS: tuple[Case, ...] = (
         "use one of sharepod.dev/gpu-request",
         annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-mem": "4Gi"},
     ),
-    Case("percent sign", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": "50%"}),
+    Case("percent sign", "gemini/gpu_request", '"50%" is not a fraction', annotations={"gemini/gpu_request": "50%"}),
+    Case("thousandths", "sharepod.dev/gpu-request", '"0.4" for 400m', annotations={"sharepod.dev/gpu-request": "400m"}),
+    Case("tiny, annotated", "gemini/gpu_request", "such as 0.001", annotations={"gemini/gpu_request": "0.0001"}),
     Case("exponent", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": "5e-1"}),
     Case("empty request", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": ""}),
     Case(

@@ -25,6 +25,13 @@ def test_a_refusal_names_the_field_and_the_mend(server: Cluster, case: Case) -> 
     assert case.mend in said
 
 
+def test_a_refusal_blames_no_field_that_the_manifest_does_not_have(server: Cluster) -> None:
+    with pytest.raises(ApiError) as refused:
+        server.api.create(SHAREPODS, sharepod("too-much", {"request": 1.5}))
+    assert "spec.gpu.request" in refused.value.message
+    assert "spec.gpu.limit" not in refused.value.message
+
+
 def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None:
     server.api.create(SHAREPODS, sharepod("columns", {"request": 0.25, "limit": 0.5, "memory": "4Gi"}))
     share = {"request": "0.25", "limit": "0.5", "memory": "4Gi"}

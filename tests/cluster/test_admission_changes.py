@@ -10,6 +10,7 @@ from cluster.malformed_case import CONTAINER, UUID
 from harness.api import JSON_PATCH, ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
+from sharepod.api.sharepod import CHANGEABLE
 
 
 def assert_fixed(message: str, field: str, mutable: str) -> None:
@@ -42,9 +43,9 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     }.items():
         cleared = {"request": None, "limit": None, "memory": None} if field == "mode" else {}
         message = refusal(server.api, path, {"spec": {"gpu": {field: value, **cleared}}})
-        assert_fixed(message, f"spec.gpu.{field}", "request, limit, memory and movable")
+        assert_fixed(message, f"spec.gpu.{field}", re.escape(CHANGEABLE))
     assert_fixed(
-        refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}}), "spec.gpu.affinity", "request, limit"
+        refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}}), "spec.gpu.affinity", re.escape(CHANGEABLE)
     )
     for pod_field, pod_value in {
         "nodeSelector": {"a": "c"},
@@ -55,7 +56,9 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
         "tolerations": [],
         "containers": [{**CONTAINER, "image": "other"}],
     }.items():
-        assert_fixed(refusal(server.api, path, {"spec": {pod_field: pod_value}}), f"spec.{pod_field}", "gpu.request")
+        assert_fixed(
+            refusal(server.api, path, {"spec": {pod_field: pod_value}}), f"spec.{pod_field}", re.escape(CHANGEABLE)
+        )
     more = {"containers": [CONTAINER, {**CONTAINER, "name": "more"}]}
     assert_fixed(refusal(server.api, path, {"spec": more}), "spec.containers", "gpu.request")
     assert_fixed(refusal(server.api, path, {"spec": {"nodeSelector": None}}), "spec.nodeSelector", "gpu.request")

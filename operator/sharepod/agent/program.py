@@ -32,6 +32,7 @@ from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptor, 
 from sharepod.agent.state.succession import Succession
 from sharepod.agent.telemetry import endpoints
 from sharepod.agent.tenants.surroundings import on_this_node
+from sharepod.setting_faults import explain
 from sharepod.tasks import Supervisor, TaskEndedError
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
     try:
         settings = AgentSettings()
     except ValidationError as error:
-        print(f"sharepod-agent: wrong settings: {error}", file=sys.stderr)
+        print(f"sharepod-agent: wrong settings: {explain(error, AgentSettings.model_fields)}", file=sys.stderr)
         return 2
     logs.configure(settings.log_level, settings.log_format)
     if settings.mode is AgentMode.CLUSTER:

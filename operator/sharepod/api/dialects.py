@@ -39,6 +39,9 @@ STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *
 DECIMAL_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})$"
 """Fraction in an annotation: digits and a point, no sign, exponent or blank."""
 
+A_FRACTION = '0 to 1 with at most three decimals, such as "0.4" for 400m or 40%'
+"""Advice for an annotation that is not a fraction."""
+
 BYTES_PATTERN = r"^[0-9]{1,18}$"
 
 UUID_PATTERN = r"^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -250,7 +253,7 @@ def _said(text: str) -> str:
 
 def _fraction(text: str) -> float:
     if not re.fullmatch(DECIMAL_PATTERN, text):
-        raise ValueError(f'{_said(text)} is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"')
+        raise ValueError(f"{_said(text)} is not a fraction; write {A_FRACTION}")
     try:
         return parse_fraction(text) / 1000
     except UnitError as error:

@@ -34,6 +34,8 @@ OWN_FIELDS = ("gpu", REPLICAS, TTL)
 
 MUTABLE = ("request", "limit", "memory", "movable")
 """Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
+CHANGEABLE = ", ".join(f"gpu.{field}" for field in MUTABLE) + f" and {TTL}"
+"""All fields of `spec` that may change, as every message and page lists them."""
 
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 

@@ -7,7 +7,7 @@ binary floats. A size is a Kubernetes quantity and becomes integer bytes.
 from __future__ import annotations
 
 import re
-from decimal import Decimal, DecimalException
+from decimal import ROUND_HALF_UP, Decimal, DecimalException
 from functools import lru_cache
 from typing import NewType
 
@@ -67,20 +67,21 @@ def _fraction(value: float | int | str) -> Milli:
         raise UnitError(_no_fraction(value))
     if number < 0:
         raise UnitError(f"{quoted(value)} is negative; a fraction of a GPU is 0 to 1")
-    milli = int((min(number, Decimal(2)) * 1000).to_integral_value())
+    milli = int((min(number, Decimal(2)) * 1000).to_integral_value(ROUND_HALF_UP))
     if milli > WHOLE_GPU:
         raise UnitError(
             f"{quoted(value)} is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1"
         )
     if abs(number - Decimal(milli) / 1000) > _TOLERANCE:
         raise UnitError(
-            f"{quoted(value)} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
+            f"{quoted(value)} is finer than a thousandth of a GPU; write at most three decimals, such as "
+            f"{format_fraction(max(milli, 1))}"
         )
     return Milli(milli)
 
 
 def _no_fraction(value: object) -> str:
-    return f"{quoted(value)} is not a number; write a fraction of one GPU such as 0.4"
+    return f"{quoted(value)} is not a number; write a fraction of one GPU, such as 0.4 for 400m or 40%"
 
 
 def format_fraction(milli: int) -> str:

@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharepod.api.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS
 from sharepod.api.pod import PodSettings
 from sharepod.api.share_claims import Attach
+from sharepod.setting_faults import explain
 from sharepod.web.metrics_access import MetricsAccess
 
 FILE_VARIABLE = "SHAREPOD_SETTINGS"
@@ -312,12 +313,7 @@ def load() -> OperatorSettings:
     try:
         return OperatorSettings()
     except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']} (given: {item['input']!r})"
-            if item["loc"]
-            else item["msg"]
-            for item in error.errors()
-        )
+        found = explain(error, OperatorSettings.model_fields)
         raise SettingsError(
             f"{found}. Settings come from {path or 'no file'} and from SHAREPOD_... in the environment"
         ) from None

@@ -26,6 +26,8 @@ def test_every_thousandth_survives_binary_floats_and_text(milli: int) -> None:
         (-0.1, "0 to 1"),
         (0.1234, "three decimals"),
         (1.0004, "three decimals"),
+        (0.0001, "such as 0.001"),
+        ("400m", "such as 0.4 for 400m or 40%"),
         (float("nan"), "such as 0.4"),
         (float("inf"), "such as 0.4"),
         ("half", "such as 0.4"),

@@ -49,7 +49,8 @@ def test_the_settings_of_the_manifests_are_taken(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("bind_timeuot: 5\n", "bind_timeuot"),
+        ("bind_timeuot: 5\n", r"bind_timeuot: is not a setting; did you mean bind_timeout\?"),
+        ("zzz: 5\n", "zzz: is not a setting; remove it"),
         ("bind_timeout: soon\n", "bind_timeout"),
         ("bind_timeout: -1\n", "bind_timeout"),
         ("metrics_port: 70000\n", "metrics_port"),

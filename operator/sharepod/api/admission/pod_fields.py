@@ -19,7 +19,7 @@ from sharepod.api.pod import (
     RESERVED_MOUNT_PATTERN,
 )
 from sharepod.api.resource_line import PREFIX
-from sharepod.api.sharepod import MUTABLE, TTL
+from sharepod.api.sharepod import CHANGEABLE, MUTABLE, TTL
 
 from .cel import Validation, policy, refuse, text, texts
 
@@ -124,7 +124,7 @@ def _suspect() -> str:
 
 
 def immutability_policy() -> list[dict[str, Any]]:
-    """Refuse every change of a SharePod's spec but of request, limit and memory, which may be raised and lowered."""
+    """Refuse every change of a SharePod's spec and request, except of the fields in `CHANGEABLE`."""
     fixed = [name for key in KEYS if key.field not in MUTABLE for name in key.annotations]
     differs = (
         "{new}.filter(k, {which} && !(k in {old} && {new}[k] == {old}[k])) + {old}.filter(k, {which} && !(k in {new}))"
@@ -155,18 +155,18 @@ def immutability_policy() -> list[dict[str, Any]]:
             ),
             refuse(
                 "variables.fields.size() == 0",
-                "'spec.' + variables.fields[0] + ': cannot be changed (only gpu.request, gpu.limit, "
-                "gpu.memory and ttlSecondsAfterFinished can); delete the SharePod and create it again'",
+                "'spec.' + variables.fields[0] + ': cannot be changed (only "
+                f"{CHANGEABLE} can); delete the SharePod and create it again'",
             ),
             refuse(
                 "variables.gpu.size() == 0",
-                "'spec.gpu.' + variables.gpu[0] + ': cannot be changed (only request, limit and "
-                "memory can); delete the SharePod and create it again'",
+                "'spec.gpu.' + variables.gpu[0] + ': cannot be changed (only "
+                f"{CHANGEABLE} can); delete the SharePod and create it again'",
             ),
             refuse(
                 "variables.said.size() == 0",
-                "'metadata.annotations[' + variables.said[0] + ']: cannot be changed (only request, limit and "
-                "memory can); delete the SharePod and create it again'",
+                "'metadata.annotations[' + variables.said[0] + ']: cannot be changed (only "
+                f"{CHANGEABLE} can); delete the SharePod and create it again'",
             ),
         ],
     )

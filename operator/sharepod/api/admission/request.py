@@ -11,6 +11,7 @@ from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS, MAX_QUANTITY
 from sharepod.api.dialects import (
+    A_FRACTION,
     BYTES_PATTERN,
     DECIMAL_PATTERN,
     FIELD_OF,
@@ -159,7 +160,7 @@ def readable() -> list[Validation]:
         _each(
             fractions,
             f"v.matches('{DECIMAL_PATTERN}')",
-            _quoted('is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"'),
+            _quoted(f"is not a fraction; write {A_FRACTION}"),
         ),
         _each(
             fractions,
@@ -171,7 +172,7 @@ def readable() -> list[Validation]:
             "double(v) * 1000.0 - double(int(double(v) * 1000.0 + 0.5)) < 0.001 && "
             "double(int(double(v) * 1000.0 + 0.5)) - double(v) * 1000.0 < 0.001",
             "v + ' is finer than a thousandth of a GPU; write at most three decimals, such as ' + "
-            "string(double(int(double(v) * 1000.0 + 0.5)) / 1000.0)",
+            "string((double(v) < 0.001 ? 1.0 : double(int(double(v) * 1000.0 + 0.5))) / 1000.0)",
         ),
         _each(_annotations("limit"), "double(v) > 0.0", "v + ' would never run; write at least 0.001 or remove it'"),
         _each(

@@ -13,10 +13,9 @@ from typing import Any
 from sharepod.api.gpunode import KIND as GPUNODE
 from sharepod.api.gpunode import PLURAL as GPUNODES
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, Pool
-from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.sharepod import (
+    CHANGEABLE,
     MAX_TTL_S,
-    MUTABLE,
     ONE_POD,
     OWN_FIELDS,
     REPLICAS,
@@ -24,11 +23,12 @@ from sharepod.api.sharepod import (
     Phase,
     SharePodStatus,
 )
+from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.sharepod import PLURAL as SHAREPODS
 from sharepod.api.statement import STATEMENT_KIND, STATEMENT_PLURAL, GPUStatementSpec, GPUStatementStatus
 
 from .gpu_schema import gpu_schema
-from .parts import Rule, column, definition, fix, listed, rule
+from .parts import Rule, column, definition, fix, rule
 from .schema import Schema, by_key, model_schema
 
 _UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
@@ -47,8 +47,7 @@ their document has them by key. None of them changes, so nothing has to be merge
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     """Return the CRD of SharePods. `pod_spec`: from `schema.pod_spec_schema`."""
     spec = copy.deepcopy(pod_spec)
-    mutable = listed([f"gpu.{field}" for field in MUTABLE] + [TTL])
-    spec["description"] = f"A PodSpec plus the block gpu. Immutable except {mutable}."
+    spec["description"] = f"A PodSpec plus the block gpu. Immutable except {CHANGEABLE}."
     spec["properties"] = {
         "gpu": gpu_schema(),
         REPLICAS: {
@@ -201,6 +200,6 @@ def _fix_pod(spec: Schema) -> list[Rule]:
         for name, field in spec["properties"].items()
         if name not in OWN_FIELDS and "type" in field.get("additionalProperties", {"type": ""})
     ]
-    fix(spec, names, f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)")
+    fix(spec, names, f"(only {CHANGEABLE} can)")
     gpu = "cannot be added to or taken from a SharePod that exists; delete it and create it again"
     return [rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu")]

@@ -11,9 +11,9 @@ from sharepod.api.bounds import MAX_QUANTITY
 from sharepod.api.dialects import MAX_LISTED, MAX_MEMORY, MIN_MEMORY, UUID_PATTERN, UUID_SHAPE
 from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import MAX_GPUS
-from sharepod.api.sharepod import LABEL_PATTERN, MUTABLE, PlacementPolicy
+from sharepod.api.sharepod import CHANGEABLE, LABEL_PATTERN, MUTABLE, PlacementPolicy
 
-from .parts import STAYS, Rule, fix, listed, rule
+from .parts import STAYS, Rule, fix, rule
 from .schema import Schema
 
 
@@ -153,7 +153,7 @@ def _fraction_rules(field: str) -> list[Rule]:
             "is finer than a thousandth of a GPU; write at most three decimals",
             expression=(
                 "'%s is finer than a thousandth of a GPU; write at most three decimals, such as %s'"
-                f".format([self, {nearest} / 1000.0])"
+                f".format([self, (self < 0.001 ? 1.0 : {nearest}) / 1000.0])"
             ),
         ),
     ]
@@ -208,7 +208,7 @@ def _together_rules() -> list[Rule]:
             reason="FieldValueRequired",
         ),
         rule(
-            "!has(self.limit) || !has(self.request) || self.limit >= self.request",
+            "!has(self.limit) || !has(self.request) || self.limit >= self.request || self.request > 1.0",
             "is less than the request; write the request or more",
             expression="'%s is less than the request %s; write that or more'.format([self.limit, self.request])",
             field="limit",
@@ -234,7 +234,7 @@ def _together_rules() -> list[Rule]:
 def _fix_gpu(schema: Schema) -> list[Rule]:
     """Let all of the gpu block but `MUTABLE` stay as it was created: add rules to its fields, return those beside."""
     names = [name for name in schema["properties"] if name not in MUTABLE]
-    allowed = f"(only {listed(MUTABLE)} can)"
+    allowed = f"(only {CHANGEABLE} can)"
     fix(schema, names, allowed)
     kept = " && ".join(f"has(self.{name}) == has(oldSelf.{name})" for name in names)
     which = "".join(f"has(self.{name}) != has(oldSelf.{name}) ? '{name}' : " for name in names)

@@ -71,11 +71,6 @@ def definition(
     }
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them: `a, b and c`."""
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
     """Return a column that kubectl get prints; one of priority 1 only with -o wide."""
     result: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}

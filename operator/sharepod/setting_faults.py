@@ -1,0 +1,25 @@
+"""Faults of settings as both programs print them: field, reason, what was given, and the nearest name of a setting.
+
+Guarantees:
+- A name that is not a setting's is answered with the most similar one, where one is similar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pydantic import ValidationError
+
+
+def explain(error: ValidationError, known: Iterable[str]) -> str:
+    """Return all faults in one line. `known`: the names of all settings."""
+    names, found = tuple(known), []
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+            near = get_close_matches(path, names, n=1)
+            found.append(f"{path}: is not a setting; " + (f"did you mean {near[0]}?" if near else "remove it"))
+        else:
+            found.append(f"{path}: {item['msg']} (given: {item['input']!r})" if path else item["msg"])
+    return "; ".join(found)
