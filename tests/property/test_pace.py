@@ -75,6 +75,19 @@ def test_a_queue_that_is_wide_no_more_is_short_after_what_was_in_it(takes: int, 
 
 
 @settings(max_examples=50)
+@given(st.integers(min_value=10_000, max_value=60 * MS), st.integers(min_value=0, max_value=WIDE_MOST))
+def test_behind_a_wait_of_the_programs_launches_pass_without_a_fence(takes: int, before: int) -> None:
+    """A window of them, whatever the queue has learned (PC9)."""
+    stream = Stream()
+    stream.open(0, wide=True)
+    for _ in range(before):
+        stream.launch(takes)
+    stream.model.pace_let_pass(stream.pace)
+    assert stream.model.pace_passing(stream.pace) > WINDOW_MOST
+    assert not stream.model.pace_launched(stream.pace, WINDOW_MOST)
+
+
+@settings(max_examples=50)
 @given(st.integers(min_value=100_000, max_value=20 * MS), st.booleans())
 def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> None:
     """By half with each fence, until it is as long as it may be or one launch."""

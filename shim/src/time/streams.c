@@ -66,8 +66,11 @@ static struct known_stream *make_row(struct streams *streams, struct known_conte
     struct known_stream *row = slab_take(&streams->stream_rows, sizeof *row);
     if (row == NULL)
         return NULL;
-    *row = (struct known_stream){
-        .context = context, .stream = stream, .next = context->streams, .from = &context->streams};
+    *row = (struct known_stream){.context = context,
+                                 .stream = stream,
+                                 .held = context->held,
+                                 .next = context->streams,
+                                 .from = &context->streams};
     if (row->next != NULL)
         row->next->from = &row->next;
     return context->streams = row;
@@ -395,6 +398,7 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     queue->stream = stream;
     queue->context = row->context->context;
     queue->epoch = row->context->epoch;
+    atomic_store(&queue->held_after, row->held ? 0 : NOT_HELD);
     queue->stream_next = row->queues;
     queue->stream_from = &row->queues;
     if (queue->stream_next != NULL)
@@ -403,6 +407,59 @@ static struct queue *note_queue(struct streams *streams, struct slot *slot, stru
     move_queue(queue, &slot->queues);
     hashed_add(&streams->queues, &queue->link, hash_of_queue(slot, row, stream));
     return queue;
+}
+
+/* Return whether the context is the current one and has ended: the driver will refuse what is launched. */
+static bool current_ended(CUcontext context) {
+    CUcontext current = NULL;
+    CUdevice device;
+    if (DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
+        return false;
+    CUresult result = DRIVER(cuCtxGetDevice)(&device);
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Note a wait in the stream of the row; NULL: there is none. With the lock. */
+static void hold(struct known_stream *row) {
+    if (row == NULL)
+        return;
+    row->held = true;
+    for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next) {
+        uint64_t none = NOT_HELD, launched = atomic_load(&queue->launched);
+        atomic_store(&queue->held_again, launched);
+        atomic_compare_exchange_strong(&queue->held_after, &none, launched);
+    }
+}
+
+/* Note a wait in that stream of the context; in the legacy one: in all of its streams, and in later ones. With the
+ * lock.
+ */
+static void hold_in(struct streams *streams, struct known_context *known, CUstream stream) {
+    hold(stream_is_default(stream) ? NULL : streams_find(streams, known, stream));
+    hold(streams_find(streams, known, NULL));
+    known->held |= stream == CU_STREAM_LEGACY;
+    for (struct known_stream *row = known->streams; row != NULL && stream == CU_STREAM_LEGACY; row = row->next)
+        hold(row);
+}
+
+void streams_hold(struct streams *streams, CUstream stream, CUcontext context) {
+    bool is_default = stream_is_default(stream), found = false;
+    if (context == NULL && is_default && DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return;
+    lock(&streams->lock);
+    for (struct known_context *known = streams->contexts; known != NULL; known = known->next)
+        if (!known->ending && (is_default ? known->context == context : streams_find(streams, known, stream) != NULL)) {
+            hold_in(streams, known, stream);
+            found = true;
+        }
+    unlock(&streams->lock);
+    if (found || (context == NULL && (context = context_of_stream(stream)) == NULL))
+        return;
+    lock(&streams->lock);
+    struct known_context *known = current_ended(context) ? NULL : streams_note_context(streams, context);
+    if (known != NULL && note_stream(streams, known, is_default ? NULL : stream) != NULL)
+        hold_in(streams, known, stream);
+    unlock(&streams->lock);
 }
 
 /* Return the key of a stream, as gate_key of fastpath.h has it. */
@@ -415,16 +472,6 @@ static uint64_t key_of(const struct gate *gate, CUstream stream, CUcontext conte
 static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stream, CUcontext context) {
     struct queue *queue = slot != NULL ? remembered_find(&slot->remembered, key) : NULL;
     return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
-}
-
-/* Return whether the context is the current one and has ended: the driver will refuse what is launched. */
-static bool current_ended(CUcontext context) {
-    CUcontext current = NULL;
-    CUdevice device;
-    if (DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != context)
-        return false;
-    CUresult result = DRIVER(cuCtxGetDevice)(&device);
-    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
 }
 
 bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,

@@ -44,6 +44,7 @@ struct known_context {
                       the work of its rows is in shows when that end is over */
     uint32_t attached; /* references that cuCtxAttach took */
     bool for_end;      /* nothing was known of it before its end */
+    bool held;         /* the program has put a wait into all of its streams */
 };
 
 /* Return whether the hook makes no call about a context for now: an end is under way, after which it is known of which
@@ -64,6 +65,7 @@ struct known_stream {
     bool asked;   /* the drain asks the stream itself, of default streams the legacy one, and has not seen it idle */
     bool skipped; /* a drain began while its context was ending */
     bool busy;    /* in the list of rows with work */
+    bool held;    /* the program has put a wait into it, or into one that it waits for */
     uint64_t idle_after; /* launches of all its queues after which a sample saw it idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* of the same context */
@@ -84,6 +86,11 @@ struct queue {
     _Atomic bool departs; /* its context is ending, or about to */
     _Atomic bool calls;   /* its thread is in a call of the driver with its stream or its events */
     CUevent events[PACE_FENCES], tail;
+    uint64_t places[PACE_FENCES];            /* launches before each of `events` */
+    uint64_t passed;                         /* launches before the last of them that has passed */
+    _Atomic uint64_t held_after, held_again; /* launches before the first and the last wait that no fence has passed;
+                                                NOT_HELD: there is none. By any thread that puts one into the stream */
+    bool held_long;                          /* a fence behind such a wait was waited for in vain */
     /* What each launch reads and writes, in one cache line; `last`, `launched`, `fenced` are read by the hook thread.
      */
     CUstream stream __attribute__((aligned(64))); /* by its one name, see stream_named */
@@ -118,6 +125,8 @@ struct primary {
 /* STREAMS_DEVICES: devices whose primary contexts are counted, more than a machine has. */
 enum { STREAMS_DEVICES = 128 };
 
+#define NOT_HELD UINT64_MAX
+
 /* Begin a call of the driver with the stream or the events of the queue, in its thread; streams_called is to follow.
  * False: they have ended, or their context is about to (R2). */
 static inline bool streams_call(struct queue *queue) {
@@ -141,6 +150,7 @@ struct streams {
     struct hashed streams; /* struct known_stream, but for orphans */
     struct hashed queues;  /* struct queue */
     struct known_stream *busy, *orphans;
+    _Atomic bool holds;   /* the program has put a wait that is no event's into a stream */
     struct rows captures; /* struct open_capture, without gaps; as many as gate.captures says */
     struct lock primaries_lock;
     struct primary primaries[STREAMS_DEVICES]; /* with their lock */
@@ -162,6 +172,11 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
 struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context);
 /* Let go of the queues of a slot whose thread is gone. */
 void streams_abandon(struct streams *streams, struct slot *slot);
+
+/* Note that the program puts a wait into the stream of that name, of that context (NULL: of whatever context has it, or
+ * the current one): fences behind it may not pass before this thread does something else. A wait in the legacy stream
+ * holds up all streams of the context. */
+void streams_hold(struct streams *streams, CUstream stream, CUcontext context);
 
 /* Note that the program has made a context: it is another one than that of the same handle, if that one is ending. */
 void streams_born(struct streams *streams, CUcontext context);

@@ -116,6 +116,28 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
     assert max(unfinished) <= most, unfinished
 
 
+@pytest.mark.promise("program-held-launches")
+@pytest.mark.parametrize("thread", ["main", "other"])
+@pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
+def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
+    """The thread that launches may be the one that ends the wait; the driver takes 1,024 launches. The hook asks about
+    no fence again and again."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_use", thread="other")
+    probe.ok("stream", "s")
+    for turn in range(3):
+        probe.ok("ungated", way, "s", thread=thread)
+        before = probe.ok("driver_calls")
+        probe.ok("launch", "spin_us_10", "s", 900, timeout=60)
+        assert probe.ok("driver_calls") - before < 900 + 150, turn
+        probe.ok("ungated_ends")
+        probe.ok("stream_sync", "s")
+        probe.ok("ungated_again")
+
+
 def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
     """A tenant with limit 1 and no neighbour has fences behind windows of launches, and no others."""
     agent = tenant.agent()

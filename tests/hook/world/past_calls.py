@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
 COPY_BYTES = 64 << 20
@@ -67,7 +68,7 @@ class PastCalls:
 
             def until_it_ends(*_: Any) -> None:
                 while not self.word.value:
-                    pass
+                    time.sleep(0.0005)
 
             self.kept.append(kind(until_it_ends))
             return self.cuda(symbol, stream, self.kept[-1], None, *([0] if way == "callback" else [])), None
@@ -88,6 +89,11 @@ class PastCalls:
 
     def ungated_ends(self) -> tuple[int, Any]:
         self.word.value = 1
+        return 0, None
+
+    def ungated_again(self) -> tuple[int, Any]:
+        """Let what `ungated` does from now on last again."""
+        self.word.value = 0
         return 0, None
 
     def stream_query(self, name: str) -> tuple[int, Any]:

@@ -251,6 +251,12 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         assert self.library is not None
         return 0, self.library.fake_live_events()
 
+    def driver_calls(self) -> tuple[int, Any]:
+        """Return how many calls have reached the double so far."""
+        assert self.library is not None
+        self.library.fake_driver_calls.restype = ctypes.c_uint64
+        return 0, self.library.fake_driver_calls()
+
     def symbol_of(self, path: str, name: str) -> tuple[int, Any]:
         """Return the file of the function that dlsym finds in the library at `path`."""
         function = getattr(ctypes.CDLL(path), name, None)

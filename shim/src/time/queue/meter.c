@@ -2,6 +2,8 @@
  * thread waits for the fence before: at most two windows are unfinished (Q1). From the fences pace.c learns how long a
  * launch occupies the GPU, and so when what is launched will have ended.
  *
+ * In a wide queue nothing is waited for behind a wait of the program's (Q6): it may last until this thread goes on.
+ *
  * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3). A wide queue that
  * is to be a short one is so with the next launch; what is in it stays.
  */
@@ -135,14 +137,43 @@ static void foretell(struct slot *slot, const struct queue *queue) {
     atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
+/* Return whether the older fence is behind a wait of the program's that may last (Q6). */
+static bool held(const struct queue *queue) {
+    return queue->pace.window.wide && queue->places[0] > atomic_load(&queue->held_after);
+}
+
+/* Return whether what is unfinished is expected to take no longer than two windows, or nothing is known of that. */
+static bool short_enough(const struct queue *queue) {
+    uint64_t unfinished = atomic_load_explicit(&queue->launched, memory_order_relaxed) - queue->passed;
+    return queue->pace.estimate.launch_ns * unfinished <= PACE_FENCES * PACE_WIDE_LONG;
+}
+
+/* Note that the older fence has passed, and with it the waits before it. */
+static void note_passed(struct queue *queue) {
+    uint64_t place = queue->places[0], after = atomic_load(&queue->held_after);
+    queue->passed = place;
+    queue->places[0] = queue->places[1];
+    if (after == NOT_HELD || place <= after)
+        return;
+    queue->held_long = false;
+    atomic_store(&queue->held_after, place > atomic_load(&queue->held_again) ? NOT_HELD : place);
+}
+
 /* Wait for the older fence, whose stream may be busy with it until the opening ends. */
 static void wait_older(const struct gate *gate, struct slot *slot, struct queue *queue) {
     CUevent event = queue->events[0];
-    uint64_t begun = sys_now(), since = 0, before = 0, due = pace_due(&queue->pace, begun);
-    bool over = passed(queue, event), waited = !over, closed = false;
+    uint64_t begun = sys_now(), since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
+    bool over = passed(queue, event), waited = !over, closed = false, behind = held(queue);
+    if (waited && behind) {
+        if (queue->held_long || short_enough(queue)) {
+            pace_let_pass(&queue->pace);
+            return;
+        }
+        patience = least(due - begun + PACE_WIDE_LONG, PATIENCE);
+    }
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
-    while (!over && since <= PATIENCE && !(closed = !(atomic_load(&gate->word) & GATE_OPEN))) {
+    while (!over && since <= patience && !(closed = !(atomic_load(&gate->word) & GATE_OPEN))) {
         uint64_t now = begun + since, off = now > due ? now - due : due - now;
         before = now;
         sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
@@ -151,12 +182,18 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
     }
     if (waited)
         atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
+    if (!over && behind && !closed) {
+        queue->held_long = true;
+        pace_let_pass(&queue->pace);
+        return;
+    }
     if (!over) {
         pace_gave_up(&queue->pace, closed);
         return;
     }
     pace_others(&queue->pace, gate_co_runs(gate));
-    pace_passed(&queue->pace, (struct pace_look){before, sys_now()});
+    pace_passed(&queue->pace, (struct pace_look){behind ? 0 : before, sys_now()}); /* the wait took time, too */
+    note_passed(queue);
     queue->events[0] = queue->events[1];
     queue->events[1] = event;
     foretell(slot, queue);
@@ -188,6 +225,7 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
         pace_unfenced(pace);
         return;
     }
+    queue->places[place] = atomic_load_explicit(&queue->launched, memory_order_relaxed);
     bool waits = pace_fenced(pace, sys_now(), deadline_of(gate));
     foretell(slot, queue);
     if (waits) {

@@ -8,6 +8,9 @@
  * opening;
  * - Q3 every wait ends: with its fence, with the opening, or after PATIENCE (see meter.c): the kernel that is waited
  * for may itself wait for what this thread does next;
+ * - Q6 a tenant that is alone does not wait for a fence behind a wait that the program has put into the stream (for a
+ * value, a semaphore, a function; from the first of these on, also for an event), while less than two windows are
+ * unfinished; beyond that for a window longer than the launches take, once for each such wait;
  * - Q5 in a queue that is kept short a window of launches is begun when the one before is about to end (PC4);
  * - Q4 before work that is not gated is put behind a metered launch, there is a fence behind that launch (D3).
  */

@@ -237,6 +237,11 @@ void pace_gave_up(struct pace *pace, bool closed) {
     window->size = 1;
 }
 
+void pace_let_pass(struct pace *pace) {
+    pace->queue.put_off = false;
+    pace->window.free_launches = pace->window.free_left = PACE_WINDOW_MOST;
+}
+
 bool pace_graph_fits(const struct pace *pace, uint64_t now, uint64_t deadline, uint64_t duration) {
     return deadline == PACE_NEVER || most(pace->estimate.graphs_end_at, now) + duration <= deadline;
 }

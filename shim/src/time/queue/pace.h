@@ -6,6 +6,7 @@
  * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each (PACE_WIDE_MOST in a
  *   wide queue), but for what passes after a wait in vain;
  * - PC2 a launch that is expected to begin after the end of the quantum is held back;
+ * - PC9 while the older fence is behind a wait of the program's, PACE_WINDOW_MOST launches pass before each fence;
  * - PC3 after a wait in vain launches pass: one (a window in a wide queue), after another twice as many, at most
  *   PACE_FREE_MOST;
  * - PC6 an opening before what was launched has drained adds nothing to it; a second such opening in a row counts as a
@@ -122,6 +123,8 @@ uint64_t pace_due(const struct pace *pace, uint64_t now);
 void pace_passed(struct pace *pace, struct pace_look seen);
 /* Note that a wait ended before its fence: the gate was closed, or the wait was in vain. */
 void pace_gave_up(struct pace *pace, bool closed);
+/* Let a window of launches pass without a wait: the older fence is behind a wait of the program's (Q6 of meter.h). */
+void pace_let_pass(struct pace *pace);
 /* Plan the launches until the next fence. Return whether none fits. */
 bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline);
 

@@ -11,6 +11,21 @@
         PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
     }
 
+/* Note a wait that the program puts into the stream (Q6). */
+static void before_wait(CUstream stream, bool per_thread) {
+    if (process_enter() != CUDA_SUCCESS)
+        return;
+    struct streams *streams = &the_process->streams;
+    atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
+    streams_hold(streams, stream_named(stream, per_thread), NULL);
+}
+
+#define WAITS(symbol, stream, per_thread, parameters, ...)           \
+    EXPORT CUresult symbol parameters {                              \
+        before_wait(stream, per_thread);                             \
+        PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
+    }
+
 /* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5),
  * and the drain leaves the stream alone meanwhile. Return whether the call is to be followed by streams_joined. */
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
@@ -30,6 +45,8 @@ static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     }                                                                                                    \
     EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {                             \
         CUresult result = process_enter();                                                               \
+        if (result == CUDA_SUCCESS && atomic_load(&the_process->streams.holds))                          \
+            streams_hold(&the_process->streams, stream_named(stream, per_thread), NULL);                 \
         bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                 \
         if (result == CUDA_SUCCESS)                                                                      \
             result = past_##symbol(stream, event, flags);                                                \
@@ -96,61 +113,63 @@ PAST(cuMemcpyAtoHAsync_v2, hStream, false,
 PAST(cuMemcpyAtoHAsync_v2_ptsz, hStream, true,
      (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream), dstHost, srcArray,
      srcOffset, ByteCount, hStream)
-PAST(cuLaunchHostFunc, hStream, false, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
-PAST(cuLaunchHostFunc_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
-PAST(cuLaunchHostFunc_v2, hStream, false, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
-     hStream, fn, userData, syncMode)
-PAST(cuLaunchHostFunc_v2_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
-     hStream, fn, userData, syncMode)
-PAST(cuStreamAddCallback, hStream, false,
-     (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
-     flags)
-PAST(cuStreamAddCallback_ptsz, hStream, true,
-     (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
-     flags)
-PAST(cuStreamBatchMemOp, stream, false,
-     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-     paramArray, flags)
-PAST(cuStreamBatchMemOp_ptsz, stream, true,
-     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-     paramArray, flags)
-PAST(cuStreamBatchMemOp_v2, stream, false,
-     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-     paramArray, flags)
-PAST(cuStreamBatchMemOp_v2_ptsz, stream, true,
-     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
-     paramArray, flags)
-PAST(cuStreamWaitValue32, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue32_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue32_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue32_v2_ptsz, stream, true,
-     (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags), stream, addr, value, flags)
-PAST(cuStreamWaitValue64, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue64_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue64_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
-     stream, addr, value, flags)
-PAST(cuStreamWaitValue64_v2_ptsz, stream, true,
-     (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags), stream, addr, value, flags)
+WAITS(cuLaunchHostFunc, hStream, false, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
+WAITS(cuLaunchHostFunc_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
+WAITS(cuLaunchHostFunc_v2, hStream, false, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
+      hStream, fn, userData, syncMode)
+WAITS(cuLaunchHostFunc_v2_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
+      hStream, fn, userData, syncMode)
+WAITS(cuStreamAddCallback, hStream, false,
+      (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
+      flags)
+WAITS(cuStreamAddCallback_ptsz, hStream, true,
+      (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
+      flags)
+WAITS(cuStreamBatchMemOp, stream, false,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+      paramArray, flags)
+WAITS(cuStreamBatchMemOp_ptsz, stream, true,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+      paramArray, flags)
+WAITS(cuStreamBatchMemOp_v2, stream, false,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+      paramArray, flags)
+WAITS(cuStreamBatchMemOp_v2_ptsz, stream, true,
+      (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+      paramArray, flags)
+WAITS(cuStreamWaitValue32, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue32_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue32_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue32_v2_ptsz, stream, true,
+      (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags), stream, addr, value, flags)
+WAITS(cuStreamWaitValue64, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue64_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue64_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+      stream, addr, value, flags)
+WAITS(cuStreamWaitValue64_v2_ptsz, stream, true,
+      (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags), stream, addr, value, flags)
 JOINS(cuStreamWaitEvent, false)
 JOINS(cuStreamWaitEvent_ptsz, true)
-PAST(cuWaitExternalSemaphoresAsync, stream, false,
-     (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
-      unsigned int numExtSems, CUstream stream),
-     extSemArray, paramsArray, numExtSems, stream)
-PAST(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
-     (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
-      unsigned int numExtSems, CUstream stream),
-     extSemArray, paramsArray, numExtSems, stream)
+WAITS(cuWaitExternalSemaphoresAsync, stream, false,
+      (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
+       unsigned int numExtSems, CUstream stream),
+      extSemArray, paramsArray, numExtSems, stream)
+WAITS(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
+      (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
+       unsigned int numExtSems, CUstream stream),
+      extSemArray, paramsArray, numExtSems, stream)
 
 /* Make all streams of a context wait, by that call. */
 static void before_context_waits(CUcontext context) {
     if (context == NULL)
         DRIVER(cuCtxGetCurrent)(&context);
+    if (context != NULL && atomic_load(&the_process->streams.holds))
+        streams_hold(&the_process->streams, CU_STREAM_LEGACY, context);
     if (context != NULL)
         meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
 }
