@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from sharepod.agent.kubelet.reading_time import THREAD_PER_S, ReadingTime
 from sharepod.agent.kubelet.self_test import PROC, has_hook, is_by_claim, programs
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
 from sharepod.agent.state.directory import SELF_TEST
@@ -97,6 +98,7 @@ class ClaimSelfTest:
         self._prepared_for_s = prepared_for_s
         self._changed = changed
         self._proc = proc
+        self._time = ReadingTime(THREAD_PER_S)
         self._judged_at = self._process_at = time.monotonic()
         """When there was last something to judge by, and when a process was last there; at first, the agent's start."""
         self.verdict = ClaimsAttachReason.STARTING
@@ -118,7 +120,7 @@ class ClaimSelfTest:
             return None
         found = {
             self._examine(pid, mountinfo)
-            for pid, mountinfo in programs(self._proc)
+            for pid, mountinfo in programs(self._proc, self._time)
             if is_by_claim(self._mounts, mountinfo)
         }
         if found:
@@ -150,7 +152,7 @@ class ClaimSelfTest:
         """Reason and message of the condition `ClaimsAttach`."""
         return self.verdict, _MESSAGES[self.verdict]
 
-    def _examine(self, pid: int, mountinfo: str) -> ClaimsAttachReason:
+    def _examine(self, pid: int, mountinfo: bytes) -> ClaimsAttachReason:
         if SELF_TEST not in self._mounts.named(mountinfo):
             return ClaimsAttachReason.NOT_ATTACHED
         return ClaimsAttachReason.ATTACHED if has_hook(pid, self._proc) else ClaimsAttachReason.NOT_LOADED

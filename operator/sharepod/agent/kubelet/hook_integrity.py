@@ -6,7 +6,8 @@ itself. Paths do not show that, so none is compared: the kernel tells which file
 Guarantees:
 - No filesystem of a tenant is asked: a path is resolved in the kernel's cache of names alone, and one that is not there
   has no verdict. Linux before 5.12 cannot do that, and asks.
-- A process that keeps the kernel from answering delays the verdicts on its own tenant, and nothing else.
+- A process that keeps the kernel from answering, or lists much (`reading_time`), delays the verdicts on its own tenant,
+  and nothing else.
 - A process of which nothing can be read has no verdict, nor one whose mappings are too many to be read.
 - A hook of an earlier agent, with which a process was started, counts as the hook.
 """
@@ -20,7 +21,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ import structlog
 from sharepod.agent.state.directory import hook_files
 from sharepod.api.objects import PRELOAD_PATH
 
-from . import mounts
+from .reading_time import THREAD_PER_S, ReadingTime
 from .tenant_mounts import TenantMounts, read_mountinfo
 
 log = structlog.get_logger(__name__)
@@ -85,6 +86,7 @@ class HookIntegrity:
         self._mounts = tenant_mounts
         self._proc = proc
         self._looks: dict[str, _Looks] = {}
+        self._time = ReadingTime(THREAD_PER_S)
 
     def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
         """Return the processes in which the hook was replaced, by pid, with what was seen. No I/O.
@@ -108,7 +110,7 @@ class HookIntegrity:
             for pid in pids
             if pid not in looks.looked_at or looks.verdicts.get(pid) or now - looks.looked_at[pid] >= SOUND_S
         }
-        if due and looks.running is None:
+        if due and looks.running is None and self._time.left(tenant_id):
             looks.looked_at |= dict.fromkeys(due, now)
             looks.running = Future()
             # A daemon thread, so that a process that does not let itself be read cannot keep the agent from ending.
@@ -126,17 +128,20 @@ class HookIntegrity:
     def _look(self, answer: Future[Mapping[int, str | None]], tenant_id: str, pids: Set[int], hooked: Set[int]) -> None:
         verdicts: dict[int, str | None] = dict.fromkeys(pids)
         try:
-            verdicts = {pid: self.look(tenant_id, pid, hooked=pid in hooked) for pid in pids}
+            verdicts = self._look_at_all(tenant_id, pids, hooked)
             suspects = [pid for pid, verdict in verdicts.items() if verdict is not None]
             if suspects:
                 time.sleep(_AGAIN_S)
-            for pid in suspects:
-                again = self.look(tenant_id, pid, hooked=pid in hooked)
+            for pid, again in self._look_at_all(tenant_id, suspects, hooked).items():
                 verdicts[pid] = again if again == verdicts[pid] else None
         except OSError as error:
             log.warning("cannot look at the hook in a tenant's processes", tenant=tenant_id, error=str(error))
         finally:
             answer.set_result(verdicts)
+
+    def _look_at_all(self, tenant_id: str, pids: Collection[int], hooked: Set[int]) -> dict[int, str | None]:
+        with self._time.charged(tenant_id):
+            return {pid: self.look(tenant_id, pid, hooked=pid in hooked) for pid in pids}
 
     def look(self, tenant_id: str, pid: int, *, hooked: bool) -> str | None:
         """Look at one process once: return what replaces the hook in it; None if it is sound or cannot be read.
@@ -164,9 +169,8 @@ class HookIntegrity:
             mount_id = _mount_of_descriptor(found)
         finally:
             os.close(found)
-        listed = mounts.parse_mountinfo(read_mountinfo(pid, self._proc).splitlines())
-        on = next((mount for mount in listed if mount.id == mount_id), None)
-        return bool(listed) and (on is None or not self._mounts.is_preload(tenant_id, on))
+        listed = read_mountinfo(pid, self._proc)
+        return bool(listed) and not self._mounts.is_preload(tenant_id, listed, mount_id)
 
     def _hook_is_not_mapped(self, tenant_id: str, pid: int) -> bool:
         hooks = [_shown_in_maps(path) for path in hook_files(self._tenants_dir / tenant_id)]

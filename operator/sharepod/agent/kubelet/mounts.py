@@ -87,6 +87,11 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
+def escaped(path: str) -> str:
+    """Return a path as mountinfo writes it."""
+    return re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match.group()):03o}", path)
+
+
 def mounts() -> tuple[Mount, ...]:
     """Return all mounts of this process's mount namespace."""
     with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:

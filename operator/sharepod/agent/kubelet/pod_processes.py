@@ -6,6 +6,7 @@ The kubelet names the pod of a volume; the pods of a claim are learned from proc
 Guarantees:
 - Every cgroup layout that kubelets create is understood: cgroup v1 and v2, cgroupfs and systemd naming, any root.
 - All processes of the node are seen, provided that the agent shares the host's PID namespace.
+- The processes of a pod take a bounded part of the agent's time (`reading_time`), and a process is read once.
 - A tenant cannot hide a process of a known pod, nor have one taken for another pod's: it cannot move one out of its
   pod's cgroup, and of the cgroups that look like a pod's the outermost counts, whatever it names those within its own.
 
@@ -19,13 +20,14 @@ import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from .attachments import Attachments
+from .reading_time import LOOP_PER_S, THREAD_PER_S, ReadingTime
 from .tenant_mounts import TenantMounts
 
 log = structlog.get_logger(__name__)
@@ -36,8 +38,14 @@ SCAN_INTERVAL_S = 0.2
 where a process outlives its pod."""
 STRANGER_INTERVAL_S = 10.0
 """Seconds between two scans of /proc for the tenant of one unknown pod."""
-_POD = re.compile(rb"^pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})$")
-"""Name of a pod's cgroup, with the UID of an ordinary or of a static pod."""
+_POD = re.compile(
+    rb"(?:^|/)(?:pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})"
+    rb"|(?:[^/]*-)?pod([0-9a-fA-F]{8}(?:_[0-9a-fA-F]{4}){3}_[0-9a-fA-F]{12}|[0-9a-f]{32})\.slice)(?=/|$)"
+)
+"""Pod's cgroup in a path, with the UID of an ordinary or of a static pod. systemd allows no dash within the name of a
+slice: kubepods-burstable-pod<uid with _ for ->.slice."""
+_OWNERS_MAX = 65_536
+"""Processes of which the tenant is remembered."""
 
 
 def pod_of_cgroup(cgroup: bytes) -> str | None:
@@ -45,17 +53,10 @@ def pod_of_cgroup(cgroup: bytes) -> str | None:
 
     That is the outermost one that looks like a pod's: those within it are named by the pod's own processes.
     """
-    if b"pod" not in cgroup:
-        return None
     for line in cgroup.splitlines():
-        for component in line.split(b":", 2)[-1].split(b"/"):
-            name = component
-            if component.endswith(b".slice"):
-                # systemd allows no dash within the name of a slice: kubepods-burstable-pod<uid with _ for ->.slice
-                name = component.rpartition(b"-")[2].removesuffix(b".slice").replace(b"_", b"-")
-            match = _POD.match(name)
-            if match is not None:
-                return match.group(1).decode()
+        found = _POD.search(line.split(b":", 2)[-1])
+        if found is not None:
+            return (found[1] or found[2].replace(b"_", b"-")).decode()
     return None
 
 
@@ -69,12 +70,17 @@ class ProcessScan:
     """Tenants and pods of which a process that sees the tenant's directory runs in the pod."""
 
 
-def scan_processes(pods: Mapping[str, Iterable[str]], mounts: TenantMounts, proc: Path = PROC) -> ProcessScan:
+def scan_processes(
+    pods: Mapping[str, Iterable[str]], mounts: TenantMounts, reading_time: ReadingTime, proc: Path = PROC
+) -> ProcessScan:
     """Scan /proc for the processes of tenants. Raise `OSError` if it cannot be read.
+
+    A pod that has used up its time is read no further: its processes count by their pod.
 
     Args:
         pods: UIDs of the known pods of each tenant that is looked for.
         mounts: the tenants' directories.
+        reading_time: time for the mounts of each pod's processes.
         proc: the folder of the processes.
     """
     owners: dict[str, list[str]] = {}
@@ -90,14 +96,16 @@ def scan_processes(pods: Mapping[str, Iterable[str]], mounts: TenantMounts, proc
         text = _read(f"{proc}/{name}/cgroup")
         pod = pod_of_cgroup(text)
         space = _mount_namespace(name, proc)
-        if space not in seen:
-            seen[space] = mounts.of_process(int(name), proc)
-        found = seen[space] | frozenset(owners.get(pod, ()) if pod is not None else ())
+        if space not in seen and reading_time.left(pod or ""):
+            with reading_time.charged(pod or ""):
+                seen[space] = mounts.of_process(int(name), proc)
+        sees = seen.get(space, frozenset())
+        found = sees | frozenset(owners.get(pod, ()) if pod is not None else ())
         if not found or _is_dead(_read(f"{proc}/{name}/stat")):
             continue
         scan.processes.update(found & pods.keys())
         if pod is not None:
-            scan.pods.update((tenant_id, pod) for tenant_id in seen[space])
+            scan.pods.update((tenant_id, pod) for tenant_id in sees)
     return scan
 
 
@@ -116,6 +124,12 @@ def _is_dead(stat: bytes) -> bool:
     """
     fields = stat.rpartition(b")")[2].split()
     return len(fields) < 18 or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
+
+
+def _start_of(stat: bytes) -> bytes:
+    """Return the start time of the process with this /proc/<pid>/stat; empty if it has ended."""
+    fields = stat.rpartition(b")")[2].split()
+    return fields[19] if len(fields) > 19 else b""
 
 
 def _read(path: str) -> bytes:
@@ -142,6 +156,9 @@ class PodResidue:
         self._attachments = attachments
         self._mounts = mounts
         self._proc = proc
+        self._time, self._scan_time = ReadingTime(LOOP_PER_S), ReadingTime(THREAD_PER_S)
+        self._owners: dict[int, tuple[bytes, str, str | None]] = {}
+        """By pid: start time of a process, its tenant by its mounts, its pod. A process stays in its pod."""
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
@@ -179,19 +196,37 @@ class PodResidue:
         processes of its pod are looked at meanwhile.
         """
         known = self._attachments.tenants()
-        cgroup = _read(f"{self._proc}/{pid}/cgroup")
-        pod = pod_of_cgroup(cgroup)
-        mounted = sorted(self._mounts.of_process(pid, self._proc) & known)
-        if mounted:
+        started = _start_of(_read(f"{self._proc}/{pid}/stat"))
+        before, owner, pod = self._owners.get(pid, (b"", "", None))
+        tenant = owner if before == started and owner in known else None
+        if tenant is None:
+            pod = pod_of_cgroup(_read(f"{self._proc}/{pid}/cgroup"))
+            tenant = self._by_mounts(pid, pod, known)
+            if tenant is not None:
+                self._remember(pid, started, tenant, pod)
+        if tenant is not None:
             if pod is not None:
-                self._attachments.learn(mounted[0], pod)
-            return mounted[0]
+                self._attachments.learn(tenant, pod)
+            return tenant
         owners = {uid: tenant_id for tenant_id in sorted(known) for uid in self._attachments.pods(tenant_id)}
         if pod in owners:
             return owners[pod]
         if pod is not None and known:
             self._look_for(pod)
         return None
+
+    def _by_mounts(self, pid: int, pod: str | None, known: Set[str]) -> str | None:
+        """Return the tenant whose directory a process sees; None too where its pod has used up its time."""
+        if not self._time.left(pod or ""):
+            return None
+        with self._time.charged(pod or ""):
+            return min(self._mounts.of_process(pid, self._proc) & known, default=None)
+
+    def _remember(self, pid: int, started: bytes, tenant_id: str, pod: str | None) -> None:
+        self._owners.pop(pid, None)
+        if len(self._owners) >= _OWNERS_MAX:
+            del self._owners[next(iter(self._owners))]
+        self._owners[pid] = (started, tenant_id, pod)
 
     async def run(self) -> None:
         """Scan /proc for the tenants that were asked about, at most each `SCAN_INTERVAL_S`, until cancelled."""
@@ -232,9 +267,9 @@ class PodResidue:
 
     def _scan_settled(self, pods: Mapping[str, frozenset[str]]) -> ProcessScan:
         """Scan twice if a tenant seems gone: one scan can miss a process that forks and ends meanwhile, two hardly."""
-        scan = scan_processes(pods, self._mounts, self._proc)
+        scan = scan_processes(pods, self._mounts, self._scan_time, self._proc)
         if not scan.processes or any(tenant_id not in scan.processes for tenant_id in pods):
-            second = scan_processes(pods, self._mounts, self._proc)
+            second = scan_processes(pods, self._mounts, self._scan_time, self._proc)
             scan.processes |= second.processes
             scan.pods |= second.pods
         return scan

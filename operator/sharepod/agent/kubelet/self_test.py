@@ -26,6 +26,8 @@ from sharepod.api.gpunode import ENV_INJECTION_ACCEPTED
 from sharepod.api.objects import HOOK_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH, ConditionReason
 
 from . import mounts
+from .pod_processes import pod_of_cgroup
+from .reading_time import THREAD_PER_S, ReadingTime
 from .tenant_mounts import TenantMounts, read_mountinfo
 
 log = structlog.get_logger(__name__)
@@ -103,6 +105,7 @@ class SelfTest:
         self._accept_injection = accept_injection
         self._changed = changed
         self._proc = proc
+        self._time = ReadingTime(THREAD_PER_S)
         self._seen_at = 0.0
         """Monotonic seconds at which the process of the verdict was last seen."""
         self.verdict: SelfTestVerdict | None = None
@@ -154,14 +157,15 @@ class SelfTest:
             return EnvInjectionReason.ACCEPTED, "env_injection: Accept in the agent's settings"
         return EnvInjectionReason.INJECTED, _INJECTED
 
-    def _processes(self) -> Iterator[tuple[int, str]]:
+    def _processes(self) -> Iterator[tuple[int, bytes]]:
         """Yield pid and mountinfo of each process of the self-test."""
-        for pid, mountinfo in programs(self._proc):
+        for pid, mountinfo in programs(self._proc, self._time):
             if SELF_TEST in self._mounts.named(mountinfo) and not is_by_claim(self._mounts, mountinfo):
                 yield pid, mountinfo
 
-    def _examine(self, pid: int, mountinfo: str) -> SelfTestVerdict:
-        points = [str(mount.point) for mount in mounts.parse_mountinfo(mountinfo.splitlines())]
+    def _examine(self, pid: int, mountinfo: bytes) -> SelfTestVerdict:
+        listed = mounts.parse_mountinfo(mountinfo.decode(errors="surrogateescape").splitlines())
+        points = [str(mount.point) for mount in listed]
         try:
             devices = os.listdir(f"{self._proc}/{pid}/root/dev")  # noqa: PTH208 - as elsewhere for /proc
         except OSError:  # it has ended
@@ -172,14 +176,18 @@ class SelfTest:
         )
 
 
-def programs(proc: Path) -> Iterator[tuple[int, str]]:
+def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes]]:
     """Yield pid and mountinfo of each process with the name of the self-test's program."""
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if name.isdecimal() and _content(f"{proc}/{name}/comm") == _PROGRAM:
-            yield int(name), read_mountinfo(int(name), proc)
+            pod = pod_of_cgroup(_content(f"{proc}/{name}/cgroup")) or ""
+            if reading_time.left(pod):  # any program may have that name
+                with reading_time.charged(pod):
+                    mountinfo = read_mountinfo(int(name), proc)
+                yield int(name), mountinfo
 
 
-def is_by_claim(tenant_mounts: TenantMounts, mountinfo: str) -> bool:
+def is_by_claim(tenant_mounts: TenantMounts, mountinfo: bytes) -> bool:
     """Return whether a process is one that should have what its claim brings. `tenant_mounts`: of the state dir."""
     return SELF_TEST in tenant_mounts.named(mountinfo, _MARK)
 

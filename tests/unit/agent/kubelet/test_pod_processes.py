@@ -17,6 +17,7 @@ from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.dra.entitlement import ClaimIdentity
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
 from sharepod.agent.kubelet.pod_processes import PodResidue, pod_of_cgroup, scan_processes
+from sharepod.agent.kubelet.reading_time import THREAD_PER_S, ReadingTime
 from sharepod.agent.kubelet.tenant_mounts import TenantMounts
 
 UID = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a11"
@@ -76,8 +77,11 @@ def test_a_pods_processes_are_found_in_every_layout(layout: str, proc: Proc) -> 
     proc.add(7, LAYOUTS[layout])
     proc.add(8, LAYOUTS[layout].replace(UID, OTHER).replace(SYSTEMD, OTHER.replace("-", "_")))
     proc.add(9, "0::/system.slice/podman.service\n")
-    assert scan_processes({"a": [UID]}, NOWHERE, proc.root).processes == {"a": 1}
-    assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, proc.root).processes == {"a": 1, "b": 1}
+    assert scan_processes({"a": [UID]}, NOWHERE, ReadingTime(THREAD_PER_S), proc.root).processes == {"a": 1}
+    assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, ReadingTime(THREAD_PER_S), proc.root).processes == {
+        "a": 1,
+        "b": 1,
+    }
 
 
 @pytest.mark.promise("node-outermost-cgroup")
@@ -90,7 +94,9 @@ async def test_a_process_is_not_taken_for_another_pods_by_what_its_own_pod_names
     proc.add(7, outer.replace("\n", f"/{nested}\n"))
     await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
     assert PodResidue(attachments, NOWHERE, proc.root).owner_of(7) is None
-    assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, proc.root).processes == {"b": 1}
+    assert scan_processes({"a": [UID], "b": [OTHER]}, NOWHERE, ReadingTime(THREAD_PER_S), proc.root).processes == {
+        "b": 1
+    }
 
 
 @pytest.mark.parametrize("near", [f"pod{UID}x", f"xpod{UID}", f"kubepods-pod{SYSTEMD}x.slice", f"pod{SYSTEMD}.slice.d"])
@@ -102,18 +108,18 @@ def test_the_dead_do_not_count_and_a_dead_leader_of_living_threads_does(proc: Pr
     cgroup = LAYOUTS["v2 systemd"]
     proc.add(1, cgroup, state="Z")
     proc.add(2, cgroup, state="X")
-    assert scan_processes({"a": [UID]}, NOWHERE, proc.root).processes == {}
+    assert scan_processes({"a": [UID]}, NOWHERE, ReadingTime(THREAD_PER_S), proc.root).processes == {}
     proc.add(3, cgroup, state="Z", threads=4)
     proc.add(4, cgroup, state="D")
     proc.add(5, cgroup, name=") Z 0 (")
-    assert scan_processes({"a": [UID]}, NOWHERE, proc.root).processes == {"a": 3}
+    assert scan_processes({"a": [UID]}, NOWHERE, ReadingTime(THREAD_PER_S), proc.root).processes == {"a": 3}
 
 
 def test_this_machines_own_processes_can_be_read() -> None:
     own = Path(f"/proc/{os.getpid()}/cgroup").read_bytes()
     assert own
     assert pod_of_cgroup(own) != UID
-    assert scan_processes({"a": [UID]}, NOWHERE).processes == {}
+    assert scan_processes({"a": [UID]}, NOWHERE, ReadingTime(THREAD_PER_S)).processes == {}
 
 
 @pytest.fixture
@@ -328,8 +334,8 @@ def test_the_folder_of_the_tenants_is_found_among_the_mounts(tmp_path: Path) -> 
     assert on is not None
     root = PurePosixPath(on.root) / tmp_path.resolve().relative_to(on.point)
     line = f"30 1 {on.device} {root}/tenant-a /run/sharepod ro - ext4 /dev/x rw"
-    assert there.named(line) == {"tenant-a"}
-    assert there.named("nonsense") == frozenset()
+    assert there.named(line.encode()) == {"tenant-a"}
+    assert there.named(b"nonsense") == frozenset()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

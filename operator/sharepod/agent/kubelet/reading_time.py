@@ -1,0 +1,62 @@
+"""Processor time that reading of /proc may take for each pod.
+
+A pod decides how much the kernel lists of it: the length and number of its mounts, its mappings, its processes.
+
+Guarantees:
+- In t seconds reading of one pod takes at most `_BURST_S + per_s * t` seconds of processor time, and one reading more.
+- A pod that has used up its time delays only what is read of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LOOP_PER_S = 0.001
+"""Seconds of a second on the event loop, which hands out no GPU time while it reads."""
+THREAD_PER_S = 0.01
+"""Seconds of a second in a thread: an honest process's mappings take 3 ms each 10 s."""
+_BURST_S = 0.05
+"""Seconds at once: the first readings of 50 processes."""
+_PODS_MAX = 4096
+"""Pods that are remembered: more than a node has."""
+
+
+class ReadingTime:
+    """Processor time of each pod that is left, for readings in one thread at a time.
+
+    Args:
+        per_s: Seconds of processor time that a pod gets in each second.
+        clock: Seconds that never go back.
+        spent: Seconds of processor time that this thread has used.
+    """
+
+    def __init__(
+        self,
+        per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._per_s = per_s
+        self._clock = clock
+        self._spent = spent
+        self._paid_at: dict[str, float] = {}
+        """Time at which each pod has paid for what was read of it."""
+
+    def left(self, pod: str) -> bool:
+        """Return whether a pod may be read now."""
+        return self._paid_at.get(pod, 0.0) - self._clock() <= _BURST_S / self._per_s
+
+    @contextmanager
+    def charged(self, pod: str) -> Iterator[None]:
+        """Charge a pod for the processor time within."""
+        begun = self._spent()
+        try:
+            yield
+        finally:
+            now = self._clock()
+            if len(self._paid_at) >= _PODS_MAX:
+                self._paid_at = {each: at for each, at in self._paid_at.items() if at > now}
+            self._paid_at[pod] = max(now, self._paid_at.get(pod, now)) + (self._spent() - begun) / self._per_s
