@@ -123,7 +123,7 @@ bool credits_reserve(int place, uint64_t bytes) {
         /* The credits are there by now. If another thread takes them first, ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
-        bool less = !refreshed && memory_state()->refresh(place);
+        bool less = !refreshed && memory_state()->refresh(place, true);
         if (!refreshed && (less || atomic_load(&memory_state()->given_back) != given_back)) {
             refreshed = true;
             continue;
@@ -233,7 +233,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
         uint64_t given = take_idle(gpu, frame->bytes);
         if (given < frame->bytes) { /* what pools have given back to the device may still be counted */
             unlock(&gpus->lock);
-            bool less = memory->refresh(place);
+            bool less = memory->refresh(place, false);
             lock(&gpus->lock);
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
@@ -261,7 +261,8 @@ static void lowered(int place, uint64_t before) {
     moved(gpu);
 }
 
-void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place)) {
+void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session,
+                     bool (*refresh)(int place, bool wait)) {
     memory->gpus = gpus;
     memory->session = session;
     memory->refresh = refresh;
@@ -302,7 +303,7 @@ uint64_t credits_step(uint64_t now) {
 bool credits_view(int place, uint64_t *limit, uint64_t *used) {
     struct memory *memory = memory_state();
     struct gpu *gpu = gpu_at(place);
-    memory_state()->refresh(place);
+    memory_state()->refresh(place, false);
     lock(&memory->gpus->lock);
     bool enforced = gpu->enforced;
     uint64_t idle = gpu->credited - gpu->used;

@@ -34,7 +34,8 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used);
 
 /* Set struct memory up and register the handlers of RECALL and of lowered limits. Before the hook thread runs.
  * `refresh`: see struct memory. */
-void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place));
+void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session,
+                     bool (*refresh)(int place, bool wait));
 /* Give back credits that lay idle for CREDITS_LOOK_NS. Returns the time by which to call again. Hook thread
  * only. */
 uint64_t credits_step(uint64_t now);

@@ -41,8 +41,9 @@ enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds every allocation 
 struct memory {
     struct gpus *gpus;       /* without the lock */
     struct session *session; /* without the lock */
-    /* Counts what the driver has given back on its own on a GPU; true if that was something. Without the lock. */
-    bool (*refresh)(int place);
+    /* Counts what the driver has given back on its own on a GPU; true if that was something. `wait`: for memory that
+     * streams are to free, a second at most. Without the lock. */
+    bool (*refresh)(int place, bool wait);
     struct allocation_table allocations;
     struct slab physical_slab, binding_slab, export_slab;
     struct hashed exports_table;

@@ -81,7 +81,9 @@ static void *run(void *argument) {
         session_step(session, now);
         uint64_t due = token_step(thread->token, now), sample = token_sample(thread->token, now);
         token_beat(thread->token, now);
-        uint64_t others[] = {sample, session_deadline(session), memory_step(now, !atomic_load(&thread->left))};
+        bool driver = !atomic_load(&thread->left);
+        uint64_t freed = driver ? freed_step(thread->freed, thread->token->streams, now) : SYS_NEVER;
+        uint64_t others[] = {sample, session_deadline(session), memory_step(now, driver), freed};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;
         session_wait(session, due);

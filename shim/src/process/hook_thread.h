@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 
+#include "process/freed.h"
 #include "session/session.h"
 #include "time/gate/gate.h"
 #include "time/token.h"
@@ -21,6 +22,7 @@ struct hook_thread {
     struct gate *gate;
     struct session *session;
     struct token *token;
+    struct freed_memory *freed;
     _Atomic bool leaves;   /* the driver is about to end */
     uint64_t leave_by;     /* when it leaves the driver at the latest; 0: not decided yet */
     _Atomic uint32_t left; /* futex: 1 once the thread calls no function of the driver any more */

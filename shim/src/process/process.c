@@ -56,9 +56,14 @@ void process_watch_exit(void) {
         register_atexit(at_exit, NULL, NULL);
 }
 
-/* Return what memory_refresh does; the driver is not asked when it is about to end. */
-static bool refresh(int place) {
-    return memory_refresh(place, !atomic_load(&the_process->thread.left));
+/* Return what memory_refresh does, and whether freed memory is free by now; `wait`: for that. The driver is not asked
+ * when it is about to end. */
+static bool refresh(int place, bool wait) {
+    struct process *process = the_process;
+    bool driver = !atomic_load(&process->thread.left);
+    bool (*look)(struct freed_memory *, struct streams *) = wait ? freed_await : freed_refresh;
+    bool less = memory_refresh(place, driver);
+    return (driver && look(&process->freed, &process->streams)) || less;
 }
 
 /* Wait for the file `limits`. False: it did not come, and no CUDA call may succeed. True with no GPU named: it did not
@@ -109,7 +114,8 @@ static void connect_rooms(struct process *process, uint64_t phase) {
     frames_register(&process->session);
     token_register(token);
     credits_prepare(&process->memory, &process->gpus, &process->session, refresh);
-    process->thread = (struct hook_thread){.gate = &process->gate, .session = &process->session, .token = token};
+    process->thread = (struct hook_thread){
+        .gate = &process->gate, .session = &process->session, .token = token, .freed = &process->freed};
 }
 
 /* Set the process up. With the start lock. The steps, in this order:

@@ -21,6 +21,7 @@
 
 #include "base/sys.h"
 #include "memory/state.h"
+#include "process/freed.h"
 #include "process/hook_thread.h"
 #include "session/session.h"
 #include "tenant/gpus.h"
@@ -44,6 +45,7 @@ struct process {
     struct session session;
     struct token token;
     struct memory memory;
+    struct freed_memory freed;
     struct streams streams;
     struct graphs graphs;
     struct hook_thread thread;

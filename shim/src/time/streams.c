@@ -322,6 +322,27 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
     unlock(&streams->lock);
 }
 
+uint32_t streams_epoch(struct streams *streams, CUcontext context) {
+    lock(&streams->lock);
+    const struct known_context *known =
+        context == NULL || find_ending(streams, context) != NULL ? NULL : streams_note_context(streams, context);
+    uint32_t epoch = known != NULL ? known->epoch : 0;
+    unlock(&streams->lock);
+    return epoch;
+}
+
+bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epoch, CUevent event) {
+    bool over = true;
+    lock(&streams->lock);
+    for (const struct known_context *known = streams->contexts; known != NULL; known = known->next)
+        if (known->context == context && known->epoch == epoch)
+            over = !context_unsettled(known) && event_passed(event, context);
+    if (over)
+        destroy_events(streams, context, epoch, &event, 1);
+    unlock(&streams->lock);
+    return over;
+}
+
 /* Give back the queues of the slot whose streams have ended. With the lock, and in the slot's thread. */
 static void reap(struct streams *streams, struct slot *slot) {
     while (slot->ended != NULL) {

@@ -167,6 +167,10 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
                       struct queue **queue);
 /* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
+/* Return the number of a context that tells it from another one of its handle; 0: no memory, or it is ending. */
+uint32_t streams_epoch(struct streams *streams, CUcontext context);
+/* Return whether an event of the context that has this epoch has passed, and destroy it, or the context has ended. */
+bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epoch, CUevent event);
 /* Return the queue of the slot's thread on the stream of that name, of that context; `context` NULL: of whatever
  * context, for a stream that is no default one, or where there is one. NULL: none. */
 struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream, CUcontext context);

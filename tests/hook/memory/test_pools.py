@@ -9,16 +9,60 @@ from hook.world.probe import OUT_OF_MEMORY
 
 
 def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(make_check: MakeCheck) -> None:
+    """An allocation that finds no room waits for it."""
     check = make_check()
     probe = check.probe
     check.agent.on_want = lambda client: check.agent.next_grant()
-    probe.ok("stream", "s")
-    address = probe.ok("alloc", 200 * MIB)
-    probe.ok("launch", "spin_us_200000", "s")
-    probe.ok("free_async", address, "s")
-    assert check.same() == 0
+    addresses = [probe.ok("alloc", 100 * MIB) for _ in range(2)]
+    for index, address in enumerate(addresses):
+        probe.ok("stream", f"s{index}")
+        probe.ok("launch", f"spin_us_{100_000 * (index + 1)}", f"s{index}")
+        probe.ok("free_async", address, f"s{index}")
+    assert check.counted() == 200 * MIB
     probe.ok("alloc", TENANT_MEMORY)
     assert check.same() == TENANT_MEMORY
+
+
+@pytest.mark.promise("program-free-on-a-stream")
+def test_a_thread_that_frees_on_a_stream_may_end_what_the_stream_waits_for(make_check: MakeCheck) -> None:
+    check = make_check()
+    probe = check.probe
+    probe.ok("stream", "s")
+    addresses = [probe.ok("alloc", 10 * MIB) for _ in range(3)]
+    probe.ok("ungated", "value", "s")
+    for address in addresses:
+        probe.ok("free_async", address, "s")
+    assert check.counted() == 30 * MIB
+    probe.ok("ungated_ends")
+    probe.ok("stream_sync", "s")
+    assert check.same() == 0
+
+
+def test_what_was_freed_on_a_stream_goes_with_the_streams_context(make_check: MakeCheck) -> None:
+    check = make_check()
+    probe = check.probe
+    empty = check.same()
+    probe.ok("own_context", "other")
+    probe.ok("stream", "s")
+    address = probe.ok("alloc", 10 * MIB)
+    probe.ok("ungated", "value", "s")
+    probe.ok("free_async", address, "s")
+    probe.ok("ungated_ends")
+    probe.ok("context_destroy", "other")
+    assert check.same() == empty
+    assert check.tenant.read().client("tenant").usage[GPU_0].misused == 0
+
+
+def test_a_sibling_gets_what_was_freed_on_a_stream(make_check: MakeCheck) -> None:
+    """The hook notices on its own that the stream has come to it."""
+    check = make_check()
+    probe = check.probe
+    probe.ok("stream", "s")
+    address = probe.ok("alloc", 200 * MIB)
+    probe.ok("ungated", "value", "s")
+    probe.ok("free_async", address, "s")
+    probe.ok("ungated_ends")
+    check.tenant.until(lambda: check.agent.used(0) <= 64 * MIB, "the bytes at the agent")
 
 
 def test_a_pool_counts_by_what_it_reserves(make_check: MakeCheck) -> None:

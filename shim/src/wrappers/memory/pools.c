@@ -116,31 +116,29 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 }
 
 typedef CUresult (*free_call)(CUdeviceptr, CUstream);
-typedef CUresult (*wait_call)(CUstream);
 
-/* Free memory on a stream. Linear memory may be freed so too: it is in use until the stream has come to the free, and
- * the call waits for that, as cuMemFree does. */
-static CUresult free_async(free_call call, wait_call wait, CUdeviceptr address, CUstream stream) {
+/* Free memory on a stream. Linear memory may be freed so too. */
+static CUresult free_async(free_call call, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
     struct allocation *allocation = uncharge_begin(ALLOCATION_LINEAR, address);
     result = call != NULL ? call(address, stream) : CUDA_ERROR_NOT_FOUND;
-    if (allocation != NULL && result == CUDA_SUCCESS && wait != NULL) {
-        CUstreamCaptureMode mode = own_calls_begin();
-        wait(stream);
-        own_calls_end(mode);
-    }
-    uncharge_end(allocation, result == CUDA_SUCCESS);
+    if (allocation == NULL)
+        return result;
+    if (result == CUDA_SUCCESS)
+        freed_add(&the_process->freed, &the_process->streams, allocation, stream_named(stream, per_thread));
+    else
+        uncharge_end(allocation, false);
     return result;
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    return free_async(DRIVER(cuMemFreeAsync), DRIVER(cuStreamSynchronize), address, stream);
+    return free_async(DRIVER(cuMemFreeAsync), address, stream, false);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
-    return free_async(DRIVER(cuMemFreeAsync_ptsz), DRIVER(cuStreamSynchronize_ptsz), address, stream);
+    return free_async(DRIVER(cuMemFreeAsync_ptsz), address, stream, true);
 }
 
 /* Return whether a pool of these properties takes device memory, and get the device. */

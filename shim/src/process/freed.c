@@ -1,0 +1,98 @@
+/* A list of events, each behind the free of one piece of memory. Its lock is held while the driver is asked about them,
+ * which neither waits nor calls back; taken before that of struct streams.
+ */
+#include "process/freed.h"
+
+#include "driver/entries.h"
+#include "driver/own_calls.h"
+#include "session/session.h"
+
+#define LOOK (100 * SYS_MS) /* ns between two looks without a cause: siblings of the process may want the memory */
+
+struct freed {
+    struct freed *next;
+    struct allocation *allocation;
+    CUcontext context; /* of the event */
+    uint32_t epoch;    /* which context of its handle */
+    CUevent event;
+};
+
+/* Record an event behind what the stream has. False: the driver makes none. */
+static bool record(struct freed *piece, CUstream stream) {
+    CUcontext popped;
+    if (piece->context == NULL || (piece->event = event_make(piece->context, CU_EVENT_DISABLE_TIMING)) == NULL)
+        return false;
+    CUresult result = DRIVER(cuCtxPushCurrent_v2)(piece->context);
+    if (result == CUDA_SUCCESS) {
+        result = DRIVER(cuEventRecord)(piece->event, stream);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    return result == CUDA_SUCCESS;
+}
+
+void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream) {
+    struct freed piece = {.allocation = allocation, .context = context_of_stream(stream)};
+    CUstreamCaptureMode mode = own_calls_begin();
+    piece.epoch = streams_epoch(streams, piece.context);
+    bool recorded = piece.epoch != 0 && record(&piece, stream);
+    lock(&freed->lock);
+    struct freed *kept = recorded ? slab_take(&freed->slab, sizeof *kept) : NULL;
+    if (kept != NULL) {
+        piece.next = freed->first;
+        *kept = piece;
+        freed->first = kept;
+    }
+    unlock(&freed->lock);
+    if (kept == NULL) {
+        streams_destroy_events(streams, piece.context, piece.epoch, &piece.event, 1);
+        uncharge_end(allocation, true);
+    }
+    own_calls_end(mode);
+    if (kept != NULL)
+        session_wake(); /* the hook thread looks at it */
+}
+
+bool freed_refresh(struct freed_memory *freed, struct streams *streams) {
+    bool less = false;
+    if (freed->first == NULL)
+        return false;
+    CUstreamCaptureMode mode = own_calls_begin();
+    lock(&freed->lock);
+    struct freed *left = NULL;
+    for (struct freed *next, *piece = freed->first; piece != NULL; piece = next) {
+        next = piece->next;
+        if (!streams_event_over(streams, piece->context, piece->epoch, piece->event)) {
+            piece->next = left;
+            left = piece;
+            continue;
+        }
+        uncharge_end(piece->allocation, true);
+        slab_give(&freed->slab, piece);
+        less = true;
+    }
+    freed->first = left;
+    unlock(&freed->lock);
+    own_calls_end(mode);
+    return less;
+}
+
+bool freed_await(struct freed_memory *freed, struct streams *streams) {
+    bool less = freed_refresh(freed, streams);
+    for (uint64_t now = sys_now(), until = now + SYS_SECOND; freed->first != NULL && now < until; now = sys_now()) {
+        sys_sleep(SYS_MS / 4);
+        less |= freed_refresh(freed, streams);
+    }
+    return less;
+}
+
+uint64_t freed_step(struct freed_memory *freed, struct streams *streams, uint64_t now) {
+    if (freed->first == NULL) {
+        freed->next_look = 0;
+        return SYS_NEVER;
+    }
+    if (freed->next_look != 0 && now < freed->next_look)
+        return freed->next_look;
+    if (freed->next_look != 0)
+        freed_refresh(freed, streams);
+    return freed->next_look = now + LOOK;
+}

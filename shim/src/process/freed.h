@@ -1,0 +1,40 @@
+/* Linear memory that the program has freed on a stream (cuMemFreeAsync): it is in use until the stream comes to that.
+ *
+ * Guarantees:
+ * - its charge goes back once an event behind the free has passed, or the context of the stream has ended;
+ * - the thread that frees it waits for nothing: the stream may wait for what that thread does next;
+ * - before an allocation is refused it waits for all such events, a second at most; when the agent recalls credits
+ *   they are asked about.
+ */
+#ifndef SHAREPOD_FREED_H
+#define SHAREPOD_FREED_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/slab.h"
+#include "base/sys.h"
+#include "memory/charge.h"
+#include "time/streams.h"
+
+struct freed; /* one piece of memory */
+
+struct freed_memory {
+    struct lock lock;
+    struct slab slab;
+    struct freed *_Atomic first;
+    uint64_t next_look; /* the hook thread's */
+};
+
+/* Give the charge of memory that was freed on that stream back in time. After the driver's call; `stream` by its one
+ * name. Where no event can be recorded it goes back at once. */
+void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream);
+/* Give back the charges of all memory that is free by now. True if there was any. */
+bool freed_refresh(struct freed_memory *freed, struct streams *streams);
+/* The same, but wait until all of it is free, a second at most: a stream may wait for this very thread. */
+bool freed_await(struct freed_memory *freed, struct streams *streams);
+/* Do the same at regular times while there is any. Return when to call again. Hook thread only. */
+uint64_t freed_step(struct freed_memory *freed, struct streams *streams, uint64_t now);
+
+#endif
