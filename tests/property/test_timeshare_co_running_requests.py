@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,3 +130,39 @@ def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
     in_turns, at_once = done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
     for alone_part, part, each in zip(in_turns, at_once, (request_milli, 1000 - request_milli), strict=True):
         assert part >= min(alone_part, each / 1000) - 0.03, (in_turns, at_once)
+
+
+@pytest.mark.parametrize("request_milli", [300, 700, 900])
+@pytest.mark.parametrize(
+    ("other", "kernel_ms"), [(EAGER, 2), (DENSE, 20), (busy(MS), 5)], ids=["eager", "dense", "busy"]
+)
+def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches_as_ever(
+    request_milli: int, other: dict[str, Any], kernel_ms: int
+) -> None:
+    """Next to its long kernels a second stream launches tiny ones, at the same rate whatever else runs."""
+
+    def make() -> list[Program]:
+        two = Program("a", request=request_milli, lie=_with_tiny_kernels, **busy(kernel_ms * MS))
+        return [two, Program("b", request=1000 - request_milli, starts_ns=MS, **other)]
+
+    in_turns, at_once = done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
+    for alone_part, part, each in zip(in_turns, at_once, (request_milli, 1000 - request_milli), strict=True):
+        assert part >= min(alone_part, each / 1000) - 0.03, (in_turns, at_once)
+
+
+def _with_tiny_kernels(samples: Samples) -> Samples:
+    return replace(samples, launches=samples.launches + 10 * samples.looks, several=samples.flying)
+
+
+def _of_several_streams(samples: Samples) -> Samples:
+    return replace(samples, several=samples.flying)
+
+
+def test_two_programs_of_several_streams_fill_each_others_gaps() -> None:
+    def make() -> list[Program]:
+        return [
+            Program("a", request=500, lie=_of_several_streams, **EAGER),
+            Program("b", request=500, starts_ns=MS, lie=_of_several_streams, **EAGER),
+        ]
+
+    assert min(done(make, Sharing.CONCURRENT)) >= 0.8

@@ -34,6 +34,8 @@ class CounterGrowth(NamedTuple):
     in_flight: int
     """Those of them at which it was, at most `samples`."""
     launches: int
+    several: int = 0
+    """Those of the samples at which work of several streams was, at most `in_flight`."""
 
 
 class Beat(NamedTuple):
@@ -87,10 +89,11 @@ class Heartbeat:
         """Return by how much the counters have grown since the last call, or since the connection began. Counters that
         went back have not grown: a process can write anything. It cannot say more than 2**64 of each."""
         pulse, before = self._pulse(), self._counted
-        self._counted = CounterGrowth(pulse.samples, pulse.in_flight, pulse.launches)
+        self._counted = CounterGrowth(pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
         samples = max(0, pulse.samples - before.samples)
         in_flight = min(samples, max(0, pulse.in_flight - before.in_flight))
-        return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches))
+        several = min(in_flight, max(0, pulse.several - before.several))
+        return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches), several)
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
         """Return where to look for signs of life; None where that is not known, or the process was not read yet."""

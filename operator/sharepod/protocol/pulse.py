@@ -2,7 +2,7 @@
 
 Guarantees:
 - A client cannot resize the page: the seals are set before it gets the descriptor.
-- Whatever a client writes, `read` gives six numbers; what they are worth is the reader's to judge.
+- Whatever a client writes, `read` gives seven numbers; what they are worth is the reader's to judge.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ class Pulse(NamedTuple):
     """Moment of the writing; 0: nothing was written yet."""
     samples: int = 0
     """Random moments at which the client looked whether its work is in flight, under grants that are concurrent. This
-    and the next two count since the connection began, and stay 0 before `CONCURRENT_VERSION`."""
+    and the next three count since the connection began, and stay 0 before `CONCURRENT_VERSION`."""
     in_flight: int = 0
     """Those of these moments at which launched work was unfinished."""
     launches: int = 0
-    """Launches, as of the last sample."""
+    """Launches, as of the last sample, or of the last DRAINED."""
+    several: int = 0
+    """Those of the samples at which work was unfinished in several streams."""
 
 
 class PulsePage:
@@ -61,7 +63,8 @@ class PulsePage:
     def read(self) -> Pulse:
         """Return what the client last wrote. Of one that is writing the numbers may be of two writings."""
         pulse = self._pulse
-        return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at, pulse.samples, pulse.in_flight, pulse.launches)
+        counters = (pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
+        return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at, *counters)
 
     def close_fd(self) -> None:
         """Close the descriptor: it was sent, or will not be."""

@@ -218,7 +218,7 @@ class CoRunning:
             return False
         if lead.account.limit_milli < 1000 or tenant.account.limit_milli < 1000:
             return False
-        if lead.progress.processes > 1 or tenant.progress.processes > 1:
+        if lead.progress.hides_losses or tenant.progress.hides_losses:
             return False
         if lead.progress.known(now) is None or tenant.progress.known(now) is None:
             return False

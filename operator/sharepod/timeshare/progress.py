@@ -2,8 +2,8 @@
 
 Guarantees:
 - S11 own-measure: A tenant's measures follow from its own counters only.
-- Launches show the loss of a tenant with one process. Of several, one with many small launches would hide the loss of
-  another, so only the time in flight counts.
+- Launches show the loss of a tenant with one process and one stream. Of several, one with many small launches would
+  hide the loss of another: its progress is at most its part of the GPU, over the part that it needs alone.
 - A tenant whose launches say nothing, or which is in another phase than when it was measured, loses the part of the GPU
   that the hardware gives to the others while the tenant has work in flight.
 - A tenant is measured alone in holds of at least `LEARN_NS`, where there are any: shorter ones begin behind a pause.
@@ -47,6 +47,9 @@ _FASTER = 1.2
 """Launch rate over that alone from which the tenant is in another phase than when it was measured."""
 _SHIFTED = 0.25
 """Change of the time in flight between two windows from which it is."""
+_SEVERAL = 0.1
+"""Part of the time with work of several streams in flight from which launches may hide a loss: what one copy in a while
+does not reach."""
 _ALWAYS = 0.8
 """Time in flight from which only the launch rate says whether a tenant is slowed."""
 
@@ -63,6 +66,8 @@ class Samples:
     """Launches of kernels and graphs."""
     processes: int = 1
     """Processes that hold. Each has its own time slices."""
+    several: int = 0
+    """Moments of `flying` at which work of several streams of one process was in flight."""
 
 
 class Progress:
@@ -96,8 +101,10 @@ class Progress:
         self._proven_loss: float | None = None
         """Loss that a trial has shown; None: none has shown a gain."""
         self._sampled: Samples | None = None
-        self._looks = self._flying = self._launches = 0
+        self._looks = self._flying = self._overlaps = self._launches = 0
         """Counted since the last span."""
+        self._several = 0.0
+        """Part of the time with work of several streams in flight: a moving average over 100 samples."""
         self._ratio: float | None = None
         """Launch rate while others hold over that alone."""
         self._alone_ns, self._alone_flying, self._alone_launches = 0, 0.0, 0
@@ -113,6 +120,7 @@ class Progress:
             return
         self._looks += samples.looks - before.looks
         self._flying += max(0, samples.flying - before.flying)
+        self._overlaps += max(0, samples.several - before.several)
         self._launches += samples.launches - before.launches
         self.launches += samples.launches - before.launches
 
@@ -120,8 +128,9 @@ class Progress:
         """End a span of holding: set `in_flight` from what was counted in it, and return its launches."""
         if self._looks:
             self.in_flight = min(1.0, self._flying / self._looks * self.processes)
+            self._several += min(0.5, self._looks / 100) * (self._overlaps / self._looks - self._several)
         launches = self._launches
-        self._looks = self._flying = self._launches = 0
+        self._looks = self._flying = self._overlaps = self._launches = 0
         return launches
 
     def alone(self, now: int, elapsed: int) -> int:
@@ -159,7 +168,7 @@ class Progress:
         in_flight = self._window_flying / self.window_ns
         bound = loss = in_flight * others * _SWITCHING
         sure = True
-        if self.processes == 1 and self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
+        if self.alone_rate * self.window_ns >= _LAUNCHES_LEAST:
             ratio = min(2.0, self._window_launches / self.window_ns / self.alone_rate)
             self._ratio = ratio if self._ratio is None else self._ratio + 0.3 * (ratio - self._ratio)
             loss = max(0.0, 1 - self._ratio)
@@ -168,6 +177,10 @@ class Progress:
             if self._ratio > _FASTER:
                 self.probe_at = min(self.probe_at, max(now, self.measured_at + _PROBES_SOONEST_NS))
                 loss, sure = bound, False
+            if self.hides_losses:
+                loss = max(loss, self._least_given(in_flight, others))
+        elif self.hides_losses:
+            loss = self._least_given(in_flight, others)
         elif self._proven_loss is not None:
             loss = min(bound, self._proven_loss)
         if self._window_in_flight is not None and abs(in_flight - self._window_in_flight) > _SHIFTED:
@@ -188,9 +201,22 @@ class Progress:
         self._clear_window()
         return loss
 
+    def _least_given(self, in_flight: float, others: float) -> float:
+        """Return the loss of a tenant that was given its part of the GPU, and no more, while it had work in flight.
+        It loses nothing where it needs less than that alone."""
+        bound = in_flight * others * _SWITCHING
+        if not self.alone_in_flight:
+            return bound
+        return min(bound, max(0.0, 1 - in_flight * (1 - others) / _SWITCHING / self.alone_in_flight))
+
     def prove(self, loss: float | None) -> None:
         """Take the loss that a trial has shown, for windows of too few launches; None: it counts no more."""
         self._proven_loss = loss
+
+    @property
+    def hides_losses(self) -> bool:
+        """Return whether launches do not show all losses: small ones of one process or stream hide those of others."""
+        return self.processes > 1 or self._several > _SEVERAL
 
     @property
     def conclusive(self) -> bool:

@@ -250,6 +250,7 @@ struct shp_pulse {
         samples; /* random moments, under grants with SHP_GRANT_CONCURRENT, at which the client looked at its work */
     uint64_t in_flight; /* of these, the moments at which launched work was unfinished */
     uint64_t launches;  /* launches that have passed the gate, as of the last sample, or of DRAINED */
+    uint64_t several;   /* of the samples, the moments at which work was unfinished in several streams */
 };
 
 /* The file `limits` beside the socket is text, one line per GPU, replaced by rename:

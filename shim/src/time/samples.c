@@ -9,8 +9,6 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 
-enum sight { IDLE, IN_FLIGHT, UNSEEN /* the sample is dropped */ };
-
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
@@ -35,7 +33,7 @@ static uint64_t draw_interval(struct samples *samples, uint64_t now, uint64_t me
 }
 
 void samples_begin(struct samples *samples, const struct gate *gate) {
-    samples->taken = samples->in_flight = samples->launches = 0;
+    samples->taken = samples->in_flight = samples->several = samples->launches = 0;
     samples->launched_before = gate_finished(gate);
 }
 
@@ -49,11 +47,11 @@ void samples_pause(struct samples *samples) {
 
 /* What is known of a row without a call of the driver. */
 struct row_sight {
-    uint64_t launched; /* into it, by threads that have queues on it */
-    bool legacy;       /* it is to be asked for: something was launched that no sample has seen finished */
-    bool per_thread;   /* a per-thread stream has work */
-    bool enters;       /* a thread is inside a launch that may go into it */
-    bool full;         /* and was inside the same one at the last sample */
+    uint64_t launched;   /* into it, by threads that have queues on it */
+    bool legacy;         /* it is to be asked for: something was launched that no sample has seen finished */
+    uint32_t per_thread; /* per-thread streams that have work */
+    bool enters;         /* a thread is inside a launch that may go into it */
+    bool full;           /* and was inside the same one at the last sample */
 };
 
 /* Return whether the last work of a per-thread stream is unfinished, or is behind no fence. */
@@ -74,43 +72,52 @@ static struct row_sight look_at(struct known_stream *row) {
         if (row->stream != NULL || queue->stream != CU_STREAM_PER_THREAD)
             sight.legacy = true;
         else if (!inside)
-            sight.per_thread |= per_thread_unfinished(queue, launched);
+            sight.per_thread += per_thread_unfinished(queue, launched);
     }
     sight.legacy &= row->unmetered || sight.launched != row->idle_after;
     return sight;
 }
 
-/* Return whether the row has unfinished work. With the lock, and own_calls begun. */
-static enum sight look_at_row(const struct streams *streams, struct known_stream *row) {
+/* What is seen of some streams. */
+struct view {
+    uint32_t in_flight; /* of them have unfinished work; two stand for more */
+    bool unseen;        /* one may have */
+};
+
+/* Add what is seen of a row. With the lock, and own_calls begun. */
+static void look_at_row(const struct streams *streams, struct known_stream *row, struct view *view) {
     CUcontext popped;
     if (context_unsettled(row->context))
-        return IDLE;
+        return;
     struct row_sight sight = look_at(row);
-    if (sight.full || sight.per_thread)
-        return IN_FLIGHT;
-    if (sight.enters)
-        return UNSEEN;
+    view->in_flight += sight.per_thread;
+    if (sight.full) {
+        view->in_flight++;
+        return;
+    }
+    if (sight.enters) {
+        view->unseen = true;
+        return;
+    }
     if (!sight.legacy || DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)
-        return IDLE;
+        return;
     CUresult result = streams_query(streams, row, row->stream != NULL ? row->stream : CU_STREAM_LEGACY);
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     if (result == CUDA_SUCCESS)
         row->idle_after = sight.launched;
-    return result == CUDA_ERROR_NOT_READY ? IN_FLIGHT : IDLE;
+    view->in_flight += result == CUDA_ERROR_NOT_READY;
 }
 
-static enum sight look(struct streams *streams) {
-    enum sight all = IDLE;
+static struct view look(struct streams *streams) {
+    struct view view = {0};
     if (!try_lock(&streams->lock))
-        return UNSEEN;
+        return (struct view){.unseen = true};
     CUstreamCaptureMode mode = own_calls_begin();
-    for (struct known_stream *row = streams->busy; row != NULL && all != IN_FLIGHT; row = row->busy_next) {
-        enum sight sight = look_at_row(streams, row);
-        all = sight != IDLE ? sight : all;
-    }
+    for (struct known_stream *row = streams->busy; row != NULL && view.in_flight < 2; row = row->busy_next)
+        look_at_row(streams, row, &view);
     own_calls_end(mode);
     unlock(&streams->lock);
-    return all;
+    return view;
 }
 
 /* A sample is as long as the shorter of the last two: one alone may have been held up by a busy processor. */
@@ -119,9 +126,10 @@ uint64_t samples_step(struct samples *samples, struct streams *streams, const st
         return samples->next;
     uint64_t mean = SAMPLES_MEAN, after = now;
     if (samples->next != 0) {
-        enum sight sight = look(streams);
-        samples->taken += sight != UNSEEN;
-        samples->in_flight += sight == IN_FLIGHT;
+        struct view view = look(streams);
+        samples->taken += view.in_flight > 0 || !view.unseen;
+        samples->in_flight += view.in_flight > 0;
+        samples->several += view.in_flight > 1;
         samples_count(samples, gate);
         after = sys_now();
         mean = least(most(mean, least(after - now, samples->took) * SAMPLES_SHARE), SAMPLES_MOST);

@@ -27,6 +27,7 @@
 
 struct samples {
     uint64_t taken, in_flight; /* since samples_begin */
+    uint64_t several;          /* of these with work in several streams */
     uint64_t launches;         /* likewise, as of the last sample or end of a hold */
     uint64_t launched_before;  /* launches before samples_begin */
     uint64_t next;             /* when the next one is due; 0: none is */

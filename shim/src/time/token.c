@@ -523,6 +523,7 @@ void token_beat(const struct token *token, uint64_t now) {
         atomic_store_explicit((_Atomic uint64_t *)&pulse->samples, samples->taken, memory_order_relaxed);
         atomic_store_explicit((_Atomic uint64_t *)&pulse->in_flight, samples->in_flight, memory_order_relaxed);
         atomic_store_explicit((_Atomic uint64_t *)&pulse->launches, samples->launches, memory_order_relaxed);
+        atomic_store_explicit((_Atomic uint64_t *)&pulse->several, samples->several, memory_order_relaxed);
     }
     atomic_store_explicit((_Atomic uint64_t *)&pulse->beat_at, now, memory_order_release);
 }

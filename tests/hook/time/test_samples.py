@@ -74,6 +74,19 @@ def test_samples_are_taken_until_the_work_of_the_grant_has_drained(tenant: Tenan
     assert client.pulse().samples == begun_at, "under a grant that is not concurrent"
 
 
+def test_samples_show_work_in_flight_in_several_streams(tenant: Tenant) -> None:
+    agent, probe = begun(tenant, streams=("s", "t"))
+    client = agent.client()
+    probe.ok("launch", "hang", "t")
+    before = after(tenant, client, 2)
+    single = after(tenant, client)
+    assert single.several == before.several == 0
+    probe.ok("launch", "hang", "s")
+    before = after(tenant, client, 2)
+    both = after(tenant, client)
+    assert both.several - before.several == both.in_flight - before.in_flight >= FEW
+
+
 def test_all_launches_of_a_hold_are_counted_when_it_has_drained(tenant: Tenant) -> None:
     agent, probe = begun(tenant)
     client = agent.client()

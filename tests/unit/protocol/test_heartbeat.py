@@ -70,8 +70,8 @@ def test_a_process_was_never_heard_later_than_it_was_read() -> None:
         assert sign.ends_at is None
 
 
-def counters(samples: int, in_flight: int, launches: int) -> Pulse:
-    return Pulse(0, 0, 0, samples, in_flight, launches)
+def counters(samples: int, in_flight: int, launches: int, several: int = 0) -> Pulse:
+    return Pulse(0, 0, 0, samples, in_flight, launches, several)
 
 
 def test_progress_is_what_the_counters_grew_by_since_the_last_reading() -> None:
@@ -80,15 +80,15 @@ def test_progress_is_what_the_counters_grew_by_since_the_last_reading() -> None:
     machine.pulse = counters(50, 11, 300)
     assert heartbeat.progress() == CounterGrowth(50, 11, 300)
     assert heartbeat.progress() == CounterGrowth(0, 0, 0)
-    machine.pulse = counters(70, 30, 301)
-    assert heartbeat.progress() == CounterGrowth(20, 19, 1)
+    machine.pulse = counters(70, 30, 301, 7)
+    assert heartbeat.progress() == CounterGrowth(20, 19, 1, 7)
 
 
 @pytest.mark.parametrize(
     ("written", "progress"),
     [
         (counters(40, 10, 290), CounterGrowth(0, 0, 0)),
-        (counters(60, 99, 300), CounterGrowth(10, 10, 0)),
+        (counters(60, 99, 300, 77), CounterGrowth(10, 10, 0, 10)),
         (counters(60, 0, 2**64 - 1), CounterGrowth(10, 0, 2**64 - 301)),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +67,19 @@ def test_a_probe_that_finds_a_faster_tenant_returns_the_loss_that_was_not_seen()
     lost = progress.alone(2100 * MS, 25 * MS)
     assert lost == pytest.approx(0.38 * 200 * MS, rel=0.05), "what the hardware takes of seven tenths in flight"
     assert progress.alone(2100 * MS, 0) == 0, "returned once"
+
+
+@pytest.mark.parametrize(("needs", "lost"), [(1.0, 0.54), (0.75, 0.39), (0.25, 0.0)])
+def test_of_several_streams_launches_may_hide_a_loss_and_the_gpu_that_it_was_given_counts(
+    needs: float, lost: float
+) -> None:
+    progress = measured(needs, 4000)
+    before = progress._sampled or Samples(0, 0, 0)
+    progress.sampled(replace(before, looks=before.looks + 50, flying=before.flying + 50, several=before.several + 50))
+    progress.span()
+    assert window(progress, 25, 1.0, 100) == pytest.approx(lost, abs=0.01)
+    if lost == 0:
+        assert window(progress, 25, 1.0, 0) > 0.2, "launches show a greater one"
 
 
 def test_a_turn_that_is_too_short_is_no_measure_unless_there_is_none() -> None:

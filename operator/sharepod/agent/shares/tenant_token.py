@@ -99,6 +99,7 @@ class TenantToken:
                 counted.flying + grown.in_flight,
                 counted.launches + grown.launches,
                 counted.processes,
+                counted.several + grown.several,
             )
 
     def forget(self, client: TokenClient) -> None:
