@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from property.placement_rules import LASTING_OF_GPU, LASTING_OF_NODE, Rules
-from sharepod.api.units import format_fraction, parse_fraction, parse_quantity
+from sharepod.api.dialects import effective
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import format_fraction
 from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal
-from sharepod.placement.wording import size_down
+from sharepod.placement.wording import LEAST_MEMORY, TIME_STEP, size_down
 
 Item = tuple[str, set[str]]
 """A node or GPU by name, and the rules that are against it."""
@@ -76,10 +79,21 @@ def _check_figures(rules: Rules, refusal: Refusal) -> None:
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that the advised request fits now."""
+    """Check that the advised request is accepted, fits now, and is one that a program can use."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
-        less = replace(request, gpu=replace(request.gpu, request_milli=parse_fraction(advised[1])))
+        less = replace(
+            request,
+            gpu=replace(request.gpu, request_milli=_accepted(request=float(advised[1]), memory="1Gi").request_milli),
+        )
         assert rules.possible(less), refusal.message
+        assert less.gpu.request_milli % TIME_STEP == 0
     if advised := re.search(r"spec\.gpu\.memory (\S+) would fit now", refusal.message):
-        less = replace(request, gpu=replace(request.gpu, memory=parse_quantity(advised[1])))
+        less = replace(request, gpu=replace(request.gpu, memory=_accepted(request=0.5, memory=advised[1]).memory))
         assert rules.possible(less), refusal.message
+        assert less.gpu.memory is not None
+        assert less.gpu.memory >= LEAST_MEMORY
+
+
+def _accepted(**gpu: Any) -> GpuRequest:
+    """Return what a SharePod with this block asks for."""
+    return effective({"spec": {"gpu": gpu}})

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from property.placement_requests import AFFINITIES, CORDONED
 from sharepod.api.gpunode import Latency, Mode
-from sharepod.api.units import GpuUuid, TenantId
+from sharepod.api.units import MIB, GpuUuid, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
@@ -116,7 +116,9 @@ class Rules:
             exclusion = None if asked.labels.exclusion is None else (namespace, asked.labels.exclusion)
             apart = None if asked.labels.anti_affinity is None else (namespace, asked.labels.anti_affinity)
             time, memory = self.free_of_gpu(node, gpu)
-            size = asked.memory if asked.memory is not None else gpu.memory * asked.request_milli // 1000
+            part = gpu.memory * asked.request_milli // 1000
+            default = part if part == gpu.memory else part // MIB * MIB
+            size = asked.memory if asked.memory is not None else default
             against |= {
                 "Exclusion": any(named(row, row.labels.exclusion) != exclusion for row in here),
                 "ExclusionCap": exclusion is not None

@@ -13,7 +13,7 @@ from itertools import product
 
 from sharepod.api.gpunode import Latency, Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest
-from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
+from sharepod.api.units import MIB, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import Engine
 from sharepod.placement.preemption.victims import PreemptionPlan, VictimFacts
 from sharepod.placement.state.cluster import Cluster
@@ -80,7 +80,7 @@ def small_cluster(chance: random.Random) -> SmallCluster:
             allocatable=Resources(chance.choice((4_000, 64_000)), 100, {}),
             pods=chance.choice((110, 110, 4)),
             gpus=tuple(
-                GpuState(uuid=GpuUuid(f"GPU-n{number}-{index}"), index=index, model="big", memory=Bytes(100))
+                GpuState(uuid=GpuUuid(f"GPU-n{number}-{index}"), index=index, model="big", memory=Bytes(100 * MIB))
                 for index in range(chance.choice((1, 2, 2, 3)))
             ),
         )
@@ -134,7 +134,7 @@ def random_request(chance: random.Random, tenant: str, *, priority: int) -> Plac
     """Draw a request that often gets into the way of others."""
     exclusive = chance.random() < 0.1
     milli = 1000 if exclusive else chance.choice((0, 100, 200, 300, 500, 700, 1000))
-    memory = None if exclusive else chance.choice((None, 1, 20, 45, 90))
+    memory = None if exclusive else chance.choice((None, MIB, 20 * MIB, 45 * MIB, 90 * MIB))
     interactive = not exclusive and 0 < milli < 1000 and chance.random() < 0.2
     return PlacementRequest(
         tenant=TenantId(tenant),
@@ -143,7 +143,7 @@ def random_request(chance: random.Random, tenant: str, *, priority: int) -> Plac
         gpu=GpuRequest(
             request_milli=Milli(milli),
             limit_milli=Milli(1000),
-            memory=Bytes(1) if memory is None and milli == 0 else (None if memory is None else Bytes(memory)),
+            memory=Bytes(MIB) if memory is None and milli == 0 else (None if memory is None else Bytes(memory)),
             count=chance.choice((1, 1, 1, 2)),
             mode=Mode.EXCLUSIVE if exclusive else Mode.SHARED,
             latency=Latency.INTERACTIVE if interactive else Latency.NORMAL,

@@ -22,9 +22,9 @@ from .claims import ClaimRequest
 from .dialects import FIELD_OF, NATIVE_PREFIX, annotations_of, from_annotations, resolved
 from .gpunode import Mode
 from .objects import LINE_REQUEST, MAX_GPUS
-from .resource_line import MEMORY, MIB, MILLI, PREFIX, RESOURCES
+from .resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 from .sharepod import GpuRequest, SpecError
-from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
+from .units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_whole
 
 MAX_MIB = 1 << 30
 """Most memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""

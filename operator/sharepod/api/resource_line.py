@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .objects import GROUP
 from .sharepod import GpuRequest
-from .units import Milli
+from .units import MIB, Milli
 
 MILLI = f"{GROUP}/gpu-milli"
 """Extended resource: thousandths of GPU time, of all GPUs of the Pod together."""
@@ -20,7 +20,6 @@ MEMORY = f"{GROUP}/gpu-memory-mib"
 
 RESOURCES = (MILLI, MEMORY)
 PREFIX = f"{GROUP}/"
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from .bounds import MAX_CONDITIONS, MAX_COUNT, MAX_FIELD, MAX_MESSAGE, clipped
 from .consumption import MAX_COUNTER
 from .gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
-from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
+from .units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
 
 KIND = "SharePod"
 PLURAL = "sharepods"
@@ -104,10 +104,14 @@ class GpuRequest:
     movable: bool | None = None
 
     def memory_on(self, capacity: int) -> Bytes:
-        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants."""
+        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants: by default the same fraction as
+        of its time, in whole MiB."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
-        return self.memory if self.memory is not None else Bytes(capacity * self.request_milli // WHOLE_GPU)
+        if self.memory is not None:
+            return self.memory
+        proportion = capacity * self.request_milli // WHOLE_GPU
+        return Bytes(proportion - proportion % MIB if proportion < capacity else capacity)
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:

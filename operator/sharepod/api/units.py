@@ -25,6 +25,9 @@ GpuUuid = NewType("GpuUuid", str)
 TenantId = NewType("TenantId", str)
 """The UID of the SharePod that a reservation is for, or of the plain pod."""
 
+MIB = 1 << 20
+"""Bytes of one MiB."""
+
 WHOLE_GPU = Milli(1000)
 """The whole time of one GPU."""
 

@@ -17,7 +17,7 @@ from sharepod.api.units import Bytes, Milli, TenantId, format_fraction
 from .state.accounts import NodeAccount, Row
 from .state.cluster import Cluster
 from .state.types import Obstacle, Outlook, PlacementError, Refusal, Reservation
-from .wording import counted, size_down, size_up
+from .wording import advised_memory, advised_size, counted, size_down, size_near, size_up
 
 
 def resize(
@@ -94,23 +94,26 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
         more = format_fraction(more_time)
         text = f"{least_time.name} has {format_fraction(left)} of its time free and the raise takes {more} more"
         obstacles.append(Obstacle("Time", "GPU", 1, text))
-        would_fit.append(f"spec.gpu.request {format_fraction(row.request_milli + left)}")
+        if left:
+            would_fit.append(f"spec.gpu.request {format_fraction(row.request_milli + left)}")
     least_memory = min(gpus, key=lambda gpu: (gpu.free_memory, gpu.index))
     if 0 < more_memory > least_memory.free_memory:
         left = max(least_memory.free_memory, 0)
         more = size_up(more_memory)
         text = f"{least_memory.name} has {size_down(left)} of memory free and the raise takes {more} more"
         obstacles.append(Obstacle("Memory", "GPU", 1, text))
-        would_fit.append(f"spec.gpu.memory {size_down(row.memory + left)}")
+        if (most := advised_memory(row.memory + left)) is not None and most > row.memory:
+            would_fit.append(f"spec.gpu.memory {advised_size(most)}")
         if wanted.memory > min(gpu.state.memory for gpu in gpus):
             outlook = Outlook.NEVER
     if not obstacles:
         return None
-    return _refusal(row, outlook, obstacles, f"{' with '.join(would_fit)} would fit now.")
+    advice = f"{' with '.join(would_fit)} would fit now." if len(would_fit) == len(obstacles) else "No raise fits now."
+    return _refusal(row, outlook, obstacles, advice)
 
 
 def _refusal(row: Row, outlook: Outlook, obstacles: list[Obstacle], advice: str) -> Refusal:
     had = row.wanted
     share = f"request {format_fraction(had.request_milli)}, limit {format_fraction(had.limit_milli)}"
-    headline = f"keeps {share}, memory {size_down(had.memory)}"
+    headline = f"keeps {share}, memory {size_near(had.memory)}"
     return Refusal(outlook=outlook, headline=headline, obstacles=tuple(obstacles), advice=advice)

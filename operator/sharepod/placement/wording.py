@@ -1,6 +1,8 @@
 """Wording of amounts and places in messages to users.
 
-Guarantees: what is free is rounded down and what is asked is rounded up, so what a message says is free can be had.
+Guarantees:
+- Free amounts are rounded down and amounts asked for are rounded up, so what a message calls free can be had.
+- Advised amounts are round and no smaller than a program can use.
 """
 
 from __future__ import annotations
@@ -8,7 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_UNITS = (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10))
+from sharepod.api.units import MIB, Bytes, Milli, parse_quantity
+
+_STEPS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", MIB))
+
+MEMORY_STEP = 256 * MIB
+"""Bytes that advised memory is a multiple of: 0.25Gi, so that advice is a short number."""
+LEAST_MEMORY = 3 * MEMORY_STEP
+"""Least memory that is advised, in bytes: about 512 MiB of CUDA context, and 256 MiB for the program."""
+TIME_STEP = 50
+"""Thousandths that an advised request is a multiple of, and the least that is advised."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -24,6 +35,33 @@ def size_down(size: int) -> str:
 def size_up(size: int) -> str:
     """Format bytes like `size_down`, rounded up."""
     return _size(size, 1)
+
+
+def size_near(size: int) -> str:
+    """Format bytes like `size_down`, rounded to the nearest tenth: 0.4 of 16Gi, in whole MiB, is `6.4Gi`."""
+    up, down = _size(size, 1), _size(size, 0)
+    return min(down, up, key=lambda text: abs(parse_quantity(text) - size))
+
+
+def size_exact(size: int) -> str:
+    """Format bytes as the shortest quantity that is exactly as many: `3840Mi`, `6.4Gi` for a field that was so."""
+    exact = (f"{size * 10 // step / 10:g}{unit}" for unit, step in _STEPS if size >= step and size * 10 % step == 0)
+    return next(exact, str(size))
+
+
+def advised_memory(most: int) -> Bytes | None:
+    """Return the round size, in bytes, to advise where `most` bytes can be had; None where they are too few."""
+    return None if most < LEAST_MEMORY else Bytes(most - most % MEMORY_STEP)
+
+
+def advised_request(most: int) -> Milli | None:
+    """Return the round request, in thousandths, to advise where `most` can be had; None where they are too few."""
+    return None if most < TIME_STEP else Milli(most - most % TIME_STEP)
+
+
+def advised_size(size: Bytes) -> str:
+    """Format an advised size: `4.25Gi`, `768Mi`."""
+    return f"{size / (1 << 30):g}Gi" if size >= 1 << 30 else f"{size // MIB}Mi"
 
 
 _FIELDS_OF_CLAIMS = {
@@ -48,13 +86,12 @@ def of_claims(text: str) -> str:
 
 
 def _size(size: int, upwards: int) -> str:
-    for unit, shift in _UNITS:
-        if size >= 1 << shift:
-            step = 1 << shift
+    for unit, step in _STEPS:
+        if size >= step:
             tenths = -(-size * 10 // step) if upwards else size * 10 // step
             whole, tenth = divmod(tenths, 10)
             return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
-    return str(size)
+    return "1Mi" if size > 0 and upwards else "0"
 
 
 def gpus_of(node: str, indexes: Iterable[int]) -> str:

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Gpu, Tenant
-from sharepod.api.resource_line import MEMORY, MIB, MILLI, NOTHING, Carried
-from sharepod.api.units import WHOLE_GPU
+from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
+from sharepod.api.units import MIB, WHOLE_GPU
 
 SOON_S = 0.05
 """Seconds until a Pod is looked at again whose node does not advertise enough yet: that takes one write."""

@@ -31,7 +31,7 @@ from sharepod.controller.state.facts.pod_facts import DEFAULT_SCHEDULER, PodFact
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
-from sharepod.placement.wording import size_down
+from sharepod.placement.wording import size_near
 
 from .ends import EndReason, disruption_reason
 from .snapshot import TenantSnapshot
@@ -137,7 +137,7 @@ def share(row: Tenant) -> str:
     each = "" if len(row.gpus) == 1 else " on each"
     return (
         f"request {format_fraction(row.request_milli)}, limit {format_fraction(row.limit_milli)}, "
-        f"memory {size_down(row.memory)}{each}"
+        f"memory {size_near(row.memory)}{each}"
     )
 
 

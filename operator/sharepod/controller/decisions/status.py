@@ -22,7 +22,7 @@ from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import BlockedReason
 from sharepod.controller.state.reading.timestamps import seconds, text_of
-from sharepod.placement.wording import size_down
+from sharepod.placement.wording import size_exact, size_near
 
 from .conditions import (
     Stated,
@@ -254,10 +254,11 @@ def _gpus(was: SharePodStatus, row: Tenant, reported: Sequence[Gpu]) -> list[Jso
 
 def _shown(row: Tenant | None, request: GpuRequest | None) -> Json | None:
     if row is not None:
-        share, memory = (row.request_milli, row.limit_milli), size_down(row.memory)
+        asked = request is not None and request.memory == row.memory
+        share, memory = (row.request_milli, row.limit_milli), (size_exact if asked else size_near)(row.memory)
     elif request is not None:
         share = (request.request_milli, request.limit_milli)
-        memory = size_down(request.memory) if request.memory is not None else ""
+        memory = size_exact(request.memory) if request.memory is not None else ""
     else:
         return None
     return {"request": format_fraction(share[0]), "limit": format_fraction(share[1]), "memory": memory}

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sharepod.api.gpunode import Mode
-from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
+from sharepod.api.units import GpuUuid, format_fraction
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.cluster_view import GroupPlace, HeadReservation
 from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal, label_key
-from sharepod.placement.wording import counted, gpus_of, size_down, some_of
+from sharepod.placement.wording import advised_memory, advised_request, advised_size, counted, gpus_of, some_of
 
 from . import gpu as gpu_filters
 from . import node as node_filters
@@ -239,24 +239,24 @@ def _advice(
 
 
 def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
-    candidates = _free_on(nodes, request, lambda gpu: gpu.free_milli)
-    smaller = [free for free in candidates if 0 < free < request.gpu.request_milli]
-    for free in sorted(smaller, reverse=True)[:_TRIES]:
-        if fits(replace(request, gpu=replace(request.gpu, request_milli=Milli(free)))):
-            return f"spec.gpu.request {format_fraction(free)}"
+    free = _free_on(nodes, request, lambda gpu: gpu.free_milli)
+    candidates = {milli for each in free if (milli := advised_request(each)) is not None}
+    smaller = [milli for milli in candidates if milli < request.gpu.request_milli]
+    for milli in sorted(smaller, reverse=True)[:_TRIES]:
+        if fits(replace(request, gpu=replace(request.gpu, request_milli=milli))):
+            return f"spec.gpu.request {format_fraction(milli)}"
     return None
 
 
 def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
-    """Return a smaller `spec.gpu.memory` that fits. Sizes are tried as they would be shown, so the advice is exact."""
+    """Return a smaller `spec.gpu.memory` that fits."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
-    written = {size_down(size) for size in free if size > 0}
-    candidates = {parse_quantity(text): text for text in written}
+    candidates = {size for each in free if (size := advised_memory(each)) is not None}
     smaller = [size for size in candidates if asked is None or size < asked]
     for size in sorted(smaller, reverse=True)[:_TRIES]:
-        if fits(replace(request, gpu=replace(request.gpu, memory=Bytes(size)))):
-            return f"spec.gpu.memory {candidates[size]}"
+        if fits(replace(request, gpu=replace(request.gpu, memory=size))):
+            return f"spec.gpu.memory {advised_size(size)}"
     return None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from sharepod.api.gpunode import Gpu, Tenant
-from sharepod.api.resource_line import MEMORY, MIB, MILLI, Carried
+from sharepod.api.resource_line import MEMORY, MILLI, Carried
+from sharepod.api.units import MIB
 from sharepod.controller.decisions.advertised import LineOnNode, advertised
 
 GPUS = [Gpu(uuid=f"GPU-{index}", index=index, model="A", memory=16384 * MIB) for index in range(2)]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
-from sharepod.api.units import TenantId, parse_quantity
+from sharepod.api.units import MIB, TenantId, parse_quantity
 from sharepod.placement.state.types import Outlook, PodNeeds
-from sharepod.placement.wording import size_down, size_up
+from sharepod.placement.wording import size_down, size_exact, size_near, size_up
 from unit.placement.world import GI, ask, cluster_of, gpu, interactive, node, put, refused
 
 A0, A1 = "GPU-node-a-0", "GPU-node-a-1"
@@ -265,6 +265,41 @@ def test_messages_never_show_more_free_or_less_asked_than_there_is() -> None:
     assert (size_down(size), size_up(size)) == ("19.9Gi", "20Gi")
     for exact in (0, 1, 1023, GI, GI * 3 // 2, size, 7 * GI + 12345, 3 << 40):
         assert parse_quantity(size_down(exact)) <= exact <= parse_quantity(size_up(exact))
+
+
+@pytest.mark.promise("memory-default")
+@pytest.mark.parametrize("mib", [81559, 143771, 46068, 23028], ids=["H100", "H200", "L40S", "A10"])
+@pytest.mark.parametrize("shares", [(400, 600), (333, 333, 334), (100,) * 10])
+def test_shares_of_a_full_gpu_leave_nothing_that_is_advised(mib: int, shares: tuple[int, ...]) -> None:
+    size = mib * MIB - 12345
+    cluster = cluster_of(node(gpus=[gpu("node-a", 0, memory=size)]))
+    amounts = [put(cluster, ask(f"t{number}", request)).memory for number, request in enumerate(shares)]
+    assert not [amount for amount in amounts if amount % MIB]
+    assert 0 <= size - sum(amounts) < len(shares) * MIB + 12345
+    refusal = refused(cluster, ask("more", 100, memory=4 * GI))
+    assert "would fit now" not in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("free", "advice"), [(767, None), (1023, "768Mi"), (4 * 1024 + 300, "4.25Gi"), (16 * 1024, "16Gi")]
+)
+def test_advised_memory_is_round_and_enough_for_a_program(free: int, advice: str | None) -> None:
+    cluster = cluster_of(node(gpus=[gpu("node-a", 0, memory=64 * GI)]))
+    put(cluster, ask("first", 100, memory=64 * GI - free * MIB))
+    refusal = refused(cluster, ask("more", 100, memory=32 * GI))
+    assert (f"spec.gpu.memory {advice} would fit now" in refusal.message) is (advice is not None)
+    if advice is not None:
+        put(cluster, ask("more", 100, memory=parse_quantity(advice)))
+
+
+def test_a_size_is_shown_as_it_was_asked_for() -> None:
+    assert [size_exact(parse_quantity(text)) for text in ("3840Mi", "6.5Gi", "16Gi", "1Ti")] == [
+        "3840Mi",
+        "6.5Gi",
+        "16Gi",
+        "1Ti",
+    ]
+    assert size_near(16 * GI * 4 // 10 // MIB * MIB) == "6.4Gi"
 
 
 # Scores
