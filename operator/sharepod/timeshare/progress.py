@@ -159,6 +159,7 @@ class Progress:
 
     def judge(self, now: int, others: float, request_milli: int) -> float:
         """Return what the tenant lost in the window that ends now, 0 to `_LOSS_MOST` of its work, and begin the next.
+        In another phase than when it was measured it is charged for the least progress, and counts with its former one.
 
         Args:
             now: The present moment.
@@ -199,7 +200,7 @@ class Progress:
             self._mean_loss = loss if mean is None else mean + 0.3 * (loss - mean)
         self._lost_at = now
         self._clear_window()
-        return loss
+        return loss if sure else mean or 0.0
 
     def _least_given(self, in_flight: float, others: float) -> float:
         """Return the loss of a tenant that was given its part of the GPU, and no more, while it had work in flight.
@@ -234,7 +235,7 @@ class Progress:
 
     def loss(self, now: int) -> float | None:
         """Return the loss of its last window, 0 to 1 of its work; None: that is long ago."""
-        return None if self._mean_loss is None or now - self._lost_at > _LOSS_KNOWN_NS else self._loss
+        return None if self._window_in_flight is None or now - self._lost_at > _LOSS_KNOWN_NS else self._loss
 
     def known_loss(self, now: int) -> float | None:
         """Return the average loss of its windows; None: the last one is long ago."""
