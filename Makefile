@@ -38,7 +38,7 @@ TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/proper
 # What SharePod relies on of ResourceClaims, on a real API server, scheduler and controller manager.
 CANARY := $(addprefix tests/cluster/,test_canary.py test_operator_claims.py test_operator_share_claims.py test_admission_claims.py \
 	test_plain_webhook.py)
-export PYTHONPATH := tests:benchmarks:manifests
+export PYTHONPATH := tests:benchmarks:manifests:cli
 export PYTHONDONTWRITEBYTECODE :=
 
 SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native operator/sharepod/agent/sockets/native operator/sharepod/agent/native shim/src -type f)) setup.py
@@ -46,7 +46,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/age
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -192,7 +192,7 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/ruff check .
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/vulture
-	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs manifests/images
+	$(BIN)/mypy operator/sharepod cli/kubectl_sharepod tests benchmarks demo shim setup.py crds docs manifests/images
 	$(BIN)/lint-imports
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check
@@ -207,7 +207,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-queue-flood bench-offences ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -276,6 +276,9 @@ bench-weather: shim cluster ## each fault between operator and API server, playe
 
 bench-queue-flood: shim ## from apply to Pod while thousands of SharePods of another namespace arrive and wait (five minutes); QUEUE_FLOOD_ARGS
 	@PYTHONPATH=tests:benchmarks $(BIN)/python benchmarks/queue_flood.py $(QUEUE_FLOOD_ARGS)
+
+bench-plugin: cluster ## each command of the kubectl plugin on 1,000 nodes, next to kubectl's own read
+	@$(BIN)/python benchmarks/plugin_speed.py
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py

@@ -1,4 +1,4 @@
-"""Generator of docs/settings.md: every setting of operator and agent, and the operator's metrics, from the code.
+"""Generator of docs/settings.md, from the code, and of the kubectl plugin's list of reasons, from docs/reference.md.
 
 python docs/generate.py            # or make docs
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import json
+import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -21,6 +23,8 @@ from sharepod.controller import metrics
 from sharepod.controller.settings import OperatorSettings
 
 PAGE = Path(__file__).parent / "settings.md"
+REFERENCE = Path(__file__).parent / "reference.md"
+REASONS = Path(__file__).parents[1] / "cli" / "kubectl_sharepod" / "reasons.json"
 _BY_PLACE = {"identity": "the host's name", "hook_file": "the packaged hook"}  # defaults that depend on where it runs
 
 _HEAD = """# Settings
@@ -81,5 +85,40 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reasons(reference: str) -> dict[str, str]:
+    """Return the meaning of each reason in the tables of docs/reference.md whose first column has reasons."""
+    found: dict[str, str] = {}
+    column = None
+    for line in reference.splitlines():
+        cells = [_plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            column = None
+        elif "reason" in cells[0]:
+            column = next(number for number, title in enumerate(cells) if number and title in _MEANINGS)
+            words = re.findall(r"`?([A-Z][A-Za-z]+)`?$", cells[0])
+            where = f" (condition {words[0]})" if words else ""
+        elif column is not None and not cells[0].startswith("---"):
+            for name in re.findall(r"[A-Z][A-Za-z]+", cells[0]):
+                found[name] = f"{found[name]} " if name in found else ""
+                found[name] += f"{cells[column]}{where}"
+    return dict(sorted(found.items()))
+
+
+_MEANINGS = ("meaning", "meaning, and what to do", "finding")
+"""Titles of the column with the meaning of a reason."""
+
+
+def _plain(cell: str) -> str:
+    """Return a cell without comments, links and marks of code."""
+    text = re.sub(r"\s*<!--.*?-->", "", cell)
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text).replace("`", "").replace("\\|", "|").strip()
+
+
+def reasons_file() -> str:
+    """Return the text of the plugin's list of reasons."""
+    return json.dumps(reasons(REFERENCE.read_text(encoding="utf-8")), indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    REASONS.write_text(reasons_file())

@@ -57,7 +57,7 @@ def test_a_room_has_a_readme(top: str) -> None:
     assert sorted(shown(without)) == []
 
 
-@pytest.mark.parametrize("top", ["operator", "tests", "benchmarks", "demo", "crds", "docs", "shim"])
+@pytest.mark.parametrize("top", ["operator", "cli", "tests", "benchmarks", "demo", "crds", "docs", "shim"])
 def test_a_docstring_says_first_what_the_thing_is(top: str) -> None:
     stiff = []
     for path in sources(ROOT / top):

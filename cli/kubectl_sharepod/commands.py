@@ -1,0 +1,313 @@
+"""Commands that read: each returns a page and changes nothing."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, NotFoundError, path
+from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
+from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, workloads
+from kubectl_sharepod.views import WHOLE_MILLI, Gpu, Workload, mapping, rows, text, whole
+
+
+def top(scope: Scope) -> Page:
+    """Return the workloads: asked, got, progress, memory, and time of waiting."""
+    found, fleet = workloads(scope)
+    before: list[str] = []
+    if fleet is not None:
+        busy = sum(WHOLE_MILLI - gpu.free_milli for gpu in fleet.gpus)
+        waiting = sum(one.waiting_s is not None for one in found)
+        nodes = len({gpu.node for gpu in fleet.gpus})
+        before.append(
+            f"{_counted(len(fleet.gpus), 'GPU')} on {_counted(nodes, 'node')}, {fraction(busy)} requested; "
+            f"{_counted(waiting, 'SharePod')} {'waits' if waiting == 1 else 'wait'}"
+        )
+    return Page(
+        columns=[*_place(scope), *_WORKLOAD],
+        rows=[[*([one.namespace] if scope.namespace is None else []), *_workload(one)] for one in found],
+        colours=[YELLOW if one.waiting_s is not None else RED if one.message else "" for one in found],
+        items=lambda: [asdict(one) for one in found],
+        names=[f"{one.kind.lower()}/{one.name}" for one in found],
+        before=before,
+        empty="No workload has or wants a GPU" + (f" in namespace {scope.namespace}" if scope.namespace else ""),
+        notes=[NODES_HIDDEN] if fleet is None else [],
+    )
+
+
+def all_gpus(scope: Scope) -> Page:
+    """Return all GPUs with their tenants' number, and what is left."""
+    fleet = gpus(scope.kubectl)
+    return Page(
+        columns=[
+            Column("NODE"),
+            Column("GPU", right=True),
+            Column("MODEL", grows=True),
+            Column("POOL", wide=True),
+            Column("TENANTS", right=True),
+            Column("FREE", right=True),
+            Column("MEMORY", right=True),
+            Column("FREE-MEMORY", right=True),
+            Column("UUID", wide=True),
+            Column("WHY", grows=True),
+        ],
+        rows=[
+            [
+                gpu.node,
+                str(gpu.index),
+                gpu.model,
+                gpu.pool,
+                str(len(gpu.tenants)),
+                fraction(0 if gpu.free is None else gpu.free.request_milli),
+                size(gpu.memory),
+                size(0 if gpu.free is None else gpu.free.memory),
+                gpu.uuid,
+                gpu.why,
+            ]
+            for gpu in fleet.gpus
+        ],
+        colours=[RED if gpu.why else "" for gpu in fleet.gpus],
+        items=lambda: [_gpu_item(gpu) for gpu in fleet.gpus],
+        names=[gpu.place for gpu in fleet.gpus],
+        empty="No node reports a GPU. Label a GPU node with sharepod.dev/pool=dedicated",
+    )
+
+
+def free(scope: Scope) -> Page:
+    """Return what is free by model and pool, with the largest share that fits on one GPU."""
+    groups: dict[tuple[str, str], list[Gpu]] = defaultdict(list)
+    for gpu in gpus(scope.kubectl).gpus:
+        groups[gpu.model, gpu.pool].append(gpu)
+    lines: list[list[str]] = []
+    items: list[Json] = []
+    for (model, pool), members in sorted(groups.items()):
+        room = [gpu.free for gpu in members if gpu.free is not None]
+        largest = max(room, key=lambda share: (share.request_milli, share.memory or 0), default=None)
+        unused = sum(gpu.free is not None and not gpu.tenants for gpu in members)
+        time = sum(share.request_milli for share in room)
+        lines.append(
+            [
+                model,
+                pool,
+                str(len(members)),
+                str(unused),
+                fraction(time),
+                fraction(largest.request_milli if largest else 0),
+                size(largest.memory if largest else 0),
+            ]
+        )
+        items.append(
+            {"model": model, "pool": pool, "gpus": len(members), "unused": unused, "free_milli": time}
+            | {"largest": asdict(largest) if largest else None}
+        )
+    titles = ("GPUS", "UNUSED", "FREE", "LARGEST-SHARE", "WITH-MEMORY")
+    return Page(
+        columns=[Column("MODEL", grows=True), Column("POOL"), *(Column(title, right=True) for title in titles)],
+        rows=lines,
+        items=lambda: items,
+        names=[str(item["model"]) for item in items],
+        empty="No node reports a GPU",
+    )
+
+
+def who(scope: Scope, place: str) -> Page:
+    """Return the tenants of one GPU: `place` is NODE:INDEX or the UUID, or its beginning."""
+    gpu = _find(gpus(scope.kubectl).gpus, place)
+    return Page(
+        columns=[Column("NAMESPACE", grows=True), *_WORKLOAD],
+        rows=[[tenant.namespace, *_workload(tenant)] for tenant in gpu.tenants],
+        items=lambda: [asdict(tenant) for tenant in gpu.tenants],
+        names=[f"{tenant.kind.lower()}/{tenant.name}" for tenant in gpu.tenants],
+        before=[f"{gpu.place} {gpu.model} {gpu.uuid}", *([gpu.why] if gpu.why else [])],
+        empty="The GPU has no tenants",
+    )
+
+
+def bill(scope: Scope, month: str | None) -> Page:
+    """Return the GPU hours of namespaces in a month, such as 2026-01; None: the last one with any."""
+    try:
+        statements = scope.kubectl.items(path("gpustatements"))
+    except NotFoundError:
+        raise KubectlError("the cluster has no GPUStatements; install SharePod's CRDs") from None
+    lines: list[tuple[str, str, str, Json]] = []
+    for item in statements:
+        namespace = text(item, "metadata", "name")
+        if scope.namespace in (None, namespace):
+            for one in rows(mapping(item.get("status")).get("months")):
+                lines += [(text(one, "month"), namespace, text(of, "model"), of) for of in rows(one.get("models"))]
+    wanted = month or max((line[0] for line in lines), default="")
+    chosen = sorted((line for line in lines if line[0] == wanted), key=lambda line: line[:3])
+    titles = ("HELD-HOURS", "BORROWED", "RESERVED-HOURS", "MEMORY-GIB-HOURS")
+    return Page(
+        columns=[
+            *(Column(title, grows=title == "MODEL") for title in ("MONTH", "NAMESPACE", "MODEL")),
+            *(Column(title, right=True) for title in titles),
+        ],
+        rows=[
+            [
+                *line[:3],
+                *(hours(whole(line[3].get(key)) or 0) for key in _BILLED),
+                f"{(whole(line[3].get('memoryMebibyteSeconds')) or 0) / 1024 / 3600:.2f}",
+            ]
+            for line in chosen
+        ],
+        items=lambda: [{"month": line[0], "namespace": line[1], **line[3]} for line in chosen],
+        names=[line[1] for line in chosen],
+        empty=f"No GPU time is recorded{' in ' + wanted if wanted else ''}",
+    )
+
+
+def budget(scope: Scope) -> Page:
+    """Return the budgets: amount, what is used and left, and when nothing is left."""
+    found = scope.kubectl.items(path("gpubudgets", scope.namespace))
+    lines: list[list[str]] = []
+    for item in found:
+        spec, status = mapping(item.get("spec")), mapping(item.get("status"))
+        amount, left = whole(spec.get("gpuSeconds")) or 0, whole(status.get("left"))
+        spent = left == 0
+        lines.append(
+            [
+                *([text(item, "metadata", "namespace")] if scope.namespace is None else []),
+                text(item, "metadata", "name"),
+                text(spec, "period") or "Month",
+                hours(1000 * amount),
+                "-" if left is None else hours(1000 * left),
+                f"{whole(status.get('percent')) or 0}%",
+                text(status, "rate") or "-",
+                text(status, "refillAt") if spent else text(status, "goneAt") or "-",
+                text(spec, "whenSpent") or "Borrow",
+            ]
+        )
+    titles = ("HOURS", "LEFT", "USED", "RATE")
+    return Page(
+        columns=[
+            *_place(scope),
+            Column("NAME", grows=True),
+            Column("PERIOD"),
+            *(Column(title, right=True) for title in titles),
+            Column("GONE-OR-REFILLED-AT"),
+            Column("WHEN-SPENT"),
+        ],
+        rows=lines,
+        items=lambda: [
+            {"metadata": _named(item), "spec": item.get("spec"), "status": item.get("status")} for item in found
+        ],
+        names=[f"gpubudget/{text(item, 'metadata', 'name')}" for item in found],
+        empty="No budget" + (f" in namespace {scope.namespace}" if scope.namespace else ""),
+    )
+
+
+def explain(reason: str | None) -> Page:
+    """Return the meaning of a reason, of a condition or finding; None: the list of all."""
+    known: dict[str, str] = reasons()
+    if reason is None:
+        return Page(
+            columns=[Column("REASON"), Column("MEANING", grows=True)],
+            rows=[[name, meaning] for name, meaning in sorted(known.items())],
+            items=lambda: [{"reason": name, "meaning": meaning} for name, meaning in sorted(known.items())],
+            names=sorted(known),
+        )
+    found = next((name for name in known if name.lower() == reason.lower()), None)
+    if found is None:
+        near = difflib.get_close_matches(reason, known, n=3, cutoff=0.5)
+        advice = f"; did you mean {' or '.join(near)}?" if near else "; `kubectl sharepod explain` lists all"
+        raise KubectlError(f"no reason {reason!r} is known{advice}")
+    return Page(
+        before=[f"{found}: {known[found]}"], items=lambda: [{"reason": found, "meaning": known[found]}], names=[found]
+    )
+
+
+def reasons() -> dict[str, str]:
+    """Return the meaning of each reason, from the reference."""
+    found: dict[str, str] = json.loads(files(__package__).joinpath("reasons.json").read_text(encoding="utf-8"))
+    return found
+
+
+def doctor(kubectl: Kubectl) -> Page:
+    """Return what keeps SharePod from working: exit status 1 if something does."""
+    fleet = gpus(kubectl)
+    lines = [[node, problem] for node, problem in fleet.problems]
+    lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why]
+    if not fleet.gpus:
+        lines.append(["", "no node reports a GPU: label a GPU node with sharepod.dev/pool=dedicated"])
+    for item in kubectl.items(f"/apis/apps/v1/deployments?{_OPERATOR}"):
+        if not (whole(mapping(item.get("status")).get("readyReplicas")) or 0):
+            name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"
+            lines.append(["", f"the operator {name} has no ready replica; read kubectl logs and describe of its Pods"])
+    unique = sorted({tuple(line) for line in lines})
+    return Page(
+        columns=[Column("NODE"), Column("PROBLEM", grows=True)],
+        rows=[list(line) for line in unique],
+        items=lambda: [{"node": node, "problem": problem} for node, problem in unique],
+        names=[node for node, _problem in unique],
+        empty=f"{_counted(len(fleet.gpus), 'GPU')}: no problem found",
+        status=1 if unique else 0,
+    )
+
+
+_OPERATOR = "labelSelector=app.kubernetes.io/name%3Dsharepod-operator"
+_BILLED = ("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds")
+_WORKLOAD = (
+    Column("KIND"),
+    Column("NAME", grows=True),
+    Column("STATE"),
+    Column("NODE", grows=True),
+    Column("GPU"),
+    Column("REQUEST", right=True),
+    Column("LIMIT", right=True),
+    Column("USED", right=True),
+    Column("PROGRESS", right=True),
+    Column("MEMORY", right=True),
+    Column("IN-USE", right=True),
+    Column("WAITS", right=True),
+    Column("WHY", wide=True),
+)
+
+
+def _workload(one: Workload) -> list[str]:
+    return [
+        one.kind,
+        one.name,
+        one.state,
+        one.node or "-",
+        one.indexes or "-",
+        fraction(one.share.request_milli),
+        fraction(one.share.limit_milli),
+        fraction(one.used_milli),
+        fraction(one.progress_milli),
+        size(one.share.memory),
+        size(one.memory_used),
+        duration(one.waiting_s),
+        one.message,
+    ]
+
+
+def _place(scope: Scope) -> list[Column]:
+    return [Column("NAMESPACE", grows=True)] if scope.namespace is None else []
+
+
+def _find(found: Iterable[Gpu], place: str) -> Gpu:
+    fitting = [gpu for gpu in found if gpu.place == place or gpu.uuid.startswith(place)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise KubectlError(f"{len(fitting)} GPUs begin with {place}; write more of the UUID")
+    raise KubectlError(f"no GPU {place}; write NODE:INDEX or a UUID, as `kubectl sharepod gpus -o wide` prints them")
+
+
+def _gpu_item(gpu: Gpu) -> dict[str, Any]:
+    room = gpu.free
+    return asdict(gpu) | {"free_milli": room.request_milli if room else 0, "free_memory": room.memory if room else 0}
+
+
+def _named(item: Json) -> Json:
+    return {"namespace": text(item, "metadata", "namespace"), "name": text(item, "metadata", "name")}
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,121 @@
+"""Calls of kubectl: connection, login and proxy are those of the user's kubeconfig.
+
+Guarantees:
+- Each read ends within `TIMEOUT_S`.
+- A refusal of the API server is an error of its own type, with the server's message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+Json = dict[str, Any]
+_Read = TypeVar("_Read")
+
+TIMEOUT_S = 20
+"""Longest time of one call: kubectl itself gives up the request after three quarters of it."""
+GROUP = "/apis/sharepod.dev/v1alpha1"
+
+
+class KubectlError(Exception):
+    """Failed call. The message is kubectl's, or says what to do."""
+
+
+class ForbiddenError(KubectlError):
+    """The user may not do this."""
+
+
+class NotFoundError(KubectlError):
+    """There is no such object, or the API server does not know its kind."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl with flags of connection, such as `--context`."""
+
+    flags: tuple[str, ...] = ()
+    program: str = "kubectl"
+
+    def namespace(self) -> str:
+        """Return the namespace of the kubeconfig's context. Raise `KubectlError`."""
+        found = self._output(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+        return found.strip() or "default"
+
+    def get(self, path: str) -> Json:
+        """Return the object or list at a path of the API server. Raise `KubectlError`."""
+        text = self._output(["get", f"--request-timeout={TIMEOUT_S * 3 // 4}s", "--raw", path])
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise KubectlError(f"the API server's answer to {path} is no JSON") from None
+        if not isinstance(found, dict):
+            raise KubectlError(f"the API server's answer to {path} is no object")
+        return found
+
+    def items(self, path: str) -> list[Json]:
+        """Return the objects of a list, from the API server's cache. Raise `KubectlError`."""
+        separator = "&" if "?" in path else "?"
+        return list(self.get(f"{path}{separator}resourceVersion=0").get("items") or ())
+
+    def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
+        """Change an object by a merge patch. Raise `KubectlError`."""
+        self._output(
+            ["patch", resource, name, "--namespace", namespace, "--type", "merge", "--patch", json.dumps(patch)]
+        )
+
+    def become(self, arguments: Sequence[str]) -> NoReturn:
+        """Replace this process by kubectl with these arguments."""
+        try:
+            os.execvp(self.program, [self.program, *self.flags, *arguments])  # noqa: S606 - the user's own kubectl
+        except OSError as error:
+            raise self._missing(error) from None
+
+    def _output(self, arguments: Sequence[str]) -> str:
+        try:
+            done = subprocess.run(
+                [self.program, *self.flags, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise KubectlError(f"kubectl {arguments[0]} did not answer within {TIMEOUT_S} s") from None
+        except OSError as error:
+            raise self._missing(error) from None
+        if done.returncode == 0:
+            return done.stdout
+        message = done.stderr.strip() or f"kubectl {arguments[0]} failed with exit status {done.returncode}"
+        kind = next((error for word, error in _ERRORS.items() if word in message), KubectlError)
+        raise kind(message)
+
+    def _missing(self, error: OSError) -> KubectlError:
+        return KubectlError(f"cannot run {self.program}: {error.strerror}; install kubectl, or add it to PATH")
+
+
+_ERRORS: dict[str, type[KubectlError]] = {
+    "(Forbidden)": ForbiddenError,
+    "(NotFound)": NotFoundError,
+    "could not find the requested resource": NotFoundError,
+}
+"""Words of kubectl's messages."""
+
+
+def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:
+    """Return the path of a list or an object; `namespace` None: of all namespaces, or a cluster-scoped kind."""
+    parts = [group, *(["namespaces", quote(namespace, safe="")] if namespace else []), plural]
+    return "/".join([*parts, *([quote(name, safe="")] if name else [])])
+
+
+def at_once(*reads: Callable[[], _Read]) -> list[_Read]:
+    """Return the results of several reads that run at the same time, in their order."""
+    with ThreadPoolExecutor(len(reads)) as threads:
+        return [future.result() for future in [threads.submit(read) for read in reads]]

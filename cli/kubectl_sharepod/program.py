@@ -1,0 +1,163 @@
+"""`kubectl sharepod`: arguments, and what a failure exits with.
+
+Exit status: 0 done; 1 an error, a problem that `doctor` found, or a workload without a share in `why`; 2 wrong
+arguments; 3 the user may not do this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from kubectl_sharepod import commands
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
+from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
+from kubectl_sharepod.reading import Scope
+from kubectl_sharepod.resize import pod_of, resize
+from kubectl_sharepod.why import target, why
+
+EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
+_REFRESH_S = 2.0
+_CONNECTION = ("context", "kubeconfig", "cluster", "user", "as", "server", "token")
+"""Flags that kubectl takes itself."""
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="kubectl sharepod",
+        description="Who holds which GPU, what is free, and why a Pod waits.",
+        epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed",
+    )
+    connection = argparse.ArgumentParser(add_help=False)
+    for name in _CONNECTION:
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+        connection.add_argument(f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("-n", "--namespace", help="namespace (default: that of the context)")
+    listed = argparse.ArgumentParser(add_help=False, parents=[shared])
+    listed.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
+    formats = argparse.ArgumentParser(add_help=False)
+    formats.add_argument(
+        "-o", "--output", type=Format, choices=list(Format), default=Format.TABLE, metavar="FORMAT",
+        help="table, wide, json, yaml or name",
+    )  # fmt: skip
+    found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, help_text: str, example: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return found.add_parser(
+            name,
+            help=help_text,
+            description=help_text,
+            epilog=f"example: kubectl sharepod {example}",
+            parents=[connection, *parents],
+        )
+
+    command = add("top", "workloads: asked, got, progress, memory, wait", "top -A --watch", listed, formats)
+    command.add_argument("-w", "--watch", action="store_true", help="refresh every two seconds, until Ctrl-C")
+    add("free", "what is free, by model and pool", "free", formats)
+    add("gpus", "all GPUs: tenants, free time and memory", "gpus -o wide", formats)
+    command = add("who", "tenants of one GPU", "who gpu-node-0:1", formats)
+    command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")
+    command = add("why", "why a workload has no GPU, and the smallest change", "why pod/train", shared, formats)
+    command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
+    command = add("bill", "GPU hours of namespaces in a month", "bill -A --month 2026-11", listed, formats)
+    command.add_argument("--month", help="such as 2026-11 (default: the last with any)")
+    add("budget", "budgets: used, left, and when they are spent", "budget -A", listed, formats)
+    command = add("resize", "another share while it runs", "resize train --request 0.6", shared)
+    command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
+    for name in ("request", "limit", "memory"):
+        command.add_argument(f"--{name}", help=f"such as {'8Gi' if name == 'memory' else '0.4'}")
+    for name, example in (("logs", "logs train -f"), ("exec", "exec train -- sh"), ("port-forward", "")):
+        command = add(name, f"kubectl {name} of a SharePod's Pod", example or "port-forward web 8080:80", shared)
+        command.add_argument("name", help="NAME of a SharePod")
+        command.add_argument("rest", nargs=argparse.REMAINDER, help=f"arguments of kubectl {name}")
+    command = add("explain", "meaning of a reason; without one: all", "explain NoRoom", formats)
+    command.add_argument("reason", nargs="?")
+    add("doctor", "what keeps SharePod from working", "doctor", formats)
+    return parser
+
+
+def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = None) -> int:
+    """Run one command and return its exit status."""
+    asked = arguments().parse_args(given)
+    flags = tuple(f"--{name}={getattr(asked, name)}" for name in _CONNECTION if getattr(asked, name))
+    kubectl = Kubectl(flags, program)
+    try:
+        if asked.command in ("logs", "exec", "port-forward"):
+            namespace = _namespace(kubectl, asked)
+            pod = pod_of(kubectl, namespace, asked.name)
+            kubectl.become([asked.command, "--namespace", namespace, pod, *_rest(given, asked.rest)])
+        read = _command(kubectl, asked)
+        page = read()
+        output, how = to or Screen.of_process(), getattr(asked, "output", Format.TABLE)
+        if getattr(asked, "watch", False):
+            _watch(read, page, output, wide=how is Format.WIDE)
+        else:
+            show(page, how, output)
+        return page.status
+    except ForbiddenError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FORBIDDEN
+    except KubectlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def main() -> None:
+    """Run the command of this process's arguments."""
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        sys.exit(run(sys.argv[1:]))
+    sys.exit(EXIT_ERROR)
+
+
+def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
+    """Return what makes the page of a command."""
+    every = getattr(asked, "all_namespaces", False)
+    needs = hasattr(asked, "namespace") and not every
+    scope = Scope(kubectl, _namespace(kubectl, asked) if needs else None)
+    if asked.command in ("why", "resize"):
+        kind, name = target(asked.name)
+        assert scope.namespace is not None, "both take a namespace"
+        if asked.command == "why":
+            return lambda: why(kubectl, scope.namespace or "", kind, name)
+        change = {field: getattr(asked, field) for field in ("request", "limit", "memory")}
+        return lambda: resize(kubectl, scope.namespace or "", kind, name, **change)
+    pages: dict[str, Callable[[], Page]] = {
+        "top": lambda: commands.top(scope),
+        "free": lambda: commands.free(scope),
+        "gpus": lambda: commands.all_gpus(scope),
+        "who": lambda: commands.who(scope, asked.gpu),
+        "bill": lambda: commands.bill(scope, asked.month),
+        "budget": lambda: commands.budget(scope),
+        "explain": lambda: commands.explain(asked.reason),
+        "doctor": lambda: commands.doctor(kubectl),
+    }
+    return pages[asked.command]
+
+
+def _rest(given: Sequence[str], rest: Sequence[str]) -> Sequence[str]:
+    """Return the words after a name, with the `--` that argparse takes away."""
+    begin = len(given) - len(rest)
+    return given[begin - 1 :] if rest and given[begin - 1] == "--" else rest
+
+
+def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:
+    return asked.namespace or kubectl.namespace()
+
+
+def _watch(read: Callable[[], Page], first: Page, to: Screen, *, wide: bool) -> None:
+    """Show a page again and again until Ctrl-C."""
+    page = first
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            print("\n".join([CLEAR + time.strftime("%H:%M:%S"), *drawn(page, to, wide=wide)]), file=to.file, flush=True)
+            time.sleep(_REFRESH_S)
+            page = read()
+
+
+if __name__ == "__main__":
+    main()

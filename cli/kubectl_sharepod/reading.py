@@ -1,0 +1,81 @@
+"""Reads that several commands share, by the rights that the user has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError, at_once, path
+from kubectl_sharepod.views import Fleet, Workload, fleet, now, sharepod
+
+NODES_HIDDEN = (
+    "You may not list GPUNodes, so GPUs, claims and plain Pods are missing here. An administrator can bind the "
+    "ClusterRole sharepod-gpunode-view to you."
+)
+
+
+class NotInstalledError(KubectlError):
+    """The API server does not know SharePod's kinds."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where a command looks. `namespace` None: in all namespaces."""
+
+    kubectl: Kubectl
+    namespace: str | None
+
+
+def gpus(kubectl: Kubectl) -> Fleet:
+    """Return the GPUs of the cluster. Raise `KubectlError`."""
+    try:
+        return fleet(kubectl.items(path("gpunodes")))
+    except ForbiddenError:
+        raise ForbiddenError(NODES_HIDDEN) from None
+    except NotFoundError:
+        raise NotInstalledError("SharePod is not installed in this cluster: it has no GPUNodes") from None
+
+
+def gpus_if_allowed(kubectl: Kubectl) -> Fleet | None:
+    """Return the GPUs of the cluster; None if the user may not list them. Raise `KubectlError`."""
+    try:
+        return gpus(kubectl)
+    except ForbiddenError:
+        return None
+
+
+def sharepods(scope: Scope) -> list[Workload]:
+    """Return the SharePods in scope. Raise `KubectlError`."""
+    try:
+        found = scope.kubectl.items(path("sharepods", scope.namespace))
+    except NotFoundError:
+        raise NotInstalledError("SharePod is not installed in this cluster: it has no SharePods") from None
+    moment = now()
+    return [sharepod(item, moment) for item in found]
+
+
+def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
+    """Return all workloads in scope, and the GPUs if the user may list them. Raise `KubectlError`.
+
+    The usage is the GPUNode's, which is newer; SharePods that wait are in no GPUNode.
+    """
+    pods, nodes = at_once(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
+    assert isinstance(pods, list), "the reads keep their order"
+    known = nodes if isinstance(nodes, Fleet) else None
+    tenants = {} if known is None else dict(known.by_uid)
+    found: list[Workload] = []
+    for pod in pods:
+        tenant = tenants.pop(pod.uid, None)
+        found.append(pod if tenant is None else _both(pod, tenant))
+    found += [one for one in tenants.values() if scope.namespace in (None, one.namespace)]
+    return sorted(found, key=lambda one: (one.namespace, one.node, one.indexes, one.name)), known
+
+
+def _both(pod: Workload, tenant: Workload) -> Workload:
+    """Return a SharePod with the usage of its row in the GPUNode."""
+    return replace(
+        pod,
+        used_milli=tenant.used_milli,
+        progress_milli=tenant.progress_milli,
+        memory_used=tenant.memory_used,
+        message=pod.message or tenant.message,
+    )

@@ -1,0 +1,84 @@
+"""`resize`: another share for a workload that runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, path
+from kubectl_sharepod.output import Page
+from kubectl_sharepod.views import condition, mapping, text, whole
+
+WAIT_S = 10
+"""Longest wait for the operator's answer."""
+_PAUSE_S = 0.3
+_REQUEST = "sharepod.dev/gpu-request"
+
+
+def resize(
+    kubectl: Kubectl,
+    namespace: str,
+    kind: str,
+    name: str,
+    *,
+    request: str | None,
+    limit: str | None,
+    memory: str | None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Page:
+    """Change request, limit or memory, and return the operator's answer. Raise `KubectlError`.
+
+    Pods with a resource line and claims have their request alone changed, up to what they asked for.
+    """
+    if request is None and limit is None and memory is None:
+        raise KubectlError("nothing to change; add --request, --limit or --memory")
+    if kind != "sharepod":
+        if request is None or limit is not None or memory is not None:
+            raise KubectlError(f"a {kind} takes --request only; its limit and memory stay as granted")
+        resource = "pod" if kind == "pod" else "resourceclaims.v1.resource.k8s.io"
+        kubectl.merge(resource, namespace, name, {"metadata": {"annotations": {_REQUEST: _fraction(request)}}})
+        return Page(before=[f"{kind}/{name}: request {request} is asked for; `kubectl describe` shows refusals"])
+    item = kubectl.get(path("sharepods", namespace, name))
+    if "gpu" not in mapping(item.get("spec")):
+        raise KubectlError(f"SharePod {name} is written with annotations; edit them with kubectl annotate --overwrite")
+    change: Json = {}
+    for field, value in (("request", request), ("limit", limit)):
+        if value is not None:
+            change[field] = float(_fraction(value))
+    if memory is not None:
+        change["memory"] = memory
+    kubectl.merge("sharepods.sharepod.dev", namespace, name, {"spec": {"gpu": change}})
+    for _ in range(round(WAIT_S / _PAUSE_S)):
+        item = kubectl.get(path("sharepods", namespace, name))
+        status = mapping(item.get("status"))
+        generation = whole(mapping(item.get("metadata")).get("generation")) or 0
+        if (whole(status.get("observedGeneration")) or 0) >= generation:
+            return _answer(name, status)
+        pause(_PAUSE_S)
+    return Page(before=[f"sharepod/{name}: the operator has not answered within {WAIT_S} s"], status=1)
+
+
+def _answer(name: str, status: Json) -> Page:
+    resized, share = condition(status, "Resized"), mapping(status.get("share"))
+    if text(resized, "status") == "False":
+        return Page(before=[f"sharepod/{name} keeps its share: {text(resized, 'message')}"], status=1)
+    parts = [f"{field} {text(share, field)}" for field in ("request", "limit", "memory") if text(share, field)]
+    return Page(before=[f"sharepod/{name}: {', '.join(parts)}"])
+
+
+def _fraction(value: str) -> str:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise KubectlError(f"{value} is no fraction of a GPU; write a number from 0 to 1, such as 0.4")
+    return value
+
+
+def pod_of(kubectl: Kubectl, namespace: str, name: str) -> str:
+    """Return the name of a SharePod's Pod. Raise `KubectlError`."""
+    pod = text(kubectl.get(path("sharepods", namespace, name)), "status", "podName")
+    if not pod:
+        raise KubectlError(f"SharePod {name} has no Pod; `kubectl sharepod why {name}` says why")
+    return pod

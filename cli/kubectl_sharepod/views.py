@@ -1,0 +1,305 @@
+"""GPUs and workloads as the objects of the API server have them.
+
+A field that an object lacks, or has in another form, is empty in its view: one odd object costs no other object its
+line.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from kubectl_sharepod.kubectl import Json
+
+WHOLE_MILLI = 1000
+"""Thousandths of one GPU's time."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of each GPU: time in thousandths, memory in bytes."""
+
+    request_milli: int = 0
+    limit_milli: int = WHOLE_MILLI
+    memory: int | None = None
+    """None: not granted yet, and not asked for."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tenant of GPUs, or a SharePod that waits for a place."""
+
+    kind: str
+    """SharePod, Claim or Pod: the door that it came by."""
+    namespace: str
+    name: str
+    share: Share
+    uid: str = ""
+    node: str = ""
+    gpus: tuple[str, ...] = ()
+    """UUIDs."""
+    indexes: str = ""
+    """Indexes of its GPUs on the node, such as `0,1`."""
+    exclusive: bool = False
+    used_milli: int | None = None
+    """Time held within the last 10 s, in thousandths; None: not known."""
+    progress_milli: int | None = None
+    """Work of the last 10 s in thousandths of the work alone; None: not known."""
+    memory_used: int | None = None
+    state: str = ""
+    """`Running`, or why it does not run, in one word."""
+    waiting_s: int | None = None
+    """Seconds since its creation while it has no place."""
+    message: str = ""
+    """Why it has no place, or what its agent found."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """GPU of a node, with its tenants."""
+
+    node: str
+    uuid: str
+    index: int
+    model: str
+    memory: int
+    """Bytes that tenants can have."""
+    pool: str
+    why: str = ""
+    """Why it takes no tenants; empty: it takes some."""
+    tenants: tuple[Workload, ...] = ()
+
+    @property
+    def free_milli(self) -> int:
+        """Thousandths of its time that no tenant has reserved."""
+        return max(0, WHOLE_MILLI - sum(tenant.share.request_milli for tenant in self.tenants))
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that no tenant has reserved."""
+        return max(0, self.memory - sum(tenant.share.memory or 0 for tenant in self.tenants))
+
+    @property
+    def free(self) -> Share | None:
+        """Largest share that a new tenant can have; None: it takes no tenants."""
+        if self.why or any(tenant.exclusive for tenant in self.tenants) or not self.free_memory:
+            return None
+        return Share(self.free_milli, WHOLE_MILLI, self.free_memory)
+
+    @property
+    def place(self) -> str:
+        """Node and index, as `who` takes them."""
+        return f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """GPUs of the cluster."""
+
+    gpus: tuple[Gpu, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+    """Node, and what its agent or ledger reports about the node."""
+    by_uid: Mapping[str, Workload] = field(default_factory=dict)
+    """Tenants by the UID of their SharePod, claim or Pod."""
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        """All tenants, each once."""
+        return tuple(self.by_uid.values())
+
+
+def fleet(gpunodes: Iterable[Json]) -> Fleet:
+    """Read GPUNodes."""
+    gpus: list[Gpu] = []
+    problems: list[tuple[str, str]] = []
+    by_uid: dict[str, Workload] = {}
+    for item in gpunodes:
+        node = text(item, "metadata", "name")
+        spec, status = mapping(item.get("spec")), mapping(item.get("status"))
+        seen = {text(one, "id"): one for one in rows(status.get("tenants"))}
+        devices = {text(one, "uuid"): one for one in rows(status.get("gpus"))}
+        tenants = [_tenant(row, seen.get(text(row, "id"), {}), node, devices) for row in rows(spec.get("tenants"))]
+        by_uid.update((tenant.uid, tenant) for tenant in tenants)
+        problems += [(node, problem) for problem in _problems(status)]
+        on: dict[str, list[Workload]] = defaultdict(list)
+        for tenant in tenants:
+            for uuid in tenant.gpus:
+                on[uuid].append(tenant)
+        silent = _silent(status)
+        for device in devices.values():
+            here = tuple(on.get(text(device, "uuid"), ()))
+            gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent))
+    return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), by_uid)
+
+
+def sharepod(item: Json, now: datetime) -> Workload:
+    """Read a SharePod."""
+    metadata, spec, status = (mapping(item.get(key)) for key in ("metadata", "spec", "status"))
+    asked, granted, shown = mapping(spec.get("gpu")), mapping(status.get("granted")), mapping(status.get("share"))
+    usage = mapping(status.get("usage"))
+    placed = condition(status, "Placed")
+    waits = text(placed, "status") != "True" and not status.get("endTime")
+    enforced = condition(status, "Enforced")
+    findings = text(enforced, "message") if text(enforced, "status") == "False" else ""
+    return Workload(
+        kind="SharePod",
+        namespace=text(metadata, "namespace"),
+        name=text(metadata, "name"),
+        uid=text(metadata, "uid"),
+        share=Share(
+            whole(granted.get("requestMilli")) or _milli(shown.get("request", asked.get("request"))) or 0,
+            whole(granted.get("limitMilli")) or _milli(shown.get("limit", asked.get("limit"))) or WHOLE_MILLI,
+            whole(granted.get("memory")) or quantity(shown.get("memory")),
+        ),
+        node=text(status, "node"),
+        gpus=tuple(text(gpu, "uuid") for gpu in rows(status.get("gpus"))),
+        indexes=text(status, "gpuIndexes"),
+        exclusive=text(asked, "mode") == "Exclusive",
+        used_milli=whole(usage.get("heldMilli")),
+        progress_milli=_milli(usage.get("progress")),
+        memory_used=whole(usage.get("memory")),
+        state=text(status, "summary") or text(status, "phase") or "Pending",
+        waiting_s=age_s(metadata.get("creationTimestamp"), now) if waits else None,
+        message=text(placed, "message") if waits else findings,
+    )
+
+
+def condition(status: Mapping[str, Any], kind: str) -> Json:
+    """Return the condition of a type; empty if there is none."""
+    return next((one for one in rows(status.get("conditions")) if one.get("type") == kind), {})
+
+
+def mapping(value: object) -> Json:
+    """Return an object of JSON; empty where it is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def rows(value: object) -> list[Json]:
+    """Return the objects of a list; empty where it is something else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def text(item: Mapping[str, Any], *keys: str) -> str:
+    """Return the text under nested keys, without characters that control a terminal; empty if there is none."""
+    value: object = item
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(value, str) or value.isprintable():
+        return value if isinstance(value, str) else ""
+    return "".join(letter if letter.isprintable() else " " for letter in value)
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number; None where it is something else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def quantity(value: object) -> int | None:
+    """Return a quantity of Kubernetes, such as `4Gi`, as a whole number; None where it is something else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    said = str(value).strip()
+    scale = next((1 << power for unit, power in _UNITS.items() if said.endswith(unit)), 0)
+    said = said[:-2] if scale else said
+    if not scale:
+        scale = next((10**power for unit, power in _DECIMAL.items() if said.endswith(unit)), 0)
+        said = said[:-1] if scale else said
+    try:
+        return int(float(said) * (scale or 1))
+    except (ValueError, OverflowError):
+        return None
+
+
+def age_s(created: object, now: datetime) -> int | None:
+    """Return the seconds since an RFC 3339 time; None where it is something else."""
+    try:
+        return max(0, int((now - datetime.fromisoformat(str(created))).total_seconds()))
+    except (ValueError, TypeError):
+        return None
+
+
+def now() -> datetime:
+    """Return the present time."""
+    return datetime.now(UTC)
+
+
+def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Workload:
+    uid, pod, claim = text(row, "id"), text(row, "podName"), text(row, "claim", "name")
+    kind = "Claim" if not pod else "Pod" if uid == text(row, "podUID") else "SharePod"
+    gpus = tuple(uuid for uuid in row.get("gpus") or () if isinstance(uuid, str))
+    findings = [text(finding, "message") for finding in rows(seen.get("findings"))]
+    released = text(row, "state") == "Releasing"
+    return Workload(
+        kind=kind,
+        namespace=text(row, "namespace"),
+        name=pod or claim,
+        uid=uid,
+        share=Share(
+            whole(row.get("requestMilli")) or 0, whole(row.get("limitMilli")) or WHOLE_MILLI, whole(row.get("memory"))
+        ),
+        node=node,
+        gpus=gpus,
+        indexes=",".join(str(devices[uuid].get("index", "?")) if uuid in devices else "?" for uuid in gpus),
+        exclusive=text(row, "mode") == "Exclusive",
+        used_milli=whole(seen.get("heldMilli")),
+        progress_milli=whole(seen.get("progressMilli")),
+        memory_used=whole(seen.get("memory")),
+        state="Releasing" if released else "Running" if seen.get("processes") else "Reserved",
+        message=" ".join(findings),
+    )
+
+
+def _gpu(node: str, pool: str, device: Json, tenants: tuple[Workload, ...], silent: str) -> Gpu:
+    why = text(device, "reason")
+    if not why and (device.get("shareable") is False or text(device, "health") == "Unhealthy"):
+        why = "unhealthy"
+    if not why and device.get("taken") is True:
+        why = "NVIDIA's device plugin gave it to another Pod"
+    return Gpu(
+        node=node,
+        uuid=text(device, "uuid"),
+        index=whole(device.get("index")) or 0,
+        model=text(device, "model"),
+        memory=whole(device.get("memory")) or 0,
+        pool=pool,
+        why=why or silent,
+        tenants=tenants,
+    )
+
+
+def _silent(status: Json) -> str:
+    """Return why the agent of a node cannot serve new tenants; empty: it can."""
+    for kind in ("AgentAlive", "AgentReady", "HookLoads"):
+        found = condition(status, kind)
+        if text(found, "status") == "False":
+            return text(found, "message") or kind
+    injects = condition(status, "EnvInjection")
+    return text(injects, "message") if text(injects, "reason") == "DefaultRuntimeInjects" else ""
+
+
+def _problems(status: Json) -> list[str]:
+    """Return what the conditions of a GPUNode report as wrong."""
+    return [
+        f"{text(found, 'type')}: {text(found, 'message') or text(found, 'reason')}"
+        for found in rows(status.get("conditions"))
+        if text(found, "status") == "False" and text(found, "type") in _NEEDED
+    ]
+
+
+_NEEDED = ("AgentAlive", "AgentReady", "CDIDevices", "ClaimsAttach", "HookLoads", "OwnNodeOnly")
+"""Conditions whose status False needs an administrator."""
+
+
+def _milli(value: object) -> int | None:
+    """Return a fraction in thousandths; None where it is something else."""
+    try:
+        return round(float(value) * WHOLE_MILLI) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+_UNITS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
+_DECIMAL = {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15}

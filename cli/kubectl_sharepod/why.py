@@ -1,0 +1,255 @@
+"""`why`: what keeps a workload from a GPU, by its conditions and Events, and by each GPU that the user may see.
+
+The operator decides; the table compares what GPUNodes show with size, model, UUID and mode. It does not consider node
+selectors, taints and labels of affinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, at_once, path
+from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
+from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
+from kubectl_sharepod.views import WHOLE_MILLI, Gpu, condition, mapping, quantity, rows, sharepod, text, whole
+from kubectl_sharepod.views import now as present
+
+CLAIMS = "/apis/resource.k8s.io/v1"
+LEAST_MEMORY = 1 << 30
+"""Memory below which no share is advised: a CUDA context alone takes some 0.5 GiB."""
+_EVENTS = 8
+"""Newest Events that are shown."""
+_PREFIX = "sharepod.dev/gpu-"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Share that a workload asks for, of each of `count` GPUs of one node."""
+
+    request_milli: int
+    memory: int | None
+    """Bytes; None: the request's part of the GPU's memory."""
+    count: int = 1
+    exclusive: bool = False
+    uuids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def memory_on(self, gpu: Gpu) -> int:
+        """Return the bytes that it takes of a GPU."""
+        if self.exclusive:
+            return gpu.memory
+        return self.memory if self.memory is not None else gpu.memory * self.request_milli // WHOLE_MILLI
+
+
+def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
+    """Return why a workload has no place, or that it has one. `kind`: sharepod, pod or claim. Raise `KubectlError`.
+
+    The exit status is 1 while it has no place.
+    """
+    read = {"sharepod": _sharepod, "pod": _pod, "claim": _claim}[kind]
+    found, fleet = at_once(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
+    assert isinstance(found, _Found), "the reads keep their order"
+    if found.placed:
+        return Page(before=[f"{kind}/{name} has its share", *found.lines], items=lambda: [{"placed": True}])
+    page_rows: list[list[str]] = []
+    items: list[Json] = []
+    after: list[str] = []
+    if fleet is not None and not isinstance(fleet, _Found) and found.wanted is not None:
+        for gpu in fleet.gpus:
+            problem = obstacle(gpu, found.wanted)
+            room = gpu.free
+            page_rows.append(
+                [
+                    gpu.node,
+                    str(gpu.index),
+                    gpu.model,
+                    fraction(room.request_milli if room else 0),
+                    size(room.memory if room else 0),
+                    problem or "fits",
+                ]
+            )
+            items.append({"node": gpu.node, "index": gpu.index, "uuid": gpu.uuid, "why": problem})
+        change = smallest_change(fleet.gpus, found.wanted)
+        if change:
+            after.append(f"Smallest change that a GPU has room for: {change}")
+    return Page(
+        columns=[
+            Column("NODE", grows=True),
+            Column("GPU", right=True),
+            Column("MODEL", grows=True),
+            Column("FREE", right=True),
+            Column("FREE-MEMORY", right=True),
+            Column("WHY-NOT", grows=True),
+        ],
+        rows=page_rows,
+        colours=["" if item["why"] else GREEN for item in items],
+        items=lambda: [{"placed": False, "wanted": asdict(found.wanted) if found.wanted else None, "gpus": items}],
+        before=[f"{kind}/{name} has no share yet", *found.lines],
+        after=after,
+        notes=[NODES_HIDDEN] if fleet is None else [],
+        status=1,
+    )
+
+
+def obstacle(gpu: Gpu, wanted: Wanted) -> str:
+    """Return why a GPU cannot take the share; empty: it can."""
+    if gpu.why:
+        return gpu.why
+    if wanted.uuids and gpu.uuid not in wanted.uuids:
+        return "not one of the UUIDs that it asks for"
+    if wanted.models and gpu.model not in wanted.models:
+        return "not one of the models that it asks for"
+    if gpu.pool == "scheduler":
+        return "kube-scheduler gives out shares of this node: claims of class scheduler.sharepod.dev"
+    if wanted.exclusive and gpu.tenants:
+        return f"it asks for a whole GPU, and this one has {len(gpu.tenants)} tenants"
+    if any(tenant.exclusive for tenant in gpu.tenants):
+        return "an Exclusive tenant has it"
+    lacks = []
+    if gpu.free_milli < wanted.request_milli:
+        lacks.append(f"time: {fraction(gpu.free_milli)} free, {fraction(wanted.request_milli)} requested")
+    if gpu.free_memory < wanted.memory_on(gpu):
+        lacks.append(f"memory: {size(gpu.free_memory)} free, {size(wanted.memory_on(gpu))} requested")
+    return "; ".join(lacks)
+
+
+def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
+    """Return the change of request or memory that costs the least part of the share; empty: none helps."""
+    by_node: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        if not wanted.exclusive and not gpu.why and not any(tenant.exclusive for tenant in gpu.tenants):
+            larger = Wanted(0, 0, 1, False, wanted.uuids, wanted.models)
+            if not obstacle(gpu, larger):
+                by_node.setdefault(gpu.node, []).append(gpu)
+    changes = [change for node in by_node.values() for change in _changes(node, wanted)]
+    if not changes or any(kept == 1.0 for kept, _text in changes):
+        return ""
+    return max(changes)[1]
+
+
+def _changes(gpus: Sequence[Gpu], wanted: Wanted) -> Iterator[tuple[float, str]]:
+    """Yield for one node the part of the share that a change keeps, and the change."""
+    if len(gpus) < wanted.count:
+        return
+    time = sorted(min(wanted.request_milli, _time_beside(gpu, wanted)) for gpu in gpus)[-wanted.count]
+    memory = sorted(_memory_beside(gpu, wanted) for gpu in gpus)[-wanted.count]
+    node = gpus[0].node
+    if wanted.request_milli and time:
+        yield time / wanted.request_milli, f"request {fraction(time)} (node {node})"
+    asked = max(wanted.memory_on(gpu) for gpu in gpus)
+    rounded = memory * 10 // (1 << 30) * (1 << 30) // 10
+    if asked and rounded >= min(LEAST_MEMORY, asked):
+        yield min(1.0, rounded / asked), f"memory {size(rounded)} (node {node})"
+
+
+def _time_beside(gpu: Gpu, wanted: Wanted) -> int:
+    """Return the thousandths that are free with the memory that is wanted; 0: that memory is not free."""
+    if wanted.memory is not None:
+        return gpu.free_milli if gpu.free_memory >= wanted.memory else 0
+    return min(gpu.free_milli, gpu.free_memory * WHOLE_MILLI // gpu.memory if gpu.memory else 0)
+
+
+def _memory_beside(gpu: Gpu, wanted: Wanted) -> int:
+    """Return the bytes that are free with the time that is wanted; 0: that time is not free."""
+    return gpu.free_memory if gpu.free_milli >= wanted.request_milli else 0
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Workload as its object and Events show it."""
+
+    placed: bool
+    lines: tuple[str, ...]
+    wanted: Wanted | None
+
+
+def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
+    item = kubectl.get(path("sharepods", namespace, name))
+    status, spec = mapping(item.get("status")), mapping(mapping(item.get("spec")).get("gpu"))
+    lines = [
+        f"  {text(one, 'type')}: {text(one, 'reason')}: {text(one, 'message')}"
+        for one in rows(status.get("conditions"))
+        if text(one, "status") == "False" and text(one, "type") != "Ready"
+    ]
+    placed = text(condition(status, "Placed"), "status") == "True"
+    seen = sharepod(item, present())
+    wanted = Wanted(
+        seen.share.request_milli,
+        quantity(spec.get("memory")),
+        whole(spec.get("count")) or 1,
+        seen.exclusive,
+        tuple(uuid for uuid in spec.get("uuids") or () if isinstance(uuid, str)),
+        tuple(model for model in spec.get("models") or () if isinstance(model, str)),
+    )
+    return _Found(placed, tuple(lines), wanted)
+
+
+def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
+    item, events = at_once(
+        lambda: kubectl.get(path("pods", namespace, name, group="/api/v1")),
+        lambda: _events(kubectl, namespace, "Pod", name),
+    )
+    assert isinstance(item, dict), "the reads keep their order"
+    scheduled = condition(mapping(item.get("status")), "PodScheduled")
+    placed = text(scheduled, "status") == "True" or bool(text(item, "spec", "nodeName"))
+    lines = [] if placed else [f"  PodScheduled: {text(scheduled, 'reason')}: {text(scheduled, 'message')}"]
+    return _Found(placed, (*lines, *(() if placed else events)), _of_line(item))
+
+
+def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
+    item, events = at_once(
+        lambda: kubectl.get(path("resourceclaims", namespace, name, group=CLAIMS)),
+        lambda: _events(kubectl, namespace, "ResourceClaim", name),
+    )
+    assert isinstance(item, dict), "the reads keep their order"
+    placed = bool(mapping(mapping(item.get("status")).get("allocation")))
+    first = mapping(next(iter(rows(mapping(mapping(item.get("spec")).get("devices")).get("requests"))), {}))
+    exactly = mapping(first.get("exactly"))
+    asked = mapping(mapping(exactly.get("capacity")).get("requests"))
+    time = quantity(asked.get("timeMilli"))
+    exclusive = text(item, "metadata", "annotations", f"{_PREFIX}mode") == "Exclusive"
+    wanted = Wanted(
+        WHOLE_MILLI if exclusive else time or 0,
+        quantity(asked.get("memory")),
+        whole(exactly.get("count")) or 1,
+        exclusive,
+    )
+    return _Found(placed, () if placed else tuple(events), wanted if exclusive or time is not None else None)
+
+
+def _of_line(pod: Json) -> Wanted | None:
+    """Return the share that the resource line of a Pod asks for; None: it has none."""
+    time = memory = 0
+    for container in rows(mapping(pod.get("spec")).get("containers")):
+        limits = mapping(mapping(container.get("resources")).get("limits"))
+        time += quantity(limits.get("sharepod.dev/gpu-milli")) or 0
+        memory += quantity(limits.get("sharepod.dev/gpu-memory-mib")) or 0
+    if not time:
+        return None
+    said = mapping(mapping(pod.get("metadata")).get("annotations"))
+    count = quantity(said.get(f"{_PREFIX}count")) or max(1, time // WHOLE_MILLI)
+    exclusive = said.get(f"{_PREFIX}mode") == "Exclusive"
+    return Wanted(time // count, (memory << 20) // count if memory else None, count, exclusive)
+
+
+def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:
+    """Return the newest Events about an object, one of each text."""
+    selector = f"involvedObject.kind%3D{kind},involvedObject.name%3D{name}"
+    found = kubectl.get(path("events", namespace, group="/api/v1") + f"?fieldSelector={selector}")
+    dated = sorted(rows(found.get("items")), key=lambda one: text(one, "lastTimestamp") or text(one, "eventTime"))
+    lines = dict.fromkeys(f"  {text(one, 'reason')}: {text(one, 'message')}" for one in reversed(dated))
+    return list(lines)[:_EVENTS]
+
+
+def target(written: str) -> tuple[str, str]:
+    """Return kind and name of `NAME`, `pod/NAME` or `claim/NAME`. Raise `KubectlError`."""
+    kind, slash, name = written.partition("/")
+    if not slash:
+        return "sharepod", written
+    kinds = {"sharepod": "sharepod", "shp": "sharepod", "sharepods": "sharepod", "pod": "pod", "po": "pod"}
+    kinds |= {"pods": "pod", "claim": "claim", "resourceclaim": "claim", "resourceclaims": "claim"}
+    if kind.lower() not in kinds or not name:
+        raise KubectlError(f"{written} names no workload; write NAME (a SharePod), pod/NAME or claim/NAME")
+    return kinds[kind.lower()], name

@@ -1,0 +1,108 @@
+"""Cluster in memory, as the plugin reads it: two nodes with three GPUs, tenants of every door, SharePods that wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, NotFoundError
+
+GI = 1 << 30
+MODEL = "NVIDIA A100-SXM4-80GB"
+UUIDS = tuple(f"GPU-{n}0000000-0000-0000-0000-00000000000{n}" for n in range(3))
+
+
+@dataclass(frozen=True)
+class Memory(Kubectl):
+    """kubectl of a cluster in memory. `denied`: beginnings of paths that the user may not read."""
+
+    objects: dict[str, Json] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()
+    patches: list[tuple[str, str, str, Json]] = field(default_factory=list)
+
+    def namespace(self) -> str:
+        return "team"
+
+    def get(self, path: str) -> Json:
+        plain = path.partition("?")[0]
+        if any(plain.startswith(beginning) for beginning in self.denied):
+            raise ForbiddenError(f'Error from server (Forbidden): you cannot read "{plain}"')
+        if plain not in self.objects:
+            raise NotFoundError(f'Error from server (NotFound): "{plain}" not found')
+        return self.objects[plain]
+
+    def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
+        self.patches.append((resource, namespace, name, patch))
+
+
+def row(name: str, gpus: tuple[int, ...], request: int, memory: int, *, door: str = "SharePod", **more: Any) -> Json:
+    """Return a row of the ledger; `memory` in GiB, `gpus` by number."""
+    uid = f"uid-{name}"
+    return {
+        "id": uid,
+        "namespace": "team",
+        "podName": "" if door == "Claim" else name,
+        "podUID": uid if door == "Pod" else "pod-uid",
+        **({"claim": {"name": name, "uid": uid}} if door == "Claim" else {}),
+        "gpus": [UUIDS[gpu] for gpu in gpus],
+        "requestMilli": request,
+        "limitMilli": 1000,
+        "memory": memory * GI,
+        "mode": "Shared",
+        "state": "Reserved",
+    } | more
+
+
+def gpunode(name: str, gpus: dict[int, int], tenants: list[Json], **status: Any) -> Json:
+    """Return a GPUNode. `gpus`: number to index on the node."""
+    seen = [
+        {"id": tenant["id"], "processes": 1, "memory": GI, "heldMilli": 220, "progressMilli": 930} for tenant in tenants
+    ]
+    devices = [{"uuid": UUIDS[n], "index": i, "model": MODEL, "memory": 80 * GI} for n, i in gpus.items()]
+    spec = {"pool": "dedicated", "tenants": tenants}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"gpus": devices, "tenants": seen} | status}
+
+
+def sharepod(name: str, request: float, *, memory: str = "8Gi", placed: bool = True, **more: Any) -> Json:
+    """Return a SharePod."""
+    reason = {} if placed else {"reason": "NoRoom", "message": "no GPU has 0.9 of its time free"}
+    condition = {"type": "Placed", "status": "True" if placed else "False", **reason}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "generation": 1,
+        },
+        "spec": {"gpu": {"request": request, "limit": 1, "memory": memory}},
+        "status": {
+            "conditions": [condition],
+            "share": {"request": str(request), "limit": "1", "memory": memory},
+            "summary": "Running" if placed else "NoRoom",
+            **({"node": "node-a", "gpuIndexes": "0", "podName": name} if placed else {}),
+            "observedGeneration": 1,
+        }
+        | more,
+    }
+
+
+def cluster(**changes: Any) -> Memory:
+    """Return the cluster."""
+    tenants = [
+        row("train", (0,), 500, 40),
+        row("notebook", (0,), 200, 8, door="Pod"),
+        row("eval", (1,), 600, 60, door="Claim"),
+    ]
+    alive = [{"type": "AgentAlive", "status": "False", "message": "the agent does not renew its Lease"}]
+    nodes = [gpunode("node-a", {0: 0, 1: 1}, tenants), gpunode("node-b", {2: 0}, [], conditions=alive)]
+    waiting = sharepod("large", 0.9, placed=False)
+    objects: dict[str, Json] = {
+        "/apis/sharepod.dev/v1alpha1/gpunodes": {"items": nodes},
+        "/apis/sharepod.dev/v1alpha1/sharepods": {"items": [sharepod("train", 0.5), waiting]},
+        "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods": {"items": [sharepod("train", 0.5), waiting]},
+        "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large": waiting,
+        "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": sharepod("train", 0.5),
+        "/apis/apps/v1/deployments": {"items": []},
+    }
+    return Memory(**({"objects": objects} | changes))

@@ -1,0 +1,234 @@
+"""Commands of the kubectl plugin, on a cluster in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import generate
+import pytest
+from kubectl_sharepod import commands, program
+from kubectl_sharepod.completion import completions
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
+from kubectl_sharepod.output import Format, Page, Screen, show
+from kubectl_sharepod.reading import Scope
+from kubectl_sharepod.resize import resize
+from kubectl_sharepod.views import fleet
+from kubectl_sharepod.why import Wanted, obstacle, smallest_change, target, why
+
+from .fleet import GI, MODEL, UUIDS, cluster, gpunode, row
+
+TEAM = "team"
+
+
+def printed(page: Page, width: int = 160, how: Format = Format.TABLE) -> str:
+    """Return a page as a terminal of this width shows it, without blanks at the ends of lines."""
+    file = io.StringIO()
+    show(page, how, Screen(file, width, colours=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def ran(kubectl: Kubectl, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Return exit status and output of a command line."""
+    monkeypatch.setattr(program, "Kubectl", lambda *_: kubectl)
+    file = io.StringIO()
+    return program.run(words, to=Screen(file, 160, colours=False)), file.getvalue()
+
+
+def test_top_shows_workloads_of_every_door_and_those_that_wait() -> None:
+    page = commands.top(Scope(cluster(), TEAM))
+    lines = printed(page).splitlines()
+    assert lines[0] == "3 GPUs on 2 nodes, 1.3 requested; 1 SharePod waits"
+    shown = {line.split()[1]: line.split() for line in lines[2:]}
+    assert shown["train"][:10] == ["SharePod", "train", "Running", "node-a", "0", "0.5", "1", "0.22", "0.93", "8Gi"]
+    assert shown["notebook"][:6] == ["Pod", "notebook", "Running", "node-a", "0", "0.2"]
+    assert shown["eval"][:6] == ["Claim", "eval", "Running", "node-a", "1", "0.6"]
+    assert shown["large"][:6] == ["SharePod", "large", "NoRoom", "-", "-", "0.9"]
+    assert shown["large"][-1].endswith("d"), "days since it was created"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_table_is_no_wider_than_the_terminal(width: int) -> None:
+    for page in (commands.top(Scope(cluster(), None)), commands.all_gpus(Scope(cluster(), None))):
+        lines = printed(page, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert len(lines) == len(page.before) + 1 + len(page.rows), "each row is one line"
+
+
+def test_gpus_and_free_count_what_new_tenants_can_have() -> None:
+    gpus = printed(commands.all_gpus(Scope(cluster(), None))).splitlines()
+    assert [line.split()[:2] for line in gpus[1:]] == [["node-a", "0"], ["node-a", "1"], ["node-b", "0"]]
+    assert "the agent does not renew its Lease" in gpus[3]
+    free = printed(commands.free(Scope(cluster(), None))).splitlines()
+    assert free[1].removeprefix(MODEL).split() == ["dedicated", "3", "0", "0.7", "0.4", "20Gi"]
+
+
+def test_who_takes_a_place_or_the_beginning_of_a_uuid() -> None:
+    scope = Scope(cluster(), None)
+    by_place, by_uuid = commands.who(scope, "node-a:0"), commands.who(scope, UUIDS[0])
+    assert by_place.names == by_uuid.names == ["sharepod/train", "pod/notebook"]
+    with pytest.raises(KubectlError, match="3 GPUs begin with GPU"):
+        commands.who(scope, "GPU")
+    with pytest.raises(KubectlError, match="write NODE:INDEX or a UUID"):
+        commands.who(scope, "node-z:0")
+
+
+def test_a_user_of_one_namespace_sees_its_sharepods_and_is_told_what_is_missing() -> None:
+    kubectl = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes", "/apis/sharepod.dev/v1alpha1/sharepods"))
+    page = commands.top(Scope(kubectl, TEAM))
+    assert page.names == ["sharepod/large", "sharepod/train"]
+    assert "sharepod-gpunode-view" in page.notes[0]
+    with pytest.raises(ForbiddenError, match="sharepod-gpunode-view"):
+        commands.free(Scope(kubectl, TEAM))
+    answer = why(kubectl, TEAM, "sharepod", "large")
+    assert "Placed: NoRoom: no GPU has 0.9 of its time free" in printed(answer)
+
+
+def test_why_names_the_obstacle_of_each_gpu_and_the_smallest_change() -> None:
+    page = why(cluster(), TEAM, "sharepod", "large")
+    text = printed(page)
+    assert page.status == 1
+    assert "time: 0.3 free, 0.9 requested" in text
+    assert "the agent does not renew its Lease" in text
+    assert "Smallest change that a GPU has room for: request 0.4 (node node-a)" in text
+    assert why(cluster(), TEAM, "sharepod", "train").status == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "change"),
+    [
+        (Wanted(300, 30 * GI), ""),
+        (Wanted(300, 64 * GI), "memory 32Gi (node node-a)"),
+        (Wanted(400, 30 * GI), "request 0.3 (node node-a)"),
+        (Wanted(300, 30 * GI, count=2), "memory 20Gi (node node-a)"),
+        (Wanted(300, 30 * GI, count=3), ""),
+        (Wanted(1000, None, exclusive=True), ""),
+        (Wanted(800, None), "request 0.3 (node node-a)"),
+    ],
+)
+def test_the_smallest_change_followed_has_no_obstacle(wanted: Wanted, change: str) -> None:
+    gpus = fleet(cluster().get("/apis/sharepod.dev/v1alpha1/gpunodes")["items"]).gpus
+    assert smallest_change(gpus, wanted) == change
+    if change:
+        field, value, *_ = change.split()
+        milli = round(float(value) * 1000) if field == "request" else wanted.request_milli
+        memory = int(float(value.removesuffix("Gi")) * GI) if field == "memory" else wanted.memory
+        followed = Wanted(milli, memory, wanted.count)
+        assert sum(not obstacle(gpu, followed) for gpu in gpus) >= wanted.count
+
+
+def test_a_waiting_pod_with_a_line_is_compared_by_its_line() -> None:
+    kubectl = cluster()
+    limits = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "40960"}
+    kubectl.objects["/api/v1/namespaces/team/pods/one"] = {
+        "metadata": {"name": "one"},
+        "spec": {"containers": [{"resources": {"limits": limits}}]},
+        "status": {
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}]
+        },
+    }
+    kubectl.objects["/api/v1/namespaces/team/events"] = {"items": [{"reason": "NoRoom", "message": "no room"}] * 3}
+    text = printed(why(kubectl, TEAM, "pod", "one"))
+    assert text.count("NoRoom: no room") == 1
+    assert "memory: 20Gi free, 40Gi requested" in text
+
+
+def test_odd_objects_cost_no_other_object_its_line() -> None:
+    odd: list[Any] = [{}, {"metadata": {"name": 7}, "spec": [], "status": {"gpus": "no", "tenants": [3, {"id": {}}]}}]
+    hostile = gpunode("node-c", {0: 0}, [row("evil\x1b[2J\r", (0,), 100, 1)])
+    found = fleet([*odd, hostile])
+    assert [gpu.node for gpu in found.gpus] == ["node-c"]
+    assert "\x1b" not in found.workloads[0].name
+
+
+def test_resize_patches_the_share_and_prints_the_operators_answer() -> None:
+    kubectl = cluster()
+    page = resize(kubectl, TEAM, "sharepod", "train", request="0.6", limit=None, memory="8Gi")
+    assert kubectl.patches == [
+        ("sharepods.sharepod.dev", TEAM, "train", {"spec": {"gpu": {"request": 0.6, "memory": "8Gi"}}})
+    ]
+    assert page.status == 0
+    resize(kubectl, TEAM, "claim", "eval", request="0.2", limit=None, memory=None)
+    assert kubectl.patches[-1][3] == {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}}
+    for change in ({"request": "2"}, {"request": None}):
+        with pytest.raises(KubectlError):
+            resize(kubectl, TEAM, "sharepod", "train", limit=None, memory=None, **change)
+
+
+def test_formats_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out = ran(cluster(), "gpus", "-o", "json", monkeypatch=monkeypatch)
+    assert (status, json.loads(out)["items"][0]["free_milli"]) == (0, 300)
+    status, out = ran(cluster(), "top", "-o", "name", monkeypatch=monkeypatch)
+    assert out.split() == ["sharepod/large", "pod/notebook", "sharepod/train", "claim/eval"]
+    status, out = ran(cluster(), "free", "-o", "yaml", monkeypatch=monkeypatch)
+    assert f"model: {MODEL}" in out
+
+
+def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(cluster(), "doctor", monkeypatch=monkeypatch)[0] == 1
+    assert ran(cluster(), "why", "large", monkeypatch=monkeypatch)[0] == 1
+    assert ran(cluster(), "explain", "NoRom", monkeypatch=monkeypatch)[0] == 1
+    assert "did you mean NoRoom" in capsys.readouterr().err
+    denied = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes",))
+    assert ran(denied, "gpus", monkeypatch=monkeypatch)[0] == 3
+    with pytest.raises(SystemExit) as wrong:
+        ran(cluster(), "resize", monkeypatch=monkeypatch)
+    assert wrong.value.code == 2
+
+
+def test_logs_exec_and_port_forward_go_to_the_sharepods_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def become(_self: Kubectl, words: list[str]) -> None:
+        became.append(words)
+        raise KubectlError("this process is kubectl now")
+
+    monkeypatch.setattr(Kubectl, "become", become)
+    ran(cluster(), "exec", "train", "--", "sh", "-c", "id", monkeypatch=monkeypatch)
+    assert became == [["exec", "--namespace", TEAM, "train", "--", "sh", "-c", "id"]]
+
+
+def test_each_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("top", "free", "gpus", "who", "why", "bill", "budget", "resize", "logs", "explain", "doctor"):
+        with pytest.raises(SystemExit):
+            program.run([name, "--help"])
+        assert f"example: kubectl sharepod {name}" in capsys.readouterr().out
+
+
+def test_completions_are_commands_places_reasons_and_names() -> None:
+    assert completions(["t"], cluster()) == ["top"]
+    assert completions(["who", "node-a"], cluster()) == ["node-a:0", "node-a:1"]
+    assert completions(["explain", "NoR"], cluster()) == ["NoRoom"]
+    assert completions(["why", ""], cluster()) == ["train", "large"]
+    assert "--all-namespaces" in completions(["top", "--"], cluster())
+
+
+def test_the_list_of_reasons_is_the_references() -> None:
+    assert generate.REASONS.read_text(encoding="utf-8") == generate.reasons_file(), "run make docs"
+    assert {"NoRoom", "Overtaken", "NotRegistered"} <= commands.reasons().keys()
+
+
+def test_a_target_is_a_name_or_a_kind_and_a_name() -> None:
+    assert [target(text) for text in ("a", "pod/a", "claim/a", "shp/a")] == [
+        ("sharepod", "a"),
+        ("pod", "a"),
+        ("claim", "a"),
+        ("sharepod", "a"),
+    ]
+    with pytest.raises(KubectlError, match="pod/NAME or claim/NAME"):
+        target("job/a")
+
+
+def test_kubectls_refusals_are_errors_of_their_kind(tmp_path: Path) -> None:
+    script = tmp_path / "kubectl"
+    script.write_text('#!/bin/sh\necho "Error from server (Forbidden): gpunodes is forbidden" >&2\nexit 1\n')
+    script.chmod(0o755)
+    with pytest.raises(ForbiddenError, match="gpunodes is forbidden"):
+        Kubectl(program=str(script)).get("/apis")
+    with pytest.raises(KubectlError, match="install kubectl"):
+        Kubectl(program=str(tmp_path / "none")).get("/apis")
+    script.write_text("#!/bin/sh\necho '[1'\n")
+    with pytest.raises(KubectlError, match="is no JSON"):
+        Kubectl(program=str(script)).get("/apis")
