@@ -123,6 +123,9 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
     wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
     (waiting,) = {"one", "two", "three"} - set(bound())
     wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)), what="the Pod is told why")
+    (note,) = {text for reason, text in world.events(namespace, waiting) if reason == "NoRoom"}
+    assert "sharepod.dev/gpu-milli: 100 would fit now" in note
+    assert not [word for word in ("timeMilli", "spec.gpu", "claim ") if word in note]
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{bound()[0]}")
     runs(world, namespace, waiting)
 

@@ -35,7 +35,6 @@ from .state.cluster import Cluster
 from .state.cluster_view import HeadReservation
 from .state.types import Assignment, NewHolder, PlacementRequest, Refusal, label_key
 from .together import place_on, places_together
-from .wording import of_claims
 
 QueueKey = tuple[int, int, str, str, str]
 
@@ -68,8 +67,7 @@ class Engine:
         fits = self.find
         if (found := fits(request)) is not None:
             return found
-        refusal = explain(self.cluster, request, fits=lambda other: fits(other) is not None)
-        return refusal if request.claim is None or request.pod_uid is not None else _of_claim(refusal)
+        return explain(self.cluster, request, fits=lambda other: fits(other) is not None)
 
     def place_or_hold(self, request: PlacementRequest) -> Assignment | NewHolder | Refusal:
         """Decide as `place`, on nodes too where NVIDIA's device plugin owns the GPUs.
@@ -183,9 +181,3 @@ def _lets_pass(reservation: HeadReservation, request: PlacementRequest) -> bool:
     if reservation.open_to == request.namespace:
         return reservation.priority <= request.priority
     return reservation.priority < request.priority
-
-
-def _of_claim(refusal: Refusal) -> Refusal:
-    """Return a refusal in the words of claims."""
-    obstacles = tuple(replace(item, text=of_claims(item.text)) for item in refusal.obstacles)
-    return replace(refusal, obstacles=obstacles, advice=of_claims(refusal.advice))

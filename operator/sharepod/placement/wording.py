@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sharepod.api.resource_line import MEMORY, MILLI
 from sharepod.api.units import MIB, Bytes, Milli, parse_quantity
 
 _STEPS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", MIB))
@@ -74,13 +75,41 @@ _FIELDS_OF_CLAIMS = {
     "spec.gpu.exclusion": "annotation sharepod.dev/gpu-exclusion",
 }
 """Fields of a SharePod and what says the same of a claim."""
-_REQUEST = re.compile(r"spec\.gpu\.request ([0-9.]+[0-9])")
+_REQUEST = re.compile(r"spec\.gpu\.request ([0-9]+(?:\.[0-9]+)?)")
 
 
 def of_claims(text: str) -> str:
     """Return a message about a SharePod's fields in the words of a claim: `timeMilli 300` for request 0.3."""
     text = _REQUEST.sub(lambda found: f"timeMilli {round(float(found[1]) * 1000)}", text)
     for field, words in _FIELDS_OF_CLAIMS.items():
+        text = text.replace(field, words)
+    return text
+
+
+_FIELDS_OF_LINES = {
+    "spec.gpu.memory": MEMORY,
+    **{
+        f"spec.gpu.{field}": f"annotation sharepod.dev/gpu-{key}"
+        for field, key in (
+            ("count", "count"),
+            ("uuids", "uuids"),
+            ("models", "models"),
+            ("affinity", "affinity"),
+            ("antiAffinity", "anti-affinity"),
+            ("exclusion", "exclusion"),
+        )
+    },
+}
+"""Fields of a SharePod and what says the same of a Pod with a resource line."""
+_MEMORY = re.compile(r"spec\.gpu\.memory ([0-9.]+[A-Z]i)")
+
+
+def of_lines(text: str, count: int = 1) -> str:
+    """Return a message about a SharePod's fields in the words of a resource line, which is for all `count` GPUs of the
+    Pod together: `sharepod.dev/gpu-milli: 600` for request 0.3 of two."""
+    text = _REQUEST.sub(lambda found: f"{MILLI}: {round(float(found[1]) * 1000) * count}", text)
+    text = _MEMORY.sub(lambda found: f"{MEMORY}: {parse_quantity(found[1]) // MIB * count}", text)
+    for field, words in _FIELDS_OF_LINES.items():
         text = text.replace(field, words)
     return text
 

@@ -18,7 +18,7 @@ from sharepod.api.objects import CLAIM_DRIVER, device_name
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.placement.state.types import Refusal
-from sharepod.placement.wording import of_claims
+from sharepod.placement.wording import of_claims, of_lines
 
 from .claim_steps import ClaimSnapshot, holds
 from .conditions import granted, share
@@ -173,7 +173,9 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
         if blocked is not None:
             yield Note(True, "Waiting", "Place", blocked)
         elif refusal is not None:
-            yield Note(True, refusal.outlook.value, "Place", clipped(of_claims(refusal.message)))
+            count = claim.request.gpu.count if claim.request is not None else 1
+            text = of_lines(refusal.message, count) if claim.by_line else of_claims(refusal.message)
+            yield Note(True, refusal.outlook.value, "Place", clipped(text))
 
 
 def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bool) -> Iterator[Note]:

@@ -363,7 +363,8 @@ class ClaimReconciler:
         tell(claims.KIND, claim, note.reason, note.action, note.message)
         for pod in islice(snapshot.pods, MOST_TOLD):
             if pod.waits or (note.reason == LOST and pod.runs):
-                tell("Pod", pod, note.reason, note.action, f"claim {claim.name}: {note.message}")
+                text = note.message if claim.by_line else f"claim {claim.name}: {note.message}"
+                tell("Pod", pod, note.reason, note.action, text)
 
 
 def _for_something_else(refusal: str) -> bool:

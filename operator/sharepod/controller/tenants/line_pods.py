@@ -22,6 +22,7 @@ from sharepod.controller.decisions.snapshot import TenantSnapshot
 from sharepod.controller.decisions.steps import Ending, Finish, TakeBackPod
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
+from sharepod.placement.wording import of_lines
 
 from .pods import PodControl
 
@@ -92,15 +93,16 @@ class LinePods:
         if sharepod is None or pod is None or pod.deleting or pod.ended:
             return
         row = next((item.written for item in snapshot.reserved if item.written is not None), None)
+        count = sharepod.gpu.count if sharepod.gpu is not None else 1
         if sharepod.error is not None:
             self._events.warning(sharepod.kind, sharepod, "Invalid", "Place", str(sharepod.error))
         elif pod.waits_for_share and not self.in_force():
             self._events.warning(sharepod.kind, sharepod, "Waiting", "Place", _NOT_IN_FORCE)
         elif pod.waits_for_share and not snapshot.reserved and memo.refusal is not None:
-            text = clipped(memo.refusal.message)
+            text = clipped(of_lines(memo.refusal.message, count))
             self._events.warning(sharepod.kind, sharepod, memo.refusal.outlook.value, "Place", text)
         elif not pod.waits_for_share and pod.node is None and row is not None:
             self._events.normal(sharepod.kind, sharepod, "Placed", "Place", f"on {pod.pin}: {share(row)}")
         if memo.resize_refusal is not None and row is not None:
-            text = clipped(memo.resize_refusal.message)
+            text = clipped(of_lines(memo.resize_refusal.message, count))
             self._events.warning(sharepod.kind, sharepod, "ResizeRefused", "Resize", text)

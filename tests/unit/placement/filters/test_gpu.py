@@ -9,7 +9,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import MIB, TenantId, parse_quantity
 from sharepod.placement.state.types import Outlook, PodNeeds
-from sharepod.placement.wording import size_down, size_exact, size_near, size_up
+from sharepod.placement.wording import of_lines, size_down, size_exact, size_near, size_up
 from unit.placement.world import GI, ask, cluster_of, gpu, interactive, node, put, refused
 
 A0, A1 = "GPU-node-a-0", "GPU-node-a-1"
@@ -300,6 +300,20 @@ def test_a_size_is_shown_as_it_was_asked_for() -> None:
         "1Ti",
     ]
     assert size_near(16 * GI * 4 // 10 // MIB * MIB) == "6.4Gi"
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "line"),
+    [
+        ("spec.gpu.request 0.2 would fit now.", 1, "sharepod.dev/gpu-milli: 200 would fit now."),
+        ("spec.gpu.request 1 would fit now.", 2, "sharepod.dev/gpu-milli: 2000 would fit now."),
+        ("spec.gpu.memory 4.25Gi would fit now.", 2, "sharepod.dev/gpu-memory-mib: 8704 would fit now."),
+        ("as spec.gpu.memory is not set", 1, "as sharepod.dev/gpu-memory-mib is not set"),
+        ("spec.gpu.count is 1", 1, "annotation sharepod.dev/gpu-count is 1"),
+    ],
+)
+def test_a_resource_line_is_answered_in_its_own_words(text: str, count: int, line: str) -> None:
+    assert of_lines(text, count) == line
 
 
 # Scores
