@@ -116,9 +116,9 @@ def compile_hook(target: Path, debug: Path, *, extra: tuple[str, ...] = ()) -> N
         f"-I{SHIM / 'include'}", f"-I{SHIM / 'src'}", "-isystem", str(include_dir()),
         *(str(path) for path in hook_sources() if path.suffix == ".c"), *LDFLAGS, "-o", str(draft),
     ]  # fmt: skip
-    print(" ".join(command), flush=True)
     try:
-        subprocess.run(command, check=True)
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"the hook does not compile: {' '.join(command)}")
         check_needs(draft)
         strip(draft, debug)
         draft.replace(target)

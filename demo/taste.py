@@ -1,11 +1,12 @@
 """`make taste`: two programs share one simulated GPU, live in the terminal, in seconds and without a cluster.
 
 The agent (standalone mode) and the hook are the product's own. The GPU is the tests' double: a libcuda whose kernels
-occupy a simulated device for a stated time. The tenants stand in a YAML file that may be edited while the bars move.
+occupy a simulated device for a stated time. A YAML file has the tenants. It may be edited while the bars move.
 
 Guarantees:
 - With a terminal it runs until `q` or Ctrl-C; without one it runs 8 s, prints a line a second, and exits 1 if a share
   of the last 5 s is more than 3 points off what was asked.
+- A key changes the file only where it must: edits and comments stay.
 - Nothing is left behind: agent and programs are stopped by their pids, the directory is removed.
 """
 
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import termios
@@ -29,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 
 import yaml
-from hook.world.agent_node import GI, Node, built, running, tenant
+from hook.world.agent_node import GI, PROGRAMS, Node, built, running, tenant
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -119,21 +122,107 @@ class TenantsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.write(ASKED)
+        rows = [tenant(name, ASKED[name] / 1000) for name in NAMES]
+        self._replace(_HEADER + yaml.safe_dump({"tenants": rows}, sort_keys=False))
 
-    def write(self, milli: dict[str, int]) -> None:
-        """Replace the file: these requests, everything else as at the start."""
-        rows = [tenant(name, milli[name] / 1000) for name in NAMES]
+    def move(self, to: str) -> str:
+        """Move 0.1 of the GPU from the other program's request to this one's, as far as there is; all else in the file
+        stays. Return why the file cannot be changed, or nothing."""
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        found = {
+            name: re.search(rf"\bid: {name}$.*?\brequestMilli: (\d+)$", text, re.DOTALL | re.MULTILINE)
+            for name in NAMES
+        }
+        missing = [name for name, match in found.items() if match is None]
+        if missing:
+            return f"the file has no whole requestMilli of {' and '.join(missing)}: correct it first"
+        milli = {name: int(match[1]) for name, match in found.items() if match is not None}
+        other = next(name for name in NAMES if name != to)
+        step = max(0, min(STEP, milli[other], 1000 - milli[to]))
+        milli |= {to: milli[to] + step, other: milli[other] - step}
+        places = [(match.span(1), milli[name]) for name, match in found.items() if match is not None]
+        for (begin, end), value in sorted(places, reverse=True):
+            text = f"{text[:begin]}{value}{text[end:]}"
+        self._replace(text)
+        return ""
+
+    def _replace(self, text: str) -> None:
         fresh = self.path.with_suffix(".new")
-        fresh.write_text(_HEADER + yaml.safe_dump({"tenants": rows}, sort_keys=False), encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         fresh.rename(self.path)
 
-    def move(self, to: str, seen: dict[str, Seen]) -> None:
-        """Give one program 0.1 of the GPU that the other one asked for, as far as there is."""
-        other = next(name for name in NAMES if name != to)
-        milli = {name: round(seen[name].asked * 1000) for name in NAMES}
-        step = min(STEP, milli[other])
-        self.write({to: milli[to] + step, other: milli[other] - step})
+
+class Refusals:
+    """Rows that the agent does not follow, by its log."""
+
+    def __init__(self, node: Node, path: Path) -> None:
+        self._node = node
+        self._path = path
+        self._read = 0
+        self._stamp = 0
+        self._by_tenant: dict[str, str] = {}
+        """Reason by tenant; that of the whole file has an empty name."""
+
+    def read(self) -> list[str]:
+        """Return the reasons of the file's present version."""
+        stamp = self._path.stat().st_mtime_ns
+        if stamp != self._stamp:
+            self._by_tenant.clear()
+            self._stamp = stamp
+        log = self._node.log()
+        fresh, self._read = log[self._read :], len(log)
+        for line in fresh.splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            tenant_id = str(entry.get("tenant", ""))
+            match entry.get("event"):
+                case "keeping the tenants as they were":
+                    self._by_tenant[""] = str(entry.get("error", "")).split(" is not valid: ")[-1]
+                case "cannot serve this row of the ledger":
+                    self._by_tenant[tenant_id] = f"{tenant_id}: {entry.get('reason', '')}"
+                case "tenant changed":
+                    self._by_tenant.pop(tenant_id, None)
+        return [f"not followed: {' '.join(reason.split())}" for reason in self._by_tenant.values()]
+
+
+class MemoryRefusal:
+    """A second process of alpha that asks for all of its tenant's memory, of which the first one holds most."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._process: subprocess.Popen[str] | None = None
+        self.result = ""
+        """The last outcome."""
+
+    def ask(self) -> None:
+        """Start the process, unless it runs."""
+        if self._process is None:
+            command = [str(PROGRAMS / "launchloop"), "--memory", str(4 * GI), "--seconds", "0.1"]
+            self._process = subprocess.Popen(
+                command,
+                env=self._node.environment("alpha", label="second"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+
+    def read(self) -> str:
+        """Return the last outcome."""
+        if self._process is not None and self._process.poll() is not None:
+            start = json.loads(self._process.communicate()[0].splitlines()[0])
+            left, refused = start["memory_free"] / GI, start["refused_allocations"]
+            outcome = "out of memory" if refused else "allocated"
+            self.result = f"a second process of alpha asked for 4.0 GiB, {left:.1f} GiB were free: {outcome}"
+            self._process = None
+        return self.result
+
+    def close(self) -> None:
+        """End the process, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
 
 
 def main() -> int:
@@ -185,17 +274,24 @@ def _two_programs(console: Console) -> Iterator[tuple[Node, TenantsFile]]:
 
 def _watch(console: Console, node: Node, tenants_file: TenantsFile, began: float, seconds: float | None) -> None:
     """Draw the bars until `q`, Ctrl-C or the end of `seconds`."""
-    meter = Meter(node)
-    with _keys() as pressed, Live(console=console, auto_refresh=False) as screen:
-        while seconds is None or time.monotonic() < began + seconds:
-            meter.read()
-            screen.update(_picture(meter, node, tenants_file.path), refresh=True)
-            for key in pressed(TICK_S):
-                if key == "q":
-                    return
-                to = next((name for name in NAMES if name.startswith(key)), None)
-                if to is not None:
-                    tenants_file.move(to, meter.seen)
+    meter, refusals, memory = Meter(node), Refusals(node, tenants_file.path), MemoryRefusal(node)
+    unchanged = ""
+    try:
+        with _keys() as pressed, Live(console=console, auto_refresh=False, screen=True) as screen:
+            while seconds is None or time.monotonic() < began + seconds:
+                meter.read()
+                notes = [note for note in (*refusals.read(), unchanged, memory.read()) if note]
+                screen.update(_picture(meter, tenants_file.path, notes), refresh=True)
+                for key in pressed(TICK_S):
+                    if key == "q":
+                        return
+                    if key == "m":
+                        memory.ask()
+                    to = next((name for name in NAMES if name.startswith(key)), None)
+                    if to is not None:
+                        unchanged = tenants_file.move(to)
+    finally:
+        memory.close()
 
 
 def _judge(node: Node, began: float, seconds: float) -> None:
@@ -225,7 +321,7 @@ def _judge(node: Node, began: float, seconds: float) -> None:
             )
 
 
-def _picture(meter: Meter, node: Node, path: Path) -> RenderableType:
+def _picture(meter: Meter, path: Path, notes: list[str]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("program", "asked", "got", "", "waiting", "memory"):
         table.add_column(column, style="bold" if column == "program" else "")
@@ -234,28 +330,9 @@ def _picture(meter: Meter, node: Node, path: Path) -> RenderableType:
         bar = ProgressBar(total=1.0, completed=min(1.0, seen.got), width=40, complete_style=style)
         memory = f"{seen.memory / GI:.1f} of {seen.memory_limit / GI:.1f} GiB"
         table.add_row(name, f"{seen.asked:.0%}", f"{seen.got:5.1%}", bar, f"{seen.waiting:.0%}", memory)
-    help_ = Text("a: alpha gets 0.1 more   b: beta gets 0.1 more   q: quit   or edit the file: ", style="dim")
-    lines: list[RenderableType] = [table, help_ + Text(str(path), style="cyan")]
-    refused = _refused(node.log())
-    if refused:
-        lines.append(Text(refused, style="red"))
-    return Group(*lines)
-
-
-def _refused(log: str) -> str:
-    """The agent's reason for not following the file's last version; empty if it follows."""
-    for line in reversed(log.splitlines()[-20:]):
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue
-        if said.get("event") == "keeping the tenants as they were":
-            return "not followed: " + " ".join(str(said.get("error", "")).split(" is not valid: ")[-1].split())
-        if said.get("event") == "cannot serve this row of the ledger":
-            return f"not followed: {said.get('reason', '')}"
-        if said.get("event") == "tenant changed":
-            return ""
-    return ""
+    keys = "a: alpha gets 0.1 more   b: beta gets 0.1 more   m: ask for too much memory   q: quit   or edit "
+    lines: list[RenderableType] = [table, Text(keys, style="dim") + Text(str(path), style="cyan")]
+    return Group(*lines, *(Text(note, style="red") for note in notes))
 
 
 @contextmanager

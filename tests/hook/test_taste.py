@@ -112,6 +112,31 @@ def test_a_key_moves_a_tenth_of_the_gpu(screen: _Screen) -> None:
     assert screen.process.wait(PATIENCE_S) == 0
 
 
+def test_each_of_several_quick_keys_moves_and_edits_stay(screen: _Screen, short: Path) -> None:
+    screen.wait_for(r"alpha +60%")
+    (file,) = short.glob("taste-*/tenants.yaml")
+    file.write_text("# mine\n" + file.read_text().replace("limitMilli: 1000", "limitMilli: 950", 1))
+    screen.press("aaa")
+    screen.wait_for(r"alpha +90%")
+    assert file.read_text().startswith("# mine\n")
+    assert "limitMilli: 950" in file.read_text()
+
+
+def test_a_refusal_of_one_tenant_stays_while_the_other_changes(screen: _Screen, short: Path) -> None:
+    screen.wait_for(r"alpha +60%")
+    (file,) = short.glob("taste-*/tenants.yaml")
+    wrong = file.read_text().replace("limitMilli: 1000", "limitMilli: 300", 1)
+    file.write_text(wrong.replace("requestMilli: 400", "requestMilli: 300"))
+    screen.wait_for(r"beta +30%")
+    screen.wait_for("not followed.*alpha.*limitMilli 300")
+
+
+def test_a_memory_refusal_is_shown(screen: _Screen) -> None:
+    screen.wait_for(r"alpha +60%")
+    screen.press("m")
+    screen.wait_for("a second process of alpha asked for 4.0 GiB, 1.0 GiB were free: out of memory")
+
+
 def test_an_edited_file_is_followed_and_a_wrong_one_is_named(screen: _Screen, short: Path) -> None:
     screen.wait_for(r"alpha +60%")
     (file,) = short.glob("taste-*/tenants.yaml")

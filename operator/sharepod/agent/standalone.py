@@ -45,7 +45,11 @@ def load(path: Path) -> tuple[Tenant, ...]:
         file = _TenantsFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise TenantsFileError(f"cannot read the tenants file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise TenantsFileError(f"the tenants file {path} is not valid: {field}: {first['msg']}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TenantsFileError(f"the tenants file {path} is not valid: {error}") from None
     ids = [tenant.id for tenant in file.tenants]
     duplicates = sorted({tenant_id for tenant_id in ids if ids.count(tenant_id) > 1})
