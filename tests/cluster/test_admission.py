@@ -12,7 +12,8 @@ from cluster.malformed import CASES
 from cluster.malformed_case import CONTAINER, UUID, Case, nested
 from harness.api import ApiError
 from harness.cluster import Cluster
-from harness.installation import SHAREPODS
+from harness.installation import POOL_LABEL, SHAREPODS
+from sharepod.api.gpunode import Pool
 
 
 @pytest.mark.promise("install-refusals")
@@ -30,6 +31,15 @@ def test_a_refusal_blames_no_field_that_the_manifest_does_not_have(server: Clust
         server.api.create(SHAREPODS, sharepod("too-much", {"request": 1.5}))
     assert "spec.gpu.request" in refused.value.message
     assert "spec.gpu.limit" not in refused.value.message
+
+
+def test_a_misspelt_pool_is_refused_and_the_label_can_be_removed(server: Cluster) -> None:
+    server.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "spelt"}})
+    for pool in Pool:
+        server.kubectl("label", "node", "spelt", "--overwrite", f"{POOL_LABEL}={pool}")
+    answer = server.kubectl("label", "node", "spelt", "--overwrite", f"{POOL_LABEL}=dedicted", check=False)
+    assert '"dedicted" is not a pool; write dedicated, device-plugin or scheduler' in answer.stderr
+    server.kubectl("label", "node", "spelt", f"{POOL_LABEL}-")
 
 
 def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None:

@@ -1,7 +1,7 @@
 """Reconciles one node of the pool: its GPUNode, its conditions AgentAlive and DevicePluginPresent, Events for admins.
 
 Guarantees:
-- A GPUNode is created for every Node with the pool label and for no other.
+- A GPUNode is created for every Node with the label of a pool and for no other. An Event names a label of no pool.
 - A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
 - A Node whose GPUs are shared advertises the resources of the line once the policy on Pods with a line is in force, and
   again after somebody has removed them. One that has left the pool advertises them no more.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import structlog
 
@@ -59,6 +60,8 @@ _DEVICE_PLUGIN = (
     "nvidia.com/gpu.deploy.device-plugin=false), or take the node from SharePod: kubectl label node {1} "
     f"{POOL_LABEL}-"
 )
+
+_POOL_FIX = f"write {', '.join(Pool)}: kubectl label node {{1}} --overwrite {POOL_LABEL}={{0}}"
 
 log = structlog.get_logger(__name__)
 
@@ -142,6 +145,9 @@ class NodeReconciler:
         elif gpunode is None:
             if node.pool in tuple(Pool):
                 await self._create(node)
+            else:
+                text = f'label {POOL_LABEL}: "{node.pool}" is not a pool; {_POOL_FIX.format(_near(node.pool), name)}'
+                self._events.warning("Node", node, "PoolUnknown", "Watch", text)
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
@@ -444,6 +450,11 @@ class NodeReconciler:
     @staticmethod
     def _now() -> str:
         return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _near(pool: str) -> str:
+    """Return the pool that a misspelt one is most like."""
+    return get_close_matches(pool, tuple(Pool), n=1, cutoff=0.0)[0]
 
 
 def _has(node: NodeFacts, amounts: Mapping[str, int]) -> bool:

@@ -55,6 +55,16 @@ async def test_a_node_of_no_pool_gets_none(world: World, labels: dict[str, str])
     assert world.read("gpunodes", "node-a") is None
 
 
+async def test_a_misspelt_pool_is_named_on_the_node_with_the_one_that_is_meant(world: World) -> None:
+    world.node(gpunode=False)
+    label(world, **{POOL_LABEL: "dedicted"})
+    await world.look_at_node()
+    await world.until(lambda: bool(world.told("PoolUnknown")))
+    (text,) = world.told("PoolUnknown")
+    assert '"dedicted" is not a pool' in text
+    assert f"kubectl label node node-a --overwrite {POOL_LABEL}=dedicated" in text
+
+
 async def test_a_gpunode_of_another_operator_is_taken_in(world: World) -> None:
     world.node()
     await world.relist()
