@@ -17,6 +17,7 @@ from typing import Any
 import jsonpatch
 import yaml
 from sharepod.api.admission.claim_request import claim_policy
+from sharepod.api.admission.hook_paths import hook_paths_policy
 from sharepod.api.admission.line_policies import plain_pod_mutation, refusing_policies
 from sharepod.api.admission.line_volume_policies import refusing_policy
 from sharepod.api.admission.line_webhook import plain_pod_webhook, plain_volume_webhook
@@ -63,6 +64,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         policies / "sharepod-request.yaml": request_policy(),
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),
+        policies / "sharepod-hook-paths.yaml": hook_paths_policy(),
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-share-claims.yaml": share_claim_policy(),
         ROOT / "manifests" / "claims" / "sharepod-scheduler-claims.yaml": scheduler_claim_policy(),

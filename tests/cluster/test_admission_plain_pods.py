@@ -244,6 +244,17 @@ FORGED: dict[str, tuple[Object, str]] = {
         ),
         "spec.containers[main].volumeMounts: /etc//ld.so.preload",
     ),
+    "a mount that leads to the hook": (
+        line_pod(
+            container(volumeMounts=[{"name": "mine", "mountPath": "/proc/self/root/etc/ld.so.preload"}]),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+        "spec.containers[main].volumeMounts: /proc/self/root/etc/ld.so.preload",
+    ),
+    "the end's message over the hook": (
+        line_pod(container(terminationMessagePath="/etc/ld.so.preload")),
+        "spec.containers[main].terminationMessagePath: /etc/ld.so.preload",
+    ),
     "a mount over the socket": (
         line_pod(
             container(),

@@ -67,10 +67,11 @@ def _loosely(path: str) -> str:
 
 RESERVED_MOUNT_PATTERN = (
     rf"(?s)^([.]?/)*((var/([.]?/)*)?{_loosely(VOLUME_MOUNT_PATH)}|{_loosely(PRELOAD_PATH)}|"
-    r"(.*/)?[.][.]/(.*/)?(sharepod|ld[.]so[.]preload))(/.*)?$"
+    r"proc|dev/([.]?/)*(fd|std(in|out|err)|core))(/.*)?$|^(.*/)?[.][.](/.*)?$"
 )
-"""Mount paths of the tenant's directory and the hook's file, and those below them, as a kubelet and a runtime read
-them: a relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere."""
+"""Paths of containers that lead to the tenant's directory or the hook's file, as a kubelet and a runtime read them: a
+relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere. So may the kernel's links below
+/proc, and a runtime's links in /dev to them."""
 
 LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod says the share"
 
@@ -275,13 +276,15 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
                     )
                 if resource.startswith(PREFIX):
                     raise SpecError(f"{path}.resources.{kind}[{resource}]", LINE_IN_SHAREPOD)
-    for index, mount in enumerate(container.get("volumeMounts") or []):
-        mounted_at = mount.get("mountPath", "")
+    taken = [
+        (f"{path}.{field}[{index}].{at}", entry.get(at, ""))
+        for field, at in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath"))
+        for index, entry in enumerate(container.get(field) or [])
+    ]
+    taken.append((f"{path}.terminationMessagePath", container.get("terminationMessagePath") or ""))
+    for field, mounted_at in taken:
         if re.match(RESERVED_MOUNT_PATTERN, mounted_at) or DEVICE_MOUNTS in mounted_at:
-            raise SpecError(
-                f"{path}.volumeMounts[{index}].mountPath",
-                f"{mounted_at} attaches GPUs or the hook; mount this volume elsewhere",
-            )
+            raise SpecError(field, f"{mounted_at} leads to GPUs or to the hook; choose another path")
 
 
 def require_node(spec: dict[str, Any], node: str) -> None:

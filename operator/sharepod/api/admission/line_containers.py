@@ -7,10 +7,11 @@ They are for the policy on Pods with a resource line, whose variables `container
 from __future__ import annotations
 
 from sharepod.api.objects import LINE_CLAIM
-from sharepod.api.pod import GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.pod import GPU_RESOURCE_PATTERN
 from sharepod.api.resource_line import MILLI
 
 from .cel import Validation, refuse, text
+from .hook_paths import is_reserved, taking
 
 _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
 """True where there is nothing to look at: containers change only as images do, and admission judged them."""
@@ -24,8 +25,6 @@ def past_the_line(own_volume: str | None = None) -> list[Validation]:
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
     limits = "c.?resources.?limits.orValue({})"
     part = f"r.name == {text(LINE_CLAIM)} && r.?request.orValue('') != ''"
-    of_another = f"m.name != {text(own_volume)} && " if own_volume is not None else ""
-    covered = f"{of_another}m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
     return [
         _none(
             f"{limits}.exists(r, {plugin})",
@@ -36,10 +35,9 @@ def past_the_line(own_volume: str | None = None) -> list[Validation]:
             f"c.?resources.?claims.orValue([]).exists(r, {part})",
             f".resources.claims[{LINE_CLAIM}].request: the claim of a line is had as a whole; remove it'",
         ),
-        _none(
-            f"c.?volumeMounts.orValue([]).exists(m, {covered})",
-            f".volumeMounts: ' + c.volumeMounts.filter(m, {covered})[0].mountPath + ' is where SharePod mounts its "
-            "hook; mount this volume elsewhere'",
+        *(
+            _none(wrong, f"{field} leads to where SharePod mounts its hook; choose another path'")
+            for wrong, field in taking(is_reserved, but_of=own_volume)
         ),
     ]
 

@@ -16,12 +16,12 @@ from sharepod.api.pod import (
     GPU_RESOURCE_PATTERN,
     INJECTION_PATTERN,
     LINE_IN_SHAREPOD,
-    RESERVED_MOUNT_PATTERN,
 )
 from sharepod.api.resource_line import PREFIX
 from sharepod.api.sharepod import CHANGEABLE, MUTABLE, TTL
 
 from .cel import Validation, policy, refuse, text, texts
+from .hook_paths import is_reserved, taking
 
 _AMOUNTS = ("limits", "requests")
 
@@ -42,8 +42,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
             f"{amounts}.filter(r, {which})[0] + ']: {wrong}')[0]",
         )
 
-    taken_path = f"m.mountPath.contains('{DEVICE_MOUNTS}') || m.mountPath.matches('{RESERVED_MOUNT_PATTERN}')"
-    mounted = f"c.?volumeMounts.orValue([]).exists(m, {taken_path})"
+    taken = taking(lambda at: f"({at}.contains('{DEVICE_MOUNTS}') || {is_reserved(at)})")
     return policy(
         "sharepod-pod-fields",
         ["CREATE", "UPDATE"],
@@ -80,10 +79,13 @@ def pod_fields_policy() -> list[dict[str, Any]]:
                 f"v.?csi.?driver.orValue('') == '{CSI_DRIVER}')[0].name + ']: "
                 f"{CSI_DRIVER} is added to the pod automatically; remove this volume'",
             ),
-            refuse(
-                f"!variables.containers.exists(c, {mounted})",
-                f"variables.containers.filter(c, {mounted}).map(c, {path}.volumeMounts: ' + c.volumeMounts.filter(m, "
-                f"{taken_path})[0].mountPath + ' attaches GPUs or the hook; mount this volume elsewhere')[0]",
+            *(
+                refuse(
+                    f"!variables.containers.exists(c, {wrong})",
+                    f"variables.containers.filter(c, {wrong}).map(c, {path}{field} leads to GPUs or to the hook; "
+                    "choose another path')[0]",
+                )
+                for wrong, field in taken
             ),
         ],
         suspect=_suspect(),
@@ -100,7 +102,7 @@ SUSPECT = {
         "cri-o.Devices",
     ),
     "resources": ("nvidia.com", PREFIX),
-    "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS),
+    "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS, "..", "proc", "fd", "std", "core"),
 }
 """Texts of which one is in each annotation, resource and mount path that a rule refuses; cheaper than its pattern."""
 
@@ -113,7 +115,7 @@ def _suspect() -> str:
 
     annotations = "object.metadata.?annotations.orValue({})"
     amounts = [f"c.?resources.?{kind}.orValue({{}}).exists(r, {suspect('resources', 'r')})" for kind in _AMOUNTS]
-    mounted = f"c.?volumeMounts.orValue([]).exists(m, {suspect('mounts', 'm.mountPath')})"
+    mounted = " || ".join(wrong for wrong, _field in taking(lambda at: f"({suspect('mounts', at)})"))
     return (
         f"(size({annotations}) <= {MAX_ITEMS} && {annotations}.exists(k, {suspect('annotations', 'k')})) || "
         f"(object.spec.containers + object.spec.?initContainers.orValue([])).exists(c, {' || '.join(amounts)} || "

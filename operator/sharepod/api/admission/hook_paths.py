@@ -1,0 +1,61 @@
+"""Refusal of paths in containers that lead to the tenant's directory or the hook's file. Pure.
+
+A kubelet and a runtime mount something at three kinds of paths that a Pod chooses: volumes, block devices and the
+message of a container's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
+from sharepod.api.pod import RESERVED_MOUNT_PATTERN
+
+from .cel import in_force, refuse, text
+
+_LISTS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath"}
+TERMINATION = "terminationMessagePath"
+
+
+def is_reserved(path: str) -> str:
+    """Return the condition that a path leads to what SharePod mounts."""
+    return f"{path}.matches('{RESERVED_MOUNT_PATTERN}')"
+
+
+def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list[tuple[str, str]]:
+    """Return for each kind of path the condition that a container `c` has such a path, and the message's part that
+    names field and path, as CEL within a string.
+
+    Args:
+        reserved: Condition on a path.
+        but_of: Volume whose mounts do not count.
+    """
+    found = []
+    for field, path in _LISTS.items():
+        other = f"m.name != {text(but_of)} && " if but_of is not None and field == "volumeMounts" else ""
+        taken = f"{other}{reserved(f'm.{path}')}"
+        entries = f"c.?{field}.orValue([])"
+        found.append((f"{entries}.exists(m, {taken})", f".{field}: ' + {entries}.filter(m, {taken})[0].{path} + '"))
+    ended = f"c.?{TERMINATION}.orValue('')"
+    return [*found, (reserved(ended), f".{TERMINATION}: ' + {ended} + '")]
+
+
+def hook_paths_policy() -> list[dict[str, Any]]:
+    """Refuse Pods with claims, or with SharePod's volume, whose containers have such a path, whoever creates them."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    ours = f"object.spec.?volumes.orValue([]).exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')"
+    return in_force(
+        "sharepod-hook-paths",
+        rule,
+        {"may-have-a-share": f"object.spec.?resourceClaims.orValue([]).size() > 0 || {ours}"},
+        [
+            refuse(
+                f"!variables.containers.exists(c, {wrong})",
+                f"variables.containers.filter(c, {wrong}).map(c, 'spec.containers[' + c.name + ']{field} leads to "
+                "where SharePod mounts its hook; choose another path')[0]",
+            )
+            for wrong, field in taking(is_reserved, but_of=VOLUME_NAME)
+        ],
+        [("containers", "object.spec.containers + object.spec.?initContainers.orValue([])")],
+    )
