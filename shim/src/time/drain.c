@@ -7,7 +7,8 @@
  *
  * An event that is recorded in the legacy stream is a barrier between all blocking streams of the context, so the hook
  * records none there but right behind a launch, or right before work, of the program in that stream (D4). A per-thread
- * default stream can be asked by its own thread alone: its last launches are waited for with all work of the context.
+ * default stream can be asked by its own thread alone. A thread that waits at the gate has a fence behind its launches
+ * into it; before, they are waited for with all work of the context, or until the thread comes to the gate.
  *
  * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
  * a full queue of the driver, and begins again.
@@ -35,23 +36,27 @@ static bool per_thread_uncovered(const struct known_stream *row) {
     return false;
 }
 
-/* Record the event of the row behind the work of its stream. Of default streams, behind all work of the context where
- * the driver can: an event in the legacy stream would order the program's streams. The context is current. */
+/* Record the event of the row behind the work of its stream. Of default streams behind all work of the context, which
+ * no capture of the context bears: an event in the legacy stream would order the program's streams. Where the driver
+ * has no such call, that is what is left for threads without a queue (D4). The context is current. */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
-    if (row->stream == NULL && HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
-        DRIVER(cuCtxRecordEvent)(row->context->context, row->event) == CUDA_SUCCESS)
-        return true;
-    return streams_record(streams, row, row->event);
+    if (row->stream != NULL)
+        return streams_record(streams, row, row->event);
+    if (HAS(cuCtxRecordEvent))
+        return streams->captures.count == 0 &&
+               DRIVER(cuCtxRecordEvent)(row->context->context, row->event) == CUDA_SUCCESS;
+    return row->unmetered && streams_record(streams, row, row->event);
 }
 
 /* Record the event of the row behind the work of its stream, whose context lives. What it waited for before, it goes on
- * waiting for. A launch that is counted only after it was looked at counts as not covered. With the lock. */
-static void cover(const struct streams *streams, struct known_stream *row) {
+ * waiting for. A launch that is counted only after it was looked at counts as not covered. False: it cannot be recorded
+ * now. With the lock. */
+static bool cover(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context, popped;
     if (row->event == NULL)
         row->event = event_make(context, CU_EVENT_DISABLE_TIMING);
     if (row->event == NULL || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return;
+        return false;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->covered = atomic_load(&queue->launched);
     bool recorded = record_behind(streams, row);
@@ -59,6 +64,7 @@ static void cover(const struct streams *streams, struct known_stream *row) {
     row->waiting |= recorded;
     for (struct queue *queue = row->queues; queue != NULL && !recorded; queue = queue->stream_next)
         queue->covered = NOT_COVERED;
+    return recorded;
 }
 
 /* Return whether a thread is inside a launch that may go into the stream: it may sleep in a full queue of the driver,
@@ -84,7 +90,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
     for (struct known_context *known = streams->contexts; known != NULL && streams->captures.count == 0;
          known = known->next) {
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
-        if (stream_is_default(named) && known->context == current)
+        if (named == CU_STREAM_LEGACY && known->context == current)
             cover_before_ungated(streams, streams_find(streams, known, NULL));
         cover_before_ungated(streams, row);
     }
@@ -109,8 +115,11 @@ static void await_fences(struct known_stream *row) {
 
 /* Have the drain wait for one stream, whose context lives. With the lock. */
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
-    if (row->unmetered || (row->stream == NULL && per_thread_uncovered(row)))
+    row->unseen = false;
+    if (row->unmetered)
         cover(streams, row);
+    else if (row->stream == NULL && per_thread_uncovered(row))
+        row->unseen = !cover(streams, row);
     else
         row->asked = !covered(row);
     await_fences(row); /* of an asked row too: of its per-thread default streams */
@@ -139,6 +148,17 @@ static bool unfinished(const struct streams *streams, const struct known_stream 
     return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && !work_over(result);
 }
 
+/* Wait for the fences of a row of default streams instead of for all work of the context, once each thread has recorded
+ * one behind its launches into its own: other work of the context may wait for what is held back at the gate. */
+static void prefer_fences(struct known_stream *row) {
+    if (row->stream != NULL || row->unmetered || !(row->waiting || row->unseen) || per_thread_uncovered(row))
+        return;
+    row->waiting = row->unseen = false;
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        row->asked |= atomic_load(&queue->fenced) != atomic_load(&queue->launched);
+    await_fences(row);
+}
+
 /* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
 static bool finished(const struct streams *streams, struct known_stream *row) {
     CUcontext context = row->context->context;
@@ -148,6 +168,9 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
         row->skipped = false;
         begin_stream(streams, row);
     }
+    prefer_fences(row);
+    if (row->unseen) /* a capture may have ended */
+        begin_stream(streams, row);
     if (row->waiting)
         row->waiting = !event_passed(row->event, context);
     if (row->asked && covered(row)) { /* since then, before work that is not gated (Q4) */
@@ -156,7 +179,7 @@ static bool finished(const struct streams *streams, struct known_stream *row) {
     }
     if (row->asked)
         row->asked = unfinished(streams, row);
-    bool awaited = row->waiting || row->asked;
+    bool awaited = row->waiting || row->asked || row->unseen;
     for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
         if (queue->awaited)
             queue->awaited = !event_passed(atomic_load(&queue->last), context);
@@ -185,7 +208,13 @@ bool drain_poll(struct streams *streams) {
 bool drain_over(struct streams *streams, const struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
-    bool over = atomic_load(&queue->ended) || finished(streams, queue->row);
+    bool over = atomic_load(&queue->ended);
+    if (!over && queue->stream == CU_STREAM_PER_THREAD) /* its row has those of other threads, too */
+        over = !context_unsettled(queue->row->context) &&
+               atomic_load(&queue->fenced) == atomic_load(&queue->launched) &&
+               event_passed(atomic_load(&queue->last), queue->context);
+    else if (!over)
+        over = finished(streams, queue->row);
     unlock(&streams->lock);
     own_calls_end(mode);
     return over;
@@ -197,6 +226,7 @@ void drain_end(struct streams *streams, bool cleared) {
         next = row->busy_next;
         row->pending &= !cleared;
         row->unmetered &= !cleared;
+        row->unseen = false;
         streams_set_busy(streams, row, row->waiting || row->asked || row->pending);
     }
     unlock(&streams->lock);

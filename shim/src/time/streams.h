@@ -63,6 +63,7 @@ struct known_stream {
     bool unmetered;       /* so by a thread that has no queue on it: nothing but an event of its own tells the end */
     bool waiting;         /* `event` is recorded and not yet seen complete */
     bool asked;   /* the drain asks the stream itself, of default streams the legacy one, and has not seen it idle */
+    bool unseen;  /* the drain waits until the end of per-thread default streams can be told */
     bool skipped; /* a drain began while its context was ending */
     bool busy;    /* in the list of rows with work */
     bool held;    /* the program has put a wait into it, or into one that it waits for */

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from random import Random
+
 import pytest
 from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import Tenant
@@ -9,6 +12,7 @@ from hook.world.probe import SUCCESS, Probe
 from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained
 
+NON_BLOCKING = 1
 BLOCKING = 0
 """Flags of a stream that the legacy stream waits for, and that waits for it."""
 
@@ -110,3 +114,53 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
     probe.ok("launch", "noop", "other")
     probe.ok("ungated_ends")
     assert sleeps.result(20).code == SUCCESS
+
+
+def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[str], list[str]]:
+    """Hold streams of all kinds, of several threads, release one after the other; return the orders of both.
+
+    AssertionError: a stream does not go on when it is released, or goes on before.
+    """
+    places = {f"own{index}": (f"thread{index}", "own") for index in range(3)}
+    for name, flags in (("x", BLOCKING), ("y", BLOCKING), ("z", NON_BLOCKING)):
+        probe.ok("stream", name, flags)
+        places[name] = (f"thread{chance.randrange(3)}", name)
+    for thread in ("thread0", "thread1", "thread2"):
+        probe.ok("context_use", thread=thread)
+    probe.ok("launch", "noop", "", 3)  # into the legacy stream
+    probe.ok("context_sync")
+    some = [("launch", "noop"), ("launch", "spin_us_100"), ("do_nothing",)]
+    for key in chance.sample(sorted(places), len(places)):
+        thread, stream = places[key]
+        probe.ok("event", f"{key} done")
+        held = [*chance.choices(some, k=chance.randrange(3)), ("hold", key), *chance.choices(some, k=3)]
+        for op, *arguments in held:
+            probe.ok(op, *arguments, stream, thread=thread, timeout=60)
+        probe.ok("event_record", f"{key} done", stream, thread=thread)
+    released, finished = chance.sample(sorted(places), len(places)), []
+
+    def done(key: str) -> bool:
+        return probe.call("event_query", f"{key} done").code == SUCCESS
+
+    for key in released:
+        probe.ok("release", key)
+        tenant.until(partial(done, key), f"{key} of {released}", 60)
+        finished += [other for other in places if other not in finished and done(other)]
+    return released, finished
+
+
+@pytest.mark.promise("program-stream-order")
+@pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
+@pytest.mark.parametrize("way", ["without the hook", "alone", "metered"])
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_finish_in_the_order_in_which_they_are_released(
+    tenant: Tenant, seed: int, way: str, version: str
+) -> None:
+    """Default streams of threads, blocking and other streams: none waits for another one."""
+    agent, chance = tenant.agent(grace_ms=100), Random(seed)
+    agent.on_want = lambda client: agent.next_grant(20 if way == "metered" else 0, metered=way == "metered")
+    bare = {"LD_PRELOAD": ""} if way == "without the hook" else {}
+    probe = tenant.probe(double=tenant.double.with_name(version), more=bare)
+    probe.start_cuda()
+    released, finished = finishing_order(tenant, probe, chance)
+    assert finished == released

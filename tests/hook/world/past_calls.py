@@ -27,13 +27,14 @@ class _Wait(ctypes.Structure):
 
 
 class PastCalls:
-    """Mix-in of the probe's calls: `ungated`, `ungated_ends`, `stream_query`."""
+    """Mix-in of the probe's calls: `ungated`, `ungated_ends`, `stream_query`, `hold` and `release`."""
 
     handles: dict[str, ctypes.c_void_p]
 
     def __init__(self) -> None:
         self.word = ctypes.c_uint32(0)
         self.kept: list[Any] = []
+        self.words: dict[str, ctypes.c_uint32] = {}
 
     def cuda(self, name: str, *arguments: Any) -> int:
         raise NotImplementedError
@@ -95,6 +96,21 @@ class PastCalls:
         """Let what `ungated` does from now on last again."""
         self.word.value = 0
         return 0, None
+
+    def hold(self, key: str, name: str) -> tuple[int, Any]:
+        """Let the stream wait until that key is released."""
+        word = self.words.setdefault(key, ctypes.c_uint32(0))
+        address = ctypes.c_uint64(ctypes.addressof(word))
+        return self.cuda("cuStreamWaitValue32_v2", self.handles[name], address, ctypes.c_uint32(1), 1), None
+
+    def release(self, key: str) -> tuple[int, Any]:
+        self.words[key].value = 1
+        return 0, None
+
+    def do_nothing(self, name: str) -> tuple[int, Any]:
+        """Put a function on the stream that does nothing."""
+        self.kept.append(_HOST_FUNCTION(lambda _: None))
+        return self.cuda("cuLaunchHostFunc", self.handles[name], self.kept[-1], None), None
 
     def stream_query(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuStreamQuery", self.handles[name] if name else None), None

@@ -46,7 +46,7 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         self.library: ctypes.CDLL | None = None
         self.context = ctypes.c_void_p()
         self.module = ctypes.c_void_p()
-        self.handles: dict[str, ctypes.c_void_p] = {}
+        self.handles: dict[str, ctypes.c_void_p] = {"own": ctypes.c_void_p(2)}  # CU_STREAM_PER_THREAD
 
     def cuda(self, name: str, *arguments: Any) -> int:
         if self.library is None:

@@ -162,6 +162,8 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
         else
             leave_shared(gate, passage.place);
+        if (slot != NULL)
+            meter_before_wait(gate, streams, slot);
         if (barred)
             passage_wait_next(gate, closing, SYS_NEVER);
         else

@@ -35,9 +35,14 @@ static bool tell(struct queue *queue) {
     return pace_launched(&queue->pace, (uint32_t)(launched - before));
 }
 
+/* Return whether each launch has a fence: nothing else tells the end of the last one. */
+static bool fences_each(const struct queue *queue) {
+    return queue->stream == CU_STREAM_PER_THREAD && !HAS(cuCtxRecordEvent);
+}
+
 /* Set after which launch the model is told of them. */
 static void set_due(struct queue *queue) {
-    queue->due = queue->told + pace_passing(&queue->pace);
+    queue->due = queue->told + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
 /* Let what the thread foretells be about this queue too. The end of one that makes way is remembered. */
@@ -234,18 +239,6 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
     }
 }
 
-void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
-    bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
-    look_at(slot, queue);
-    CUstreamCaptureMode mode = own_calls_begin();
-    if (due)
-        fence(gate, slot, queue);
-    own_calls_end(mode);
-    set_due(queue);
-    if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
-        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
-}
-
 /* Fence the launches of a queue that are behind none. */
 static void fence_rest(struct queue *queue) {
     if (atomic_load(&queue->fenced) == atomic_load(&queue->launched))
@@ -253,6 +246,20 @@ static void fence_rest(struct queue *queue) {
     CUstreamCaptureMode mode = own_calls_begin();
     record(queue, &queue->tail);
     own_calls_end(mode);
+}
+
+void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
+    bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
+    look_at(slot, queue);
+    CUstreamCaptureMode mode = own_calls_begin();
+    if (due)
+        fence(gate, slot, queue);
+    own_calls_end(mode);
+    if (fences_each(queue))
+        fence_rest(queue);
+    set_due(queue);
+    if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
+        atomic_store_explicit(&queue->word, 0, memory_order_relaxed); /* the next launch looks whether it is to wait */
 }
 
 /* Return whether the gate is open for a tenant that is alone, which nobody waits for. */
@@ -272,6 +279,15 @@ static void fence_stream(struct streams *streams, const struct slot *slot, CUstr
         queue = streams_queue(streams, slot, named, context);
     if (queue != NULL)
         fence_rest(queue);
+}
+
+void meter_before_wait(const struct gate *gate, struct streams *streams, const struct slot *slot) {
+    CUcontext current = NULL;
+    if (slot->queues == NULL || atomic_load(&gate->captures) > 0)
+        return;
+    if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
+        DRIVER(cuCtxGetCurrent)(&current);
+    fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
 }
 
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,

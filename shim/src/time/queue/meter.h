@@ -31,6 +31,9 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
 bool meter_holds_back(struct gate *gate, struct queue *queue);
 /* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue);
+/* Fence what the thread has launched into its own default stream of the current context, before it waits at the gate:
+ * no other thread can find out whether that has ended. */
+void meter_before_wait(const struct gate *gate, struct streams *streams, const struct slot *slot);
 /* Fence what was launched into the stream of that name, or into streams that wait for it, before work that is not gated
  * is put behind it (Q4). `slot`: NULL: the thread has none. */
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,

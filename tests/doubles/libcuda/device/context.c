@@ -117,7 +117,6 @@ static CUresult init_context(struct context *context, int device, unsigned flags
     context->flags = flags;
     context->alive = true;
     context->legacy = (struct stream){.magic = MAGIC_STREAM, .context = context};
-    context->per_thread = (struct stream){.magic = MAGIC_STREAM, .context = context};
     context->marks = (struct stream){.context = context, .flags = 0};
     context->next = contexts;
     contexts = context;
@@ -157,6 +156,25 @@ static void end_context(struct context *context) {
         }
 }
 
+/* Return the default stream of this thread in the context, made if need be. It outlives the thread. */
+static struct stream *own_default(struct context *context) {
+    static uint64_t threads;
+    static __thread uint64_t thread;
+    pthread_mutex_lock(&fake_lock);
+    thread = thread != 0 ? thread : ++threads;
+    struct stream *stream = context->per_thread;
+    while (stream != NULL && stream->thread != thread)
+        stream = stream->next;
+    if (stream == NULL) {
+        stream = calloc(1, sizeof *stream);
+        *stream =
+            (struct stream){.magic = MAGIC_STREAM, .context = context, .thread = thread, .next = context->per_thread};
+        context->per_thread = stream;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return stream;
+}
+
 CUresult fake_enter_stream(CUstream handle, struct stream **stream) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -167,7 +185,7 @@ CUresult fake_enter_stream(CUstream handle, struct stream **stream) {
     if (handle == CU_STREAM_LEGACY)
         *stream = &context->legacy;
     else if (handle == CU_STREAM_PER_THREAD)
-        *stream = &context->per_thread;
+        *stream = own_default(context);
     else
         *stream = fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
     if (*stream == NULL && fake_is(handle, MAGIC_DEAD))

@@ -66,6 +66,7 @@ struct stream {
     uint64_t served;                         /* the turn in which it last had the device */
     bool calling;                            /* its next operation is a function of the program, which runs */
     bool green;                              /* made for a green context */
+    uint64_t thread;                         /* whose default stream it is; 0: of no thread */
     bool listed;                             /* in the engine's list of streams with unfinished work */
     struct stream *listed_next;
     struct capture *capture;
@@ -97,10 +98,11 @@ struct context {
     bool green;  /* its memory is the primary context's, if there is one */
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged; /* device memory that the context itself takes */
-    struct stream legacy, per_thread;
-    struct stream marks;   /* events behind all of the context's work */
-    uint64_t blocking_end; /* end of the committed work of all streams that the legacy stream waits for, ns */
-    struct event *events;  /* die with the context */
+    struct stream legacy;
+    struct stream *per_thread; /* default streams of the threads that have used theirs */
+    struct stream marks;       /* events behind all of the context's work */
+    uint64_t blocking_end;     /* end of the committed work of all streams that the legacy stream waits for, ns */
+    struct event *events;      /* die with the context */
     struct stream *streams;
     struct stream *destroyed; /* streams that the program has destroyed; they may still have work */
     struct context *next;

@@ -53,15 +53,15 @@ static struct stream *destroyed_and_busy(const struct context *context) {
 }
 
 void fake_wait_context(struct context *context) {
-    struct stream *fixed[] = {&context->legacy, &context->per_thread, &context->marks};
+    struct stream *fixed[] = {&context->legacy, &context->marks}, *lists[] = {context->per_thread, context->streams};
     uint64_t end = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         wait_committed(&fixed[i]->committed, fixed[i]->submitted);
         end = later(end, fixed[i]->end);
-    }
-    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
-        wait_committed(&stream->committed, stream->submitted);
-        end = later(end, stream->end);
+        for (struct stream *stream = lists[i]; stream != NULL; stream = stream->next) {
+            wait_committed(&stream->committed, stream->submitted);
+            end = later(end, stream->end);
+        }
     }
     for (struct stream *stream; (stream = destroyed_and_busy(context)) != NULL;)
         wait_committed(&stream->committed, stream->submitted);

@@ -141,8 +141,9 @@ static void unlink_capture(struct capture *gone) {
             break;
         }
     struct context *context = gone->context;
-    if (context->per_thread.capture == gone)
-        context->per_thread.capture = NULL;
+    for (struct stream *stream = context->per_thread; stream != NULL; stream = stream->next)
+        if (stream->capture == gone)
+            stream->capture = NULL;
     for (struct stream *stream = context->streams; stream != NULL; stream = stream->next)
         if (stream->capture == gone)
             stream->capture = NULL;

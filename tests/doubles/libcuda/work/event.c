@@ -205,13 +205,13 @@ EXPORT CUresult cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     result = event->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : fake_sync_call(context);
-    struct stream *defaults[] = {&context->legacy, &context->per_thread};
+    struct stream *lists[] = {context->per_thread, context->streams};
     struct op wait = {.kind = OP_WAIT, .event = event, .generation = event->recorded};
+    if (result == CUDA_SUCCESS && event->recorded > 0)
+        fake_submit(&context->legacy, wait);
     for (int i = 0; i < 2 && result == CUDA_SUCCESS && event->recorded > 0; i++)
-        fake_submit(defaults[i], wait);
-    for (struct stream *at = context->streams; at != NULL && result == CUDA_SUCCESS && event->recorded > 0;
-         at = at->next)
-        fake_submit(at, wait);
+        for (struct stream *at = lists[i]; at != NULL; at = at->next)
+            fake_submit(at, wait);
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
