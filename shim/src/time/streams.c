@@ -210,7 +210,18 @@ CUresult streams_query(const struct streams *streams, const struct known_stream 
     return may_touch(streams, row, stream) ? DRIVER(cuStreamQuery)(stream) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-void streams_fence(struct streams *streams, struct known_stream *row) {
+/* Return whether the stream of the row, which is no default one, has no unfinished work. Its context is current. */
+static bool is_idle(const struct streams *streams, const struct known_stream *row) {
+    return streams_query(streams, row, row->stream) == CUDA_SUCCESS;
+}
+
+/* Record the event behind all work of the current context. False: the driver cannot, or a capture would be broken. */
+static bool record_context(const struct streams *streams, const struct known_stream *row, CUevent event) {
+    return HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
+           DRIVER(cuCtxRecordEvent)(row->context->context, event) == CUDA_SUCCESS;
+}
+
+void streams_fence(struct streams *streams, struct known_stream *row, bool leaves) {
     struct known_context *context = row->context;
     CUcontext popped;
     if (context_unsettled(context))
@@ -221,7 +232,8 @@ void streams_fence(struct streams *streams, struct known_stream *row) {
     CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
-        recorded = streams_record(streams, row, event);
+        bool over = leaves && is_idle(streams, row);
+        recorded = !over && ((leaves && record_context(streams, row, event)) || streams_record(streams, row, event));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
@@ -251,7 +263,7 @@ static void fence_legacy(struct streams *streams, CUcontext context) {
     const struct known_context *known = streams_find_context(streams, context);
     struct known_stream *row = known != NULL ? streams_find(streams, known, NULL) : NULL;
     if (row != NULL && row->pending)
-        streams_fence(streams, row);
+        streams_fence(streams, row, false);
 }
 
 bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture) {
@@ -280,7 +292,7 @@ bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
         if (current == NULL || known->context == current)
             row = streams_find(streams, known, stream_is_default(stream) ? NULL : stream);
         if (row != NULL && row->pending)
-            streams_fence(streams, row);
+            streams_fence(streams, row, false);
     }
     bool noted = streams_note_capture(streams, gate, &joins);
     unlock(&streams->lock);

@@ -215,8 +215,9 @@ bool streams_record(const struct streams *streams, const struct known_stream *ro
  * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a capture that is open or may begin forbids the question. */
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream);
 /* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
- * stream whether that work is over. */
-void streams_fence(struct streams *streams, struct known_stream *row);
+ * stream whether that work is over. `leaves`: the stream is about to be destroyed: it may be full, and the end of that
+ * may be for this thread to bring about, so that nothing is put into it where the driver can do without. */
+void streams_fence(struct streams *streams, struct known_stream *row, bool leaves);
 /* Let each thread register the streams of the context again, and use no queue of it while it `departs`. */
 void streams_depart(struct known_context *known, bool departs);
 /* Return whether a thread is in a call of the driver with a queue of the context. None is and none will be, once this

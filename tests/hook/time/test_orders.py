@@ -116,6 +116,27 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
     assert sleeps.result(20).code == SUCCESS
 
 
+@pytest.mark.promise("program-full-stream")
+@pytest.mark.parametrize("metered", [False, True])
+def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> None:
+    """The thread that destroys it ends what it waits for next."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("full", "other"):
+        probe.ok("stream", name)
+    probe.ok("event", "e")
+    probe.ok("launch", "noop", "full", 3)
+    probe.ok("context_sync")
+    probe.ok("ungated", "value", "full")
+    probe.ok("event_record", "e", "full", QUEUE_DEPTH - 1)
+    probe.ok("stream_destroy", "full")
+    probe.ok("launch", "noop", "other")
+    probe.ok("ungated_ends")
+    works(tenant, probe, "other")
+
+
 def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[str], list[str]]:
     """Hold streams of all kinds, of several threads, release one after the other; return the orders of both.
 

@@ -28,7 +28,7 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
         if (row->pending)
-            streams_fence(streams, row);
+            streams_fence(streams, row, false);
     }
     if (!streams_note_capture(streams, &the_process->gate, &beginning.capture))
         beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;

@@ -26,7 +26,7 @@ static void let_go(struct streams *streams, CUstream stream) {
         if (row == NULL)
             continue;
         if (row->pending || row->waiting)
-            streams_fence(streams, row);
+            streams_fence(streams, row, true);
         streams_forget(streams, row, true);
     }
     forget_captures(streams, NULL, stream);
