@@ -166,7 +166,7 @@ class AgentSettings(BaseSettings):
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
     """Unused time under the limit that a tenant may save up: as much as its limit allows in this many milliseconds."""
 
-    sharing: SharingMode = SharingMode.EXCLUSIVE
+    sharing: SharingMode = SharingMode.CONCURRENT
     """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: while a tenant leaves
     gaps on the GPU, other tenants run in them, as long as together they get more done than in turns. Both enforce
     requests and limits."""
