@@ -77,6 +77,17 @@ class StatementMonth(Model):
     """Amounts by model."""
 
 
+class StatementShown(Model):
+    """Hours of the latest month, of all models together, for kubectl get."""
+
+    month: MonthField
+    """The month, such as 2026-01."""
+    held_hours: Annotated[str, Field(max_length=32)]
+    """Hours of one GPU held."""
+    reserved_hours: Annotated[str, Field(max_length=32)]
+    """Request x time, in hours of one GPU."""
+
+
 class GPUStatementSpec(Model):
     """Empty: nobody asks for a statement."""
 
@@ -84,6 +95,8 @@ class GPUStatementSpec(Model):
 class GPUStatementStatus(Model):
     """Sums, written by the operator alone."""
 
+    shown: StatementShown | None = None
+    """Hours of the latest month, of all models together."""
     totals: Annotated[tuple[StatementAmount, ...], Field(max_length=MAX_MODELS)] = ()
     """Everything that the namespace has had, by model."""
     months: Annotated[tuple[StatementMonth, ...], Field(max_length=MAX_MONTHS)] = ()

@@ -14,6 +14,7 @@ from sharepod.api.statement import (
     StatementAmount,
     StatementMonth,
     StatementSeries,
+    StatementShown,
 )
 
 from .amounts import Amounts
@@ -23,6 +24,7 @@ from .namespace_account import NamespaceAccount, TakenIn
 def status_of(account: NamespaceAccount) -> GPUStatementStatus:
     """Return the account as a status."""
     return GPUStatementStatus(
+        shown=_shown(account),
         totals=_amounts(account.totals),
         months=tuple(
             StatementMonth(month=month, models=_amounts(models)) for month, models in sorted(account.months.items())
@@ -55,6 +57,24 @@ def account_of(status: GPUStatementStatus) -> NamespaceAccount:
         months={each.month: {one.model: _read(one) for one in each.models} for each in status.months},
         forgotten_until=status.forgotten_until or "",
     )
+
+
+def _shown(account: NamespaceAccount) -> StatementShown | None:
+    """Return the hours of the latest month."""
+    if not account.months:
+        return None
+    month, models = max(account.months.items())
+    return StatementShown(
+        month=month,
+        held_hours=_hours(sum(one.held_ms for one in models.values())),
+        reserved_hours=_hours(sum(one.reserved_ms for one in models.values())),
+    )
+
+
+def _hours(milliseconds: int) -> str:
+    """Format milliseconds as hours to a tenth, rounded down."""
+    whole, tenth = divmod(milliseconds // 360_000, 10)
+    return f"{whole}.{tenth}"
 
 
 def _amounts(by_model: Mapping[str, Amounts]) -> tuple[StatementAmount, ...]:

@@ -183,6 +183,9 @@ def gpustatement_crd() -> dict[str, Any]:
         # Lists stay atomic: by key, the list of who manages which entry would be larger than the entries.
         status=model_schema(GPUStatementStatus),
         columns=[
+            column("Month", "string", ".status.shown.month", "Latest month with GPU time, in UTC"),
+            column("Held h", "string", ".status.shown.heldHours", "Hours of one GPU held in that month"),
+            column("Reserved h", "string", ".status.shown.reservedHours", "Hours of one GPU reserved in that month"),
             column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )
