@@ -64,6 +64,12 @@ class Kubectl:
         separator = "&" if "?" in path else "?"
         return list(self.get(f"{path}{separator}resourceVersion=0").get("items") or ())
 
+    def logs(self, namespace: str, part: str, lines: int) -> str:
+        """Return the last lines of the logs of SharePod's operator or agents. Raise `KubectlError`."""
+        select = f"app.kubernetes.io/name=sharepod-{part}"
+        flags = ["--prefix", f"--tail={lines}", "--all-containers", "--max-log-requests=50", "--ignore-errors"]
+        return self._output(["logs", "--namespace", namespace, "--selector", select, *flags])
+
     def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
         """Change an object by a merge patch. Raise `KubectlError`."""
         self._output(

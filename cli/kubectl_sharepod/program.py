@@ -11,12 +11,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from kubectl_sharepod import commands
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
 from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
+from kubectl_sharepod.preflight import preflight
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import pod_of, resize
+from kubectl_sharepod.support import support
 from kubectl_sharepod.why import target, why
 
 EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
@@ -78,6 +81,9 @@ def arguments() -> argparse.ArgumentParser:
     command = add("explain", "meaning of a reason; without one: all", "explain NoRoom", formats)
     command.add_argument("reason", nargs="?")
     add("doctor", "what keeps SharePod from working", "doctor", formats)
+    add("preflight", "what to know before the installation", "preflight", formats)
+    command = add("support", "a bundle for a report, without users' secrets", "support --file bundle.tar.gz")
+    command.add_argument("--file", type=Path, help="default: sharepod-support-TIME.tar.gz")
     return parser
 
 
@@ -135,6 +141,8 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
         "budget": lambda: commands.budget(scope),
         "explain": lambda: commands.explain(asked.reason),
         "doctor": lambda: commands.doctor(kubectl),
+        "preflight": lambda: preflight(kubectl),
+        "support": lambda: support(kubectl, asked.file),
     }
     return pages[asked.command]
 

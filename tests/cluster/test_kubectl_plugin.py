@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def bind_editor(world: World, namespace: str) -> Path:
 
 
 @pytest.mark.promise("operator-plugin")
-def test_an_admin_sees_who_holds_what_and_why_a_sharepod_waits(world: World) -> None:
+def test_an_admin_sees_who_holds_what_and_why_a_sharepod_waits(world: World, tmp_path: Path) -> None:
     world.nodes("plugin-admin", 1)
     namespace = world.cluster.namespace("plugin-admin")
     world.apply(namespace, "small", {"request": 0.4, "memory": "4Gi"}, on="plugin-admin")
@@ -64,7 +65,13 @@ def test_an_admin_sees_who_holds_what_and_why_a_sharepod_waits(world: World) -> 
     for command in ("gpus", "free", "budget", "bill", "explain"):
         answer = run(world, command)
         assert (answer.returncode, answer.stderr) == (0, ""), (command, answer)
-    assert run(world, "doctor").returncode in (0, 1)
+    for command in ("doctor", "preflight"):
+        answer = run(world, command)
+        assert (answer.returncode in (0, 1), answer.stderr) == (True, ""), (command, answer)
+    bundle = run(world, "support", "--file", str(tmp_path / "bundle.tar.gz"))
+    assert (bundle.returncode, bundle.stderr) == (0, ""), bundle
+    with tarfile.open(tmp_path / "bundle.tar.gz") as parts:
+        assert "sharepod-support/gpunodes.json" in parts.getnames()
 
 
 @pytest.mark.promise("operator-plugin-rights")

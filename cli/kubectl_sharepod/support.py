@@ -1,0 +1,85 @@
+"""`support`: a bundle for a report of a problem, without the secrets of users.
+
+Guarantees:
+- Values of environment variables, commands, arguments and annotations are left out; so are managed fields.
+- A part that cannot be read is named in the bundle, with the reason, and the others are there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kubectl_sharepod.kubectl import GROUP, Json, Kubectl, KubectlError
+from kubectl_sharepod.output import Page
+
+_SYSTEM = "sharepod-system"
+_REDACTED = "<redacted>"
+_LOG_LINES = 5000
+_OBJECTS = {
+    "version": "/version",
+    "nodes": "/api/v1/nodes",
+    "gpunodes": f"{GROUP}/gpunodes",
+    "sharepods": f"{GROUP}/sharepods",
+    "gpubudgets": f"{GROUP}/gpubudgets",
+    "resourceclaims": "/apis/resource.k8s.io/v1/resourceclaims",
+    "deviceclasses": "/apis/resource.k8s.io/v1/deviceclasses",
+    "policies": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "system-pods": f"/api/v1/namespaces/{_SYSTEM}/pods",
+    "system-events": f"/api/v1/namespaces/{_SYSTEM}/events",
+    "settings": f"/api/v1/namespaces/{_SYSTEM}/configmaps",
+    "gpunode-events": "/api/v1/events?fieldSelector=involvedObject.kind%3DGPUNode",
+    "sharepod-events": "/api/v1/events?fieldSelector=involvedObject.kind%3DSharePod",
+}
+
+
+def support(kubectl: Kubectl, target: Path | None = None) -> Page:
+    """Write the bundle and return where it is."""
+    path = target or Path(f"sharepod-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    missing: dict[str, str] = {}
+    with tarfile.open(path, "w:gz") as bundle:
+        for name, where in _OBJECTS.items():
+            _add(bundle, f"{name}.json", missing, partial(_object, kubectl, where))
+        for part in ("operator", "agent"):
+            _add(bundle, f"{part}.log", missing, partial(kubectl.logs, _SYSTEM, part, _LOG_LINES))
+        _add(bundle, "missing.json", {}, lambda: _readable(missing))
+    lines = [f"{name} is missing: {reason}" for name, reason in missing.items()]
+    return Page(before=[f"{path}: read it before you send it", *lines], names=[str(path)])
+
+
+def redacted(value: Any, key: str = "") -> Any:
+    """Return an object of the API server without what users may keep secret."""
+    if key in ("managedFields", "annotations", "command", "args", "exec"):
+        return _REDACTED
+    if key == "env" and isinstance(value, list):
+        return [{"name": one.get("name"), "value": _REDACTED} for one in value if isinstance(one, dict)]
+    if isinstance(value, dict):
+        return {name: redacted(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [redacted(one) for one in value]
+    return value
+
+
+def _object(kubectl: Kubectl, path: str) -> str:
+    return _readable(redacted(kubectl.get(path)))
+
+
+def _readable(value: Json | dict[str, str]) -> str:
+    return json.dumps(value, indent=1)
+
+
+def _add(bundle: tarfile.TarFile, name: str, missing: dict[str, str], read: Callable[[], str]) -> None:
+    try:
+        content = read().encode()
+    except KubectlError as error:
+        missing[name] = str(error)
+        return
+    entry = tarfile.TarInfo(f"sharepod-support/{name}")
+    entry.size = len(content)
+    bundle.addfile(entry, io.BytesIO(content))
