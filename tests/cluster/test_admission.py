@@ -55,7 +55,7 @@ def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None
     words = ["columns", "1/1", "Running", "2", "0.24", "0.25", "0.5", "4Gi", "node-0", "0,1"]
     assert row.split()[:-1] == words
     wide, row = server.kubectl("get", "shp", "columns", "-o", "wide").stdout.splitlines()
-    assert wide.split()[-3:] == ["AGE", "IP", "WHY"]
+    assert wide.split()[-4:] == ["AGE", "PROGRESS", "IP", "WHY"]
     assert "10.0.0.1" in row
     everything = server.kubectl("get", "all").stdout
     assert "sharepod.sharepod.dev/columns" in everything
