@@ -14,10 +14,27 @@
  * the upper half, then anywhere behind the standard streams. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
-int descriptor_copy(int number) {
+static uint64_t limit_of_files(void) {
     struct rlimit limit = {.rlim_cur = 0};
     sys_call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0);
-    uint64_t end = limit.rlim_cur < HIGHEST ? limit.rlim_cur : HIGHEST;
+    return limit.rlim_cur;
+}
+
+/* Return how many numbers below `end` are free, but not more than `enough`. */
+static uint64_t count_free(uint64_t end, uint64_t enough) {
+    uint64_t count = 0;
+    for (uint64_t number = end; number > 0 && count < enough; number--)
+        count += sys_call(SYS_fcntl, (long)number - 1, F_GETFD, 0, 0, 0, 0) == -EBADF;
+    return count;
+}
+
+bool descriptor_room(void) {
+    uint64_t end = limit_of_files(), wanted = (end / 4 > ROOM ? end / 4 : ROOM) + 1;
+    return end > 4 * HIGHEST || count_free(end, wanted) >= wanted; /* copies have numbers up to 4 * HIGHEST */
+}
+
+int descriptor_copy(int number) {
+    uint64_t limit = limit_of_files(), end = limit < HIGHEST ? limit : HIGHEST;
     if (end < 4 * ROOM)
         return -1;
     const uint64_t least[] = {end - ROOM, end / 2, 3};

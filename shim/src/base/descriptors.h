@@ -25,6 +25,8 @@ struct descriptor {
 /* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be told from others,
  * and is closed. */
 bool descriptor_keep(struct descriptor *descriptor, int number);
+/* Return whether this process can open a quarter of its files still, and 32 at least, beyond one more of the hook's. */
+bool descriptor_room(void);
 /* Return a copy of a descriptor with a number beyond what programs count up to, or any if none of these is free; -1:
  * there is no room. */
 int descriptor_copy(int number);

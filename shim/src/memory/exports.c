@@ -173,7 +173,7 @@ void exports_count_seldom(void) {
 
 int exports_keep(int descriptor) {
     memory_lock();
-    int number = prepare(), copy = number >= 0 ? descriptor_copy(descriptor) : -1;
+    int number = descriptor_room() ? prepare() : -1, copy = number >= 0 ? descriptor_copy(descriptor) : -1;
     if (copy >= KEPT_MOST || (copy >= 0 && enter(number, EPOLL_CTL_ADD, copy, NULL) != 0)) {
         sys_close(copy);
         copy = -1;

@@ -23,7 +23,8 @@ bool exports_watch(uint32_t *open, int descriptor);
 void exports_count(void);
 /* The same, but with more than a few descriptors not in each call. With the lock. */
 void exports_count_seldom(void);
-/* Keep a copy of an imported descriptor; return it, or -1: none is to be had, and this importer is not seen. */
+/* Keep a copy of an imported descriptor; return it, or -1: this importer is not seen, for the program would have too
+ * few files left to open (descriptor_room). */
 int exports_keep(int descriptor);
 /* Close a kept copy, unless the program has closed it. */
 void exports_let_go(int copy);

@@ -43,6 +43,23 @@ def other(make_check: MakeCheck) -> tuple[LedgerCheck, Probe]:
     return check, other
 
 
+@pytest.mark.promise("memory-importer-files")
+def test_an_importer_keeps_a_quarter_of_the_files_that_it_may_open(other: tuple[LedgerCheck, Probe]) -> None:
+    """The hook keeps a copy of an imported descriptor only while there is room; the double keeps one of its own."""
+    check, importer = other
+    descriptor, files, imports = exported(check), 256, 20
+    resource.prlimit(importer.pid, resource.RLIMIT_NOFILE, (files, files))
+
+    def free() -> int:
+        return files - len(list(Path(f"/proc/{importer.pid}/fd").iterdir()))
+
+    while free() > files // 4 + 6:
+        importer.ok("descriptor_copy", descriptor, check.probe.pid)
+    for _ in range(imports):
+        importer.ok("physical_import", descriptor, check.probe.pid)
+    assert free() >= files // 4 - imports
+
+
 @pytest.mark.promise("memory-exported")
 def test_descriptors_alone_keep_to_the_limit(make_check: MakeCheck) -> None:
     check = make_check()
