@@ -152,9 +152,9 @@ def test_idle_time_goes_first_to_a_tenant_that_has_used_little_of_its_request() 
         return notebook.latencies[1:], done[1]
 
     latencies, training_done = play(60 * S)
-    assert max(latencies) <= 650 * MS
+    assert max(latencies) <= 750 * MS, "twice its work, one turn of the training, and hand-offs"
     assert training_done >= 0.5
-    assert min(play(1)[0]) >= 1 * S
+    assert min(play(1)[0]) > max(latencies)
 
 
 @pytest.mark.promise("time-trials")

@@ -150,6 +150,18 @@ def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches
         assert part >= min(alone_part, each / 1000) - 0.03, (in_turns, at_once)
 
 
+def test_a_tenant_whose_long_kernels_drain_next_to_a_co_runner_is_not_charged_for_both() -> None:
+    """The co-runner slows its last work down: it drains for longer than it has announced."""
+
+    def make() -> list[Program]:
+        return [
+            Program("a", request=350, **busy(20 * MS)),
+            Program("b", request=650, starts_ns=MS, gpu_ns=2 * MS, host_ns=100 * US, waits=True),
+        ]
+
+    assert done(make, Sharing.CONCURRENT)[0] >= 0.33
+
+
 def _with_tiny_kernels(samples: Samples) -> Samples:
     return replace(samples, launches=samples.launches + 10 * samples.looks, several=samples.flying)
 

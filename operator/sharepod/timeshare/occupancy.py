@@ -168,8 +168,12 @@ class Occupancy:
                 preempted.remove(tenant)
 
     def may_yield(self, tenant: TokenTenant) -> bool:
-        """Return whether the tenant holds its GPUs and no other tenant is yielding one of them."""
-        return all(self.holder.get(gpu) is tenant and gpu not in self._yielding for gpu in tenant.gpus)
+        """Return whether the tenant holds its GPUs, no other tenant is yielding one of them, and none co-runs. Next to
+        a co-runner its last work takes longer than announced, and a hand-off leaves the GPU not idle."""
+        return all(
+            self.holder.get(gpu) is tenant and gpu not in self._yielding and gpu not in self.co_runners
+            for gpu in tenant.gpus
+        )
 
     def contended(self, tenant: TokenTenant) -> bool:
         """Return whether another tenant waits for one of the tenant's GPUs, or has a hold on one that is not

@@ -221,8 +221,8 @@ class Scheduler:
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Announce that the tenant's gate is closed and that its last work ends in `expected_ns`. The next tenant is
-        granted `hand_off_ns` before that. This one pays until it has drained (S3). A suspended tenant runs again by
-        that."""
+        granted `hand_off_ns` before that, unless others co-run: they slow its last work down. This one pays until it
+        has drained (S3). A suspended tenant runs again by that."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         hold = tenant.hold
@@ -240,7 +240,8 @@ class Scheduler:
                 self._stop_waiting(tenant, hold)
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
-            hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
+            if not any(gpu in self._occupancy.co_runners for gpu in tenant.gpus):
+                hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Announce that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
