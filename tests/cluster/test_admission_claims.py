@@ -12,7 +12,7 @@ from cluster.claims_world import CLAIMS, claim_path, claim_spec, serves_claims
 from harness.api import MERGE, Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import MANIFESTS, NAMESPACE
-from sharepod.agent.cluster.device_slice import slice_body, slice_name, slice_spec
+from sharepod.agent.cluster.device_slice import slice_body, slice_name, slice_names, slice_spec
 from sharepod.api.claims import lower
 from sharepod.api.scheduled_claims import fault, is_scheduled
 from sharepod.api.sharepod import SpecError
@@ -298,6 +298,11 @@ def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: 
     ):
         with pytest.raises(ApiError, match=r"driver scheduler.sharepod.dev, of node and pool slices-0 only"):
             agents[first].create(f"{CLAIMS}/resourceslices", {**body, "spec": {**body["spec"], **changes}})
+    for name in (slice_name(second), f"{slice_name(first)}-1", f"scheduler.sharepod.dev.{uid}-{second}", "mine"):
+        with pytest.raises(ApiError, match=r"may name its ResourceSlice scheduler\.sharepod\.dev-slices-0"):
+            agents[first].create(f"{CLAIMS}/resourceslices", {**body, "metadata": {"name": name}})
+    agents[first].create(f"{CLAIMS}/resourceslices", slice_body(first, uid, body["spec"], slice_names(first, uid)[1]))
+    agents[first].delete(f"{CLAIMS}/resourceslices/{slice_names(first, uid)[1]}")
     path = f"{CLAIMS}/resourceslices/{slice_name(first)}"
     made = agents[first].create(f"{CLAIMS}/resourceslices", body)
     with pytest.raises(ApiError, match="of node and pool slices-1 only"):
@@ -305,6 +310,15 @@ def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: 
     with pytest.raises(ApiError, match="of node and pool slices-1 only"):
         agents[second].request("PUT", path, made)
     agents[first].delete(path)
+
+
+def test_no_other_driver_takes_the_name_of_a_nodes_slice(api: Api) -> None:
+    """A kubelet may publish slices of its own node, and registers nodes that there are not yet."""
+    spec = {**slice_spec("n", [], 1), "driver": "gpu.example"}
+    for name in (slice_name("n"), "scheduler.sharepod.dev.uid-n"):
+        with pytest.raises(ApiError, match="is for slices of SharePod's agents"):
+            api.create(f"{CLAIMS}/resourceslices", slice_body("n", "uid", spec, name), dryRun="All")
+    api.create(f"{CLAIMS}/resourceslices", slice_body("n", "uid", spec, "gpu.example-n"), dryRun="All")
 
 
 @pytest.mark.promise("operator-claim-class")

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sharepod.api.claims import LIMIT, MEMORY, TIME
 from sharepod.api.gpunode import Gpu
@@ -31,6 +32,20 @@ def slice_name(node: str) -> str:
     return f"{SCHEDULER_DRIVER}-{node}"
 
 
+def slice_names(node: str, node_uid: str | None) -> list[str]:
+    """Return the names that a node's ResourceSlice can have: its own, and another where that is taken.
+
+    No node's own name is another node's second one.
+    """
+    return [slice_name(node), *([f"{SCHEDULER_DRIVER}.{node_uid}-{node}"] if node_uid else [])]
+
+
+def is_of_node(found: Mapping[str, Any], node: str) -> bool:
+    """Return whether a ResourceSlice is that of a node."""
+    spec = found["spec"]
+    return bool(spec["driver"] == SCHEDULER_DRIVER and spec.get("nodeName") == node)
+
+
 def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
     """Return the spec of a node's slice. `generation`: of its pool; kube-scheduler goes by the highest."""
     rows = MAX_TENANTS // max(1, len(gpus))
@@ -42,13 +57,13 @@ def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
     }
 
 
-def slice_body(node: str, node_uid: str, spec: Json) -> Json:
-    """Return the slice as it is created: it goes with its Node."""
+def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) -> Json:
+    """Return the slice as it is created: it goes with its Node. `name`: None for the node's own."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": slice_name(node), "ownerReferences": [owner]},
+        "metadata": {"name": name or slice_name(node), "ownerReferences": [owner]},
         "spec": spec,
     }
 

@@ -7,6 +7,7 @@ Guarantees:
   that a restored backup has brought back.
 - A GPU that takes no tenants, and every GPU of a node that takes none, is no device of the slice. Claims that have one
   keep it: kube-scheduler goes on counting them.
+- Where a slice of another node or driver has the node's own name, the slice has another name.
 - Where the API server does not know shares of devices, nothing is published: a dry run asks it first.
 """
 
@@ -33,7 +34,7 @@ from sharepod.kube import (
     backoff,
 )
 
-from .device_slice import says_the_same, shares_devices, slice_body, slice_name, slice_spec
+from .device_slice import is_of_node, says_the_same, shares_devices, slice_body, slice_names, slice_spec
 from .ledger_watch import LedgerWatch
 from .status_report import Readiness, SliceReason
 
@@ -81,8 +82,9 @@ class SlicePublisher:
         """
         self._api = api
         self._node = node
-        self._path = f"{SLICES}/{slice_name(node)}"
-        self._query = {"fieldSelector": f"metadata.name={slice_name(node)}"}
+        self._name: str | None = None
+        """Name of the slice; None until it is chosen."""
+        self._chosen = asyncio.Event()
         self._ledger = ledger
         self._gpus = gpus
         self._settling = settling
@@ -108,6 +110,10 @@ class SlicePublisher:
         if self._ledger.publishes:
             return self._verdict
         return Readiness(SliceReason.WITHDRAWN if self._withdrawn else SliceReason.STARTING, "the node leaves the pool")
+
+    @property
+    def _path(self) -> str:
+        return f"{SLICES}/{self._name}"
 
     async def run(self) -> None:
         """Keep the slice as it is to be, until cancelled."""
@@ -137,6 +143,7 @@ class SlicePublisher:
                 await self._ledger.changed()
                 self._woken.set()
                 continue
+            await self._chosen.wait()
             try:
                 await self._watch()
                 attempt = 0
@@ -149,6 +156,8 @@ class SlicePublisher:
         """Bring the slice to what the ledger in force asks for. Raise `ApiError`."""
         if self._ledger.uid is None:
             return  # what an earlier agent has published stays until the ledger is known
+        if self._name is None:
+            await self._choose()
         if self._ledger.publishes:
             self._withdrawn = False
             await self._publish()
@@ -170,7 +179,7 @@ class SlicePublisher:
         wanted = slice_spec(self._node, gpus, generation + 1)
         if self._seen is None or not self._is_as_written(self._seen, wanted):
             if self._seen is None:
-                write = ("POST", SLICES, slice_body(self._node, self._node_uid, wanted))
+                write = ("POST", SLICES, slice_body(self._node, self._node_uid, wanted, self._name))
             else:
                 write = ("PUT", self._path, {**self._seen, "spec": wanted})
             if not await self._write(*write):
@@ -202,7 +211,8 @@ class SlicePublisher:
                 self._proven = True
             made = await self._api.call(method, path, body)
         except (AlreadyExistsError, ConflictError):
-            self._seen = await self._api.get(self._path)
+            self._seen = None
+            self._take(await self._api.get(self._path))
         except NotFoundError:
             if self._seen is None:
                 raise
@@ -226,6 +236,22 @@ class SlicePublisher:
         self._seen, self._withdrawn = None, True
         self._changed()
 
+    async def _choose(self) -> None:
+        """Choose the name: that of the node's slice if there is one, else the first that is free."""
+        if self._node_uid is None:
+            self._node_uid = await self._own_node_uid()
+        names = slice_names(self._node, self._node_uid)
+        found: dict[str, Json] = {}
+        for name in names:
+            with contextlib.suppress(NotFoundError, ForbiddenError):
+                found[name] = await self._api.get(f"{SLICES}/{name}")
+        own = [name for name in names if name in found and is_of_node(found[name], self._node)]
+        free = [name for name in names if name not in found]
+        self._name = [*own, *free, names[0]][0]
+        if self._name != names[0]:
+            log.warning("another node's slice has the name of this node's", taken=names[0], instead=self._name)
+        self._chosen.set()
+
     async def _own_node_uid(self) -> str | None:
         """Return the uid of this node's Node, as the agent's own token names it; None if it names none."""
         body: Json = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -235,22 +261,28 @@ class SlicePublisher:
 
     async def _watch(self) -> None:
         """List and watch the slice, until the server ends the watch or the node leaves the pool."""
-        known = self._seen
-        listed = await self._api.get(SLICES, self._query)
+        known, name = self._seen, self._name
+        query = {"fieldSelector": f"metadata.name={name}"}
+        listed = await self._api.get(SLICES, query)
         found = next(iter(listed.get("items") or ()), None)
         if found is not None and known is not None and _version(found) < _version(known):
             log.warning("the API server's versions have gone back: looking at the slice again", slice=self._path)
             self._seen = None
         self._take(found)
-        async for event in self._api.watch(SLICES, self._query, str(listed["metadata"]["resourceVersion"])):
+        async for event in self._api.watch(SLICES, query, str(listed["metadata"]["resourceVersion"])):
             if event["type"] in ("ADDED", "MODIFIED"):
                 self._take(event["object"])
             elif event["type"] == "DELETED":
                 self._take(None)
-            if not self._ledger.publishes:
+            if not self._ledger.publishes or self._name != name:
                 return
 
     def _take(self, found: Json | None) -> None:
+        if found is not None and not is_of_node(found, self._node):
+            self._chosen.clear()
+            self._seen = self._name = None
+            self._woken.set()
+            return
         if found is not None and self._seen is not None and _version(found) < _version(self._seen):
             return
         self._seen = found

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sharepod.agent.cluster.device_slice import slice_name, slice_spec
+from sharepod.agent.cluster.device_slice import slice_body, slice_name, slice_spec
 from sharepod.agent.cluster.slice_publisher import SlicePublisher
 from sharepod.agent.cluster.status_report import SliceReason
 from sharepod.api.gpunode import Gpu
@@ -30,17 +30,27 @@ async def turns() -> None:
 
 
 class Slices:
-    """API server with at most one slice, which writes amounts in a form of its own. `gate`: DRAConsumableCapacity is
-    on."""
+    """API server with slices, which writes amounts in a form of its own. `gate`: DRAConsumableCapacity is on."""
 
     def __init__(self) -> None:
-        self.slice: Json | None = None
+        self.slices: dict[str, Json] = {}
         self.gate = True
         self.node_uid: str | None = "node-uid"
         self.forbidden = False
         self.version = 0
         self.writes = 0
         self.events: asyncio.Queue[Json] = asyncio.Queue()
+
+    @property
+    def own(self) -> Json | None:
+        """The slice with the node's own name."""
+        return self.slices.get(NAME)
+
+    @own.setter
+    def own(self, found: Json | None) -> None:
+        self.slices.pop(NAME, None)
+        if found is not None:
+            self.slices[NAME] = found
 
     def _kept(self, body: Json) -> Json:
         kept = copy.deepcopy(body)
@@ -58,39 +68,43 @@ class Slices:
         if method == "POST":
             assert body is not None
             return self._kept(body) if query == {"dryRun": "All"} else await self.create(path, body)
-        if self.slice is None:
+        name = path.rpartition("/")[2]
+        if name not in self.slices:
             raise NotFoundError(f"{method} {path}", 404, "NotFound", "gone")
         if method == "DELETE":
-            self.slice = None
+            del self.slices[name]
             return {}
         assert body is not None
-        if body["metadata"]["resourceVersion"] != self.slice["metadata"]["resourceVersion"]:
+        if body["metadata"]["resourceVersion"] != self.slices[name]["metadata"]["resourceVersion"]:
             raise ConflictError(f"{method} {path}", 409, "Conflict", "changed")
         if query == {"dryRun": "All"}:
             return self._kept(body)
-        self.slice, self.writes = self._kept(body), self.writes + 1
-        return copy.deepcopy(self.slice)
+        self.slices[name], self.writes = self._kept(body), self.writes + 1
+        return copy.deepcopy(self.slices[name])
 
     async def create(self, path: str, body: Json) -> Json:
         if path.endswith("selfsubjectreviews"):
             extra = {"authentication.kubernetes.io/node-uid": [self.node_uid]} if self.node_uid else {}
             return {"status": {"userInfo": {"extra": extra}}}
-        if self.slice is not None:
+        name = body["metadata"]["name"]
+        if name in self.slices:
             raise AlreadyExistsError(f"POST {path}", 409, "AlreadyExists", "there")
-        self.slice, self.writes = self._kept(body), self.writes + 1
-        return copy.deepcopy(self.slice)
+        self.slices[name], self.writes = self._kept(body), self.writes + 1
+        return copy.deepcopy(self.slices[name])
 
     async def get(self, path: str, query: Json | None = None) -> Json:
         if query is not None:
-            items = [copy.deepcopy(self.slice)] if self.slice is not None else []
+            found = self.slices.get(query["fieldSelector"].partition("=")[2])
+            items = [copy.deepcopy(found)] if found is not None else []
             return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
-        if self.slice is None:
+        name = path.rpartition("/")[2]
+        if name not in self.slices:
             raise NotFoundError(f"GET {path}", 404, "NotFound", "gone")
-        return copy.deepcopy(self.slice)
+        return copy.deepcopy(self.slices[name])
 
     def told(self) -> None:
         """Have the watch that is open say how the slice is now."""
-        found = copy.deepcopy(self.slice)
+        found = copy.deepcopy(self.own)
         kind = "MODIFIED" if found is not None else "DELETED"
         self.events.put_nowait({"type": kind, "object": found or {"metadata": {"resourceVersion": str(self.version)}}})
 
@@ -140,7 +154,7 @@ class Bench:
         return said.reason
 
     def devices(self) -> list[str]:
-        return [device["name"] for device in (self.api.slice or {"spec": {"devices": []}})["spec"]["devices"]]
+        return [device["name"] for device in (self.api.own or {"spec": {"devices": []}})["spec"]["devices"]]
 
     def leave(self) -> None:
         self.ledger.publishes = False
@@ -150,7 +164,7 @@ class Bench:
 async def test_the_gpus_are_published_as_devices_of_the_node_and_go_with_it() -> None:
     bench = Bench()
     await bench.publisher.step()
-    found = bench.api.slice
+    found = bench.api.own
     assert found is not None
     assert found["metadata"]["name"] == slice_name(NODE) == NAME
     assert found["metadata"]["ownerReferences"] == [
@@ -199,8 +213,8 @@ async def test_a_gpu_that_fails_leaves_and_the_pool_is_of_a_later_generation() -
     bench.gpus.pop()
     await bench.publisher.step()
     assert bench.devices() == ["gpu-1"]
-    assert bench.api.slice is not None
-    assert bench.api.slice["spec"]["pool"]["generation"] == 2
+    assert bench.api.own is not None
+    assert bench.api.own["spec"]["pool"]["generation"] == 2
 
 
 async def test_a_node_that_takes_no_tenants_publishes_no_device() -> None:
@@ -220,15 +234,15 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
     await bench.publisher.step()
     watching = asyncio.create_task(bench.publisher.follow())
     await turns()
-    bench.api.slice = None
+    bench.api.own = None
     bench.api.told()
     await turns()
     await bench.publisher.step()
     assert len(bench.devices()) == 2
-    assert bench.api.slice is not None
-    bench.api.slice["spec"]["devices"].clear()
+    assert bench.api.own is not None
+    bench.api.own["spec"]["devices"].clear()
     bench.api.version += 1
-    bench.api.slice["metadata"]["resourceVersion"] = str(bench.api.version)
+    bench.api.own["metadata"]["resourceVersion"] = str(bench.api.version)
     bench.api.told()
     await turns()
     await bench.publisher.step()
@@ -241,12 +255,12 @@ async def test_a_slice_that_was_deleted_or_changed_is_written_again() -> None:
 async def test_a_slice_that_a_restored_backup_has_brought_back_is_written_again() -> None:
     bench = Bench()
     await bench.publisher.step()
-    before = copy.deepcopy(bench.api.slice)
+    before = copy.deepcopy(bench.api.own)
     bench.gpus.pop()
     for _ in range(2):
         await bench.publisher.step()
     assert bench.devices() == ["gpu-1"]
-    bench.api.slice = before  # an older version than was seen
+    bench.api.own = before  # an older version than was seen
     watching = asyncio.create_task(bench.publisher.follow())
     await turns()
     await bench.publisher.step()
@@ -283,7 +297,7 @@ async def test_a_node_that_leaves_says_so_only_once_its_slice_is_gone() -> None:
     bench.leave()
     assert bench.reason is SliceReason.STARTING
     await bench.publisher.step()
-    assert (bench.api.slice, bench.reason) == (None, SliceReason.WITHDRAWN)
+    assert (bench.api.own, bench.reason) == (None, SliceReason.WITHDRAWN)
     bench.ledger.publishes = True
     await bench.publisher.step()
     bench.leave()
@@ -297,7 +311,7 @@ async def test_an_agent_that_starts_on_a_node_that_leaves_deletes_what_the_one_b
     bench.start()
     assert bench.reason is SliceReason.STARTING
     await bench.publisher.step()
-    assert (bench.api.slice, bench.reason) == (None, SliceReason.WITHDRAWN)
+    assert (bench.api.own, bench.reason) == (None, SliceReason.WITHDRAWN)
 
 
 async def test_a_node_of_another_pool_has_no_slice_and_says_nothing_of_it() -> None:
@@ -306,7 +320,7 @@ async def test_a_node_of_another_pool_has_no_slice_and_says_nothing_of_it() -> N
     bench.ledger.of_scheduler = bench.ledger.publishes = False
     bench.start()
     await bench.publisher.step()
-    assert (bench.api.slice, bench.reason) == (None, None)
+    assert (bench.api.own, bench.reason) == (None, None)
     bench.start()
     bench.api.forbidden = True
     await bench.publisher.step()
@@ -327,7 +341,7 @@ async def test_without_the_feature_gate_nothing_is_published_and_the_condition_s
     bench = Bench()
     bench.api.gate = False
     await bench.publisher.step()
-    assert bench.api.slice is None
+    assert bench.api.own is None
     assert bench.reason is SliceReason.NO_SHARES
     assert bench.publisher.verdict is not None
     assert "DRAConsumableCapacity" in bench.publisher.verdict.message
@@ -362,4 +376,34 @@ async def test_an_agent_whose_token_names_no_node_publishes_nothing() -> None:
     bench = Bench()
     bench.api.node_uid = None
     await bench.publisher.step()
-    assert (bench.api.slice, bench.reason) == (None, SliceReason.REFUSED)
+    assert (bench.api.own, bench.reason) == (None, SliceReason.REFUSED)
+
+
+@pytest.mark.promise("operator-scheduler-pool-own-name")
+async def test_where_another_nodes_slice_has_the_name_the_nodes_gpus_are_published_by_another_and_withdrawn() -> None:
+    bench = Bench()
+    taken = bench.api._kept(slice_body("node-b", "uid-b", slice_spec("node-b", [], 1), NAME))
+    bench.api.own = copy.deepcopy(taken)
+    await bench.publisher.step()
+    assert bench.reason is SliceReason.PUBLISHED
+    other = "scheduler.sharepod.dev.node-uid-node-a"
+    assert set(bench.api.slices) == {NAME, other}
+    assert (bench.api.own, bench.api.slices[other]["spec"]["nodeName"]) == (taken, NODE)
+    bench.api.own = None
+    bench.start()
+    await bench.publisher.step()
+    assert set(bench.api.slices) == {other}, "the next agent keeps it"
+    bench.ledger.publishes = False
+    await bench.publisher.step()
+    assert (bench.api.slices, bench.reason) == ({}, SliceReason.WITHDRAWN)
+
+
+@pytest.mark.promise("operator-scheduler-pool-own-name")
+async def test_a_name_that_is_taken_while_the_slice_was_deleted_is_left() -> None:
+    bench = Bench()
+    await bench.publisher.step()
+    bench.api.own = bench.api._kept(slice_body("node-b", "uid-b", slice_spec("node-b", [], 1), NAME))
+    bench.publisher._take(bench.api.own)
+    await bench.publisher.step()
+    assert bench.reason is SliceReason.PUBLISHED
+    assert len(bench.api.slices) == 2
