@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -28,8 +29,10 @@ _COST = Decimal("0.0001")
 """Step of a cost: a hundredth of a cent."""
 _HOURS = Decimal("0.000001")
 """Step of hours: 3.6 ms."""
-_FORMULA = ("=", "+", "-", "@")
-"""First characters by which a spreadsheet takes a text for a formula, also behind blanks, tabs and ends of line."""
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/()-]*")
+"""Text that no spreadsheet takes for a formula, in any country: names of objects, models, months and currencies."""
+_SEPARATORS = str.maketrans(dict.fromkeys(',;|"', " "))
+"""Characters at which a spreadsheet of some country begins or ends a cell."""
 
 
 class Charged(StrEnum):
@@ -108,7 +111,7 @@ def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
-    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula, and none for another row."""
+    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula, another cell or row."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
     writer.writerow(columns)
@@ -211,5 +214,6 @@ def _hours(ms: int) -> Decimal:
 
 
 def _as_text(value: str | Decimal) -> str:
-    text = "".join(each if each.isprintable() else " " for each in str(value))
-    return f"'{text}" if isinstance(value, str) and text.lstrip().startswith(_FORMULA) else text
+    if isinstance(value, Decimal) or _PLAIN.fullmatch(value):
+        return str(value)
+    return "'" + "".join(each if each.isprintable() else " " for each in value).translate(_SEPARATORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from decimal import Decimal
 
 import pytest
@@ -48,6 +49,27 @@ def test_csv_has_a_line_for_each_namespace_and_model_and_no_formula() -> None:
     assert row["gpuModel"] == "'=1+1"
     assert (row["namespace"], row["month"], row["currency"]) == ("team", "2026-01", "EUR")
     assert (row["gpuHoursHeld"], row["gpuHours"], row["totalCost"]) == ("3.000000", "5.000000", "10.0000")
+
+
+@pytest.mark.parametrize(
+    "sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\u2212", "\t=", "\r=", "\u00a0=", '"=', "%"]
+)
+@pytest.mark.parametrize("before", ["", "A;", "A,", "A\t", "A|", "A\n"])
+def test_no_text_of_a_bill_begins_a_cell_with_a_sign_in_any_country(before: str, sign: str) -> None:
+    accounts = {"team": NamespaceAccount(months={"2026-01": {f"{before}{sign}1+1": AMOUNTS}})}
+    text = as_csv(bill_lines(accounts, "2026-01", Prices()), "2026-01", Prices())
+    assert len(text.splitlines()) == 2
+    for delimiter in ",;\t|":
+        for cell in list(csv.reader(io.StringIO(text), delimiter=delimiter))[1]:
+            for part in re.split(r"[,;\t|]", cell):
+                assert re.match(r"['A-Za-z0-9]|$", part), (delimiter, cell)
+
+
+def test_names_and_models_are_in_a_bill_as_they_are() -> None:
+    model = "NVIDIA GeForce RTX 4090 (24 GB)"
+    accounts = {"team-a.b": NamespaceAccount(months={"2026-01": {model: AMOUNTS}})}
+    (row,) = csv.DictReader(io.StringIO(as_csv(bill_lines(accounts, "2026-01", Prices()), "2026-01", Prices())))
+    assert (row["namespace"], row["gpuModel"]) == ("team-a.b", model)
 
 
 @pytest.mark.promise("operator-bill")
