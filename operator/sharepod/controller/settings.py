@@ -86,17 +86,14 @@ class OperatorSettings(BaseSettings):
     """
 
     bind_timeout: Seconds = 60
-    """A Pod that kube-scheduler refuses for this long is taken back and placed again."""
+    """A Pod that kube-scheduler refuses for this long is taken back and placed again. So is a Pod that a scheduler of
+    its own has not bound for this long: a scheduler that does not exist holds no share. Where kube-scheduler has not
+    looked at a Pod, `start_timeout` counts: it is away, and binds the Pod once it is back.
+    """
 
     start_timeout: Seconds = 1800
     """A Pod that has a share and of which no container has been started for this long gives the share back: an image
     that cannot be pulled. Longer than the pull of a large image takes.
-    """
-
-    seen_timeout: Seconds = 300
-    """A Pod that names a scheduler of its own and has a share gives the share back once that scheduler has not looked
-    at it for this long, and gets another one as much later at the earliest: a scheduler that does not exist holds none.
-    For kube-scheduler itself `start_timeout` counts, because its Pods only wait until it is back.
     """
 
     keep_after: Seconds = 600

@@ -290,7 +290,7 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
             return TakeBackPod(pod, pod.unschedulable)  # L5: the caller deletes this version of the Pod only
     elif snapshot.unstarted_since is not None:
         foreign = pod.node is None and pod.scheduler != DEFAULT_SCHEDULER
-        patience = min(snapshot.seen_timeout, snapshot.start_timeout) if foreign else snapshot.start_timeout
+        patience = snapshot.bind_timeout if foreign else snapshot.start_timeout
         due = snapshot.unstarted_since + patience
         if snapshot.now >= due and pod.node is None:
             text = f"the scheduler {pod.scheduler} has not looked at it for {patience:.0f} s"

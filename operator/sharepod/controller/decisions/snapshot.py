@@ -74,8 +74,6 @@ class TenantSnapshot:
     """Seconds after which a Pod that kube-scheduler refuses is taken back."""
     start_timeout: float = 1800.0
     """Seconds after which a Pod of which no container was started gives its share back."""
-    seen_timeout: float = 300.0
-    """Seconds after which a Pod gives its share back that a scheduler of its own has not looked at."""
     namespace_ends: bool = False
     """Its namespace is being deleted."""
     unreadable_row: bool = False

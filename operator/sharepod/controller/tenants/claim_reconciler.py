@@ -168,10 +168,8 @@ class ClaimReconciler:
     def _patience_s(self, pod: ClaimPodFacts, *, elsewhere: bool) -> float:
         """Return the seconds for which a Pod may hold a place that no scheduler has bound it to. `elsewhere`: what
         kube-scheduler had said of it when it got the place may be about something else."""
-        start_s = float(self._settings.start_timeout)
-        if pod.scheduler != DEFAULT_SCHEDULER:
-            return min(self._settings.seen_timeout, start_s)
-        return self._settings.bind_timeout if elsewhere else start_s
+        foreign = pod.scheduler != DEFAULT_SCHEDULER
+        return self._settings.bind_timeout if foreign or elsewhere else self._settings.start_timeout
 
     async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
         """Confirm that a claim with a row is gone."""
@@ -212,7 +210,7 @@ class ClaimReconciler:
                 if await self._may_deallocate(claim, memo, snapshot.now) and await self._writer.deallocate(claim):
                     if unseen and memo.claim.waits is not None:
                         held_s = snapshot.due - memo.claim.waits[1]
-                        memo.not_before = self._clock() + memo.next_pause_s(min(self._settings.seen_timeout, held_s))
+                        memo.not_before = self._clock() + memo.next_pause_s(min(self._settings.bind_timeout, held_s))
                     self._taken_back(snapshot, claim, memo, avoided, message)
                     self.queue.add(uid)
             case Adopt() | HoldClaim() | LetClaimGo():

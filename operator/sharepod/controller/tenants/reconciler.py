@@ -358,9 +358,7 @@ class TenantReconciler:
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
         match step.cause:
-            case TakeBackCause.SCHEDULER:
-                memo.not_before = now + memo.next_pause_s(settings.seen_timeout)
-            case TakeBackCause.CLAIM:
+            case TakeBackCause.SCHEDULER | TakeBackCause.CLAIM:
                 memo.not_before = now + memo.next_pause_s(settings.bind_timeout)
             case TakeBackCause.PLACE if pod.pin is not None:
                 until = now + memo.next_pause_s(settings.bind_timeout)

@@ -79,7 +79,6 @@ class Snapshots:
             wall=wall,
             bind_timeout=self._settings.bind_timeout,
             start_timeout=self._settings.start_timeout,
-            seen_timeout=self._settings.seen_timeout,
             namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
             unreadable_row=self._state.ledgers.unreadable_row(tenant),
             gpu_failed=pod is not None and any(self._gpu_failed(item) for item in reserved),

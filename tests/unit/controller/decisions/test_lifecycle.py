@@ -234,11 +234,11 @@ def test_a_pod_that_no_scheduler_looks_at_is_taken_back_after_as_long() -> None:
 @pytest.mark.promise("operator-unknown-scheduler")
 def test_a_pod_of_a_scheduler_of_its_own_that_does_not_look_at_it_gives_the_share_back_sooner() -> None:
     unseen = replace(pod(), scheduler="nobody")
-    assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(310.0)
-    found = step(made(), unseen, reserved(), unstarted_since=10.0, now=310.0)
+    assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(70.0)
+    found = step(made(), unseen, reserved(), unstarted_since=10.0, now=70.0)
     assert isinstance(found, TakeBackPod)
     assert found.cause is TakeBackCause.SCHEDULER
-    assert "nobody has not looked at it for 300 s" in found.message
+    assert "nobody has not looked at it for 60 s" in found.message
     bound = replace(pod(node="node-a"), scheduler="nobody")
     assert step(made(), bound, reserved(), unstarted_since=10.0, now=310.0) == Wait(1810.0)
 

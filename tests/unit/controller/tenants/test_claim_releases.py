@@ -138,12 +138,12 @@ async def test_an_allocation_of_a_pod_whose_scheduler_does_not_exist_is_taken_ba
     await placed(world)
     await world.look_at_claim(times=2)
     assert world.allocation() is not None
-    world.now += world.settings.seen_timeout
+    world.now += world.settings.bind_timeout
     await world.look_at_claim()
     await lets_go(world)
     assert world.allocation() is None
     memo = world.memos.of(world.claim_uid())
-    assert memo.not_before == world.now + world.settings.seen_timeout
+    assert memo.not_before == world.now + world.settings.bind_timeout
 
 
 async def placed_after_refusal(world: World, why: str) -> None:
