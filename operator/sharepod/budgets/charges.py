@@ -29,8 +29,8 @@ _COST = Decimal("0.0001")
 """Step of a cost: a hundredth of a cent."""
 _HOURS = Decimal("0.000001")
 """Step of hours: 3.6 ms."""
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/()-]*")
-"""Text that no spreadsheet takes for a formula, in any country: names of objects, models, months and currencies."""
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/()-]*")
+"""Text that no spreadsheet takes for a formula, in any country: names of objects, models, times and currencies."""
 _SEPARATORS = str.maketrans(dict.fromkeys(',;|"', " "))
 """Characters at which a spreadsheet of some country begins or ends a cell."""
 
