@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from sharepod.api.bounds import clipped
 from sharepod.api.consumption import Consumption
 from sharepod.api.gpunode import GPUNodeStatus
 from sharepod.budgets.amounts import Amounts
@@ -48,3 +49,37 @@ def test_a_budget_goes_on_being_charged_for_what_its_own_nodes_count() -> None:
 
     before = reported(node_a=HOUR_MS, node_b=5 * HOUR_MS)
     assert reported(node_a=2 * HOUR_MS, node_b=5 * HOUR_MS).held_ms - before.held_ms == HOUR_MS
+
+
+HARMFUL = "\x1b]0;x\x07\r\nroot# \x9b2J\u202e\u2028"
+
+
+def texts_in(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for each in value.values() for text in texts_in(each)]
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in texts_in(each)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.promise("security-clean-texts")
+def test_no_text_of_an_agent_reaches_users_with_control_characters() -> None:
+    harmful = {
+        "gpus": [
+            {"uuid": HARMFUL, "index": 0, "model": HARMFUL, "memory": 1, "reason": HARMFUL, "health": HARMFUL},
+            {"uuid": "b", "index": 1, "model": "T", "memory": 1, "links": [{"uuid": "a", "kind": HARMFUL}]},
+        ],
+        "tenants": [{"id": "t", "findings": [{"reason": "HookReplaced", "message": HARMFUL}]}],
+        "conditions": [{"type": "AgentReady", "status": "True", "reason": "Ready", "message": HARMFUL}],
+        "agentVersion": HARMFUL,
+    }
+    status = GPUNodeStatus.model_validate(harmful)
+    found = texts_in(status.model_dump(mode="json"))
+    assert len(found) > 10
+    assert all(text.isprintable() for text in found), found
+
+
+@pytest.mark.promise("security-clean-texts")
+def test_no_message_of_the_operator_has_control_characters() -> None:
+    assert clipped(f"the kubelet says {HARMFUL}").isprintable()
+    assert clipped("Größe 1 → 2: 模型") == "Größe 1 → 2: 模型"

@@ -3,7 +3,7 @@
 Guarantees:
 - An object within the bounds is read in a few milliseconds.
 - No pod that a kubelet could start is outside them.
-- A message that quotes a value has a bounded length, whatever the value.
+- A message that quotes a value has a bounded length, whatever the value, and no control characters (`shown`).
 """
 
 from __future__ import annotations
@@ -66,8 +66,15 @@ _QUOTED = 64
 """Characters of a value that a message quotes."""
 
 
+def shown(text: str) -> str:
+    """Return a text as it may reach a terminal, a log or a table: control characters, ends of lines and changes of
+    direction become U+FFFD."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
 def clipped(text: str, most: int = MAX_MESSAGE) -> str:
-    """Return the text with at most `most` characters; one that is cut ends with an ellipsis."""
+    """Return the text as it may be shown, with at most `most` characters; one that is cut ends with an ellipsis."""
+    text = shown(text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT
 from .consumption import MAX_CONSUMPTION, Consumption, TimestampField
-from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model
+from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model, Text
 
 KIND = "GPUNode"
 PLURAL = "gpunodes"
@@ -201,18 +201,18 @@ class Link(Model):
 
     uuid: str
     """UUID of the other GPU."""
-    kind: str
+    kind: Text
     """NVLINK, PIX, PXB, PHB, NODE or SYS, the words of NVML's topology."""
 
 
 class Gpu(Model):
     """Physical GPU as the agent saw it."""
 
-    uuid: str
+    uuid: Text
     """UUID of the GPU."""
     index: CountField
     """Index of the GPU on its node."""
-    model: str
+    model: Text
     """Name of the model, as NVML has it."""
     memory: BytesField
     """Bytes that tenants can have: NVML's total less what is reserved."""
@@ -224,7 +224,7 @@ class Gpu(Model):
     """Connections to the other GPUs of the node."""
     shareable: bool = True
     """The GPU takes tenants."""
-    reason: str = ""
+    reason: Text = ""
     """Why the GPU is not shareable or not healthy; empty if it is both."""
     held: bool | None = None
     """In pool `device-plugin`: whether PodResources shows the GPU as held by a holder of ours."""
@@ -278,7 +278,7 @@ class Finding(Model):
 
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
     """Kind of finding, in one word; a newer agent may have further ones."""
-    message: Annotated[str, Field(max_length=1024)]
+    message: Annotated[Text, Field(max_length=1024)]
     """Text for people: what was found, the usual cause, and the fix."""
 
 
@@ -329,7 +329,7 @@ class GPUNodeStatus(Model):
     """Conditions of the node's agent."""
     observed_generation: int | None = None
     """Generation of the ledger that the agent has put in force."""
-    agent_version: str | None = None
+    agent_version: Text | None = None
     """Version of the agent."""
     gpu_count: CountField = 0
     """Number of GPUs."""

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from .bounds import shown
 
 GROUP = "sharepod.dev"
 VERSION = "v1alpha1"
@@ -128,6 +130,10 @@ def device_name(uuid: str) -> str:
     return uuid.lower()
 
 
+Text = Annotated[str, AfterValidator(shown)]
+"""Text of an agent or a kubelet for people: a compromised one writes it for users of other namespaces."""
+
+
 class Model(BaseModel):
     """Base of all models: camelCase in YAML, snake_case here, frozen, unknown fields refused."""
 
@@ -162,7 +168,7 @@ class Condition(Model):
     """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
     """Why it is so, in one word for programs."""
-    message: Annotated[str, Field(max_length=32768)] = ""
+    message: Annotated[Text, Field(max_length=32768)] = ""
     """Why it is so and what would help, in words for people."""
     last_transition_time: str | None = None
     """When `status` last changed."""

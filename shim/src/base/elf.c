@@ -156,11 +156,11 @@ static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argume
     return copy_directory(info->dlpi_name, search->path, search->size) ? 1 : -1;
 }
 
-void object_pin(const struct object *object) {
+void object_pin(const char *path) {
     enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* RTLD_ of both C libraries */
     void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
     if (open != NULL)
-        open(object->path, LAZY | NOLOAD | NODELETE);
+        open(path, LAZY | NOLOAD | NODELETE);
 }
 
 static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) {

@@ -30,8 +30,8 @@ void *object_symbol(const struct object *object, const char *name);
 /* Return a symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL: it is not loaded.
  */
 void *object_libc_symbol(const char *name);
-/* Keep the object loaded until the process ends, also after each dlclose. */
-void object_pin(const struct object *object);
+/* Keep the object of that path loaded until the process ends, also after each dlclose. */
+void object_pin(const char *path);
 /* Return the symbol of the next object behind the hook that defines it, as RTLD_NEXT would; of the C library if none
  * does. Other copies of the hook do not count. */
 void *object_next_symbol(const char *name);

@@ -39,7 +39,13 @@ static const struct row rows[ENTRY_COUNT] = {
 
 _Atomic(void *) entries_driver[ENTRY_COUNT];
 static _Atomic bool loaded, settled;
-static struct object source; /* libcuda that the table is of */
+/* The libcuda that the table is of. Threads that load at once store the same. */
+static struct {
+    _Atomic(ElfW(Addr)) base;
+    _Atomic(unsigned long long) unloads;
+    _Atomic(const char *) strings;
+    _Atomic(const char *) path;
+} source;
 
 /* Make the table one of that libcuda. */
 static void load(const struct object *driver) {
@@ -48,7 +54,10 @@ static void load(const struct object *driver) {
         return;
     for (int i = 0; i < ENTRY_COUNT; i++)
         entries_driver[i] = object_symbol(driver, rows[i].symbol);
-    source = *driver;
+    source.base = driver->base;
+    source.unloads = driver->unloads;
+    source.strings = driver->strings;
+    source.path = driver->path;
     atomic_store_explicit(&loaded, true, memory_order_release);
 }
 
@@ -78,7 +87,7 @@ void entries_follow(const void *function) {
 void entries_settle(void) {
     if (atomic_load_explicit(&settled, memory_order_acquire))
         return;
-    object_pin(&source); /* its functions are called after a dlclose, too */
+    object_pin(source.path); /* its functions are called after a dlclose, too */
     atomic_store_explicit(&settled, true, memory_order_release);
 }
 

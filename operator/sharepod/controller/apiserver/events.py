@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from sharepod.api import claims
+from sharepod.api.bounds import clipped
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
 from sharepod.controller.state.facts.object_facts import ObjectFacts
@@ -148,7 +149,7 @@ class Events:
     def _manifest(self, event: _Event) -> Json:
         about = event.about
         now = datetime.datetime.now(datetime.UTC)
-        note = event.note if len(event.note) <= _NOTE_LIMIT else event.note[: _NOTE_LIMIT - 1] + "…"
+        note = clipped(event.note, _NOTE_LIMIT)
         while len(note.encode("utf-8", "surrogatepass")) > _NOTE_LIMIT:  # half a pair
             note = note[:-2] + "…"
         version = _VERSIONS.get(event.kind, API_VERSION)
