@@ -52,7 +52,8 @@ def hook_paths_policy() -> list[dict[str, Any]]:
         [
             refuse(
                 f"!variables.containers.exists(c, {wrong})",
-                f"variables.containers.filter(c, {wrong}).map(c, 'spec.containers[' + c.name + ']{field} leads to "
+                f"variables.containers.filter(c, {wrong}).map(c, (object.spec.containers.exists(o, o.name == c.name) ? "
+                f"'spec.containers[' : 'spec.initContainers[') + c.name + ']{field} leads to "
                 "where SharePod mounts its hook; choose another path')[0]",
             )
             for wrong, field in taking(is_reserved, but_of=VOLUME_NAME)
