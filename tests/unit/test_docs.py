@@ -31,6 +31,8 @@ PAGES = [
 ]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 DECISIONS = ROOT / "docs" / "decisions"
+CHANGE_WORDS = 25
+"""Words of a line of CHANGELOG.md at most: a sentence that is read once."""
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,13 @@ def test_every_decision_has_its_four_parts_and_is_in_the_index(record: Path) -> 
     assert heads == ["Context", "Decision", "Alternatives", "Consequences"]
     number, title = int(record.stem[:4]), text.splitlines()[0].partition(". ")[2]
     assert f"| [{number}]({record.name}) | {title} |" in (DECISIONS / "README.md").read_text()
+
+
+def test_a_change_is_one_short_line_of_the_changelog() -> None:
+    sections = (ROOT / "CHANGELOG.md").read_text().partition("\n## ")[2].splitlines()[1:]
+    changes = [line for line in sections if line and not line.startswith("#")]
+    assert changes
+    assert not [line for line in changes if not line.startswith("- ") or len(line[2:].split()) > CHANGE_WORDS]
 
 
 def _walks() -> list[list[tuple[int, str, str]]]:
