@@ -45,7 +45,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise promises figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -183,8 +183,11 @@ test-canary: shim doubles ## what claims rest on, tried with Kubernetes MINORS (
 		echo "canary: Kubernetes $$minor"; FEATURE_GATES=DRAConsumableCapacity=true KUBEBUILDER_ASSETS="$$assets" \
 		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),$(CANARY)) || status=1; done; exit $$status
 
-promise: .venv/installed ## the tests that hold a promise of docs/promises.md: make promise ID=time-guarantee
+promise: .venv/installed ## the tests that hold a promise: make promise ID=time-guarantee
 	@tests="$$($(BIN)/python docs/promises.py --tests "$(ID)")" && $(MAKE) --no-print-directory test PYTEST_ARGS="$$tests"
+
+promises: .venv/installed ## build/promises.md: each promise of the docs, the tests and benchmarks that hold it, its last figure
+	@$(BIN)/python docs/promises.py
 
 lint: .venv/installed shim ## format, lint, spelling, dead code, types, import contract, promises
 	$(BIN)/ruff format --check .
@@ -197,11 +200,10 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check
 
-docs: shim ## docs/settings.md and docs/promises.md, from the code, the docs and the tests
+docs: shim promises ## docs/settings.md from the code, and build/promises.md
 	@$(BIN)/python docs/generate.py
-	@$(BIN)/python docs/promises.py
 
-figures: .venv/installed ## takes the figures of promises from build/results/ into docs/promises.toml and docs/promises.md
+figures: .venv/installed ## takes the figures of promises from build/results/ into docs/promises.toml
 	@$(BIN)/python docs/promises.py --figures
 
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
