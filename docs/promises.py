@@ -1,7 +1,7 @@
 """Generator of build/promises.md: each promise of the docs, what holds it, how to run that, and its last figure.
 
 - A promise is a sentence of README.md, SECURITY.md or docs/ with the anchor `<!-- promise: ID -->` behind it, or
-  `<!-- promise: ID, 2 sentences -->`. Readers of the rendered page do not see it. The ID begins with a room of `ROOMS`.
+  `<!-- promise: ID, 2 sentences -->`. Readers of the rendered page do not see it. The ID begins with a key of `AREAS`.
 - A test holds a promise by `@pytest.mark.promise("ID")`, a whole file by `pytestmark = pytest.mark.promise("ID")`.
 - A benchmark names in `PROMISES = {"ID": ("max", "METRIC")}` which of its figures belongs to the promise: the largest
   ("max") or smallest ("min") of all its rows of that metric; a third text says how the cases of these rows begin.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = {
+AREAS = {
     "time": "Time shares",
     "memory": "Memory",
     "placement": "Placement",
@@ -40,7 +40,7 @@ ROOMS = {
     "security": "Security",
     "install": "Installation and upgrade",
 }
-"""Title of each room in the page's order, by the first word of the room's IDs."""
+"""Title of each area in the page's order, by the first word of the area's IDs."""
 WAYS = {"max": max, "min": min}
 
 _ANCHOR = re.compile(r"<!-- promise: (.*?) -->")
@@ -143,8 +143,8 @@ def _read_page(page: Path, root: Path, found: Found) -> None:
             found.problems.append(f"{name}: `{match[0]}` is no anchor: write it as `<!-- promise: ID -->`, on one line")
     for match in _ANCHOR.finditer(text):
         content = _CONTENT.fullmatch(match[1])
-        if content is None or content["id"].partition("-")[0] not in ROOMS:
-            begins = ", ".join(f"{room}-" for room in ROOMS)
+        if content is None or content["id"].partition("-")[0] not in AREAS:
+            begins = ", ".join(f"{area}-" for area in AREAS)
             found.problems.append(
                 f"{name}: `{match[0]}` is no anchor: the ID is in kebab-case and begins with {begins}"
             )
@@ -265,8 +265,8 @@ def page(found: Found, root: Path) -> str:
     """Return the text of build/promises.md."""
     targets = _targets(root)
     lines = [_HEAD]
-    for room, title in ROOMS.items():
-        rows = [promise for promise in found.promises if promise.id.partition("-")[0] == room]
+    for area, title in AREAS.items():
+        rows = [promise for promise in found.promises if promise.id.partition("-")[0] == area]
         if rows:
             lines += [f"## {title}", "", "| promise | held by | run | last figure |", "|---|---|---|---|"]
             lines += [_row(promise, found, targets) for promise in rows] + [""]
