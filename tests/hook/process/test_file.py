@@ -14,7 +14,7 @@ import pytest
 from hook.conftest import ROOT
 
 KIB = 1 << 10
-SIZE_MOST = 256 * KIB
+SIZE_MOST = 272 * KIB
 """Bytes; the file had 182 KiB when this was written, and 1.2 MiB with what debuggers read."""
 HEADERS = subprocess.run(
     [sys.executable, str(ROOT / "shim" / "cuda_headers.py")], capture_output=True, text=True, check=True, timeout=30
