@@ -64,11 +64,10 @@ def test_a_child_that_is_forked_while_a_library_is_loaded_does_not_wait_for_ever
 @pytest.mark.promise("program-fork")
 def test_a_child_that_is_forked_while_a_library_is_loaded_starts_cuda(tenant: Tenant) -> None:
     """Its parent has looked a function of libcuda up, and called none."""
-    agent = tenant.agent()
+    tenant.agent()
     probe = tenant.probe()
     probe.ok("load")
     assert probe.call("fork_while_loading", "cuInit").code == SUCCESS
-    agent.client()
 
 
 def test_a_constructor_may_call_cuda_beside_the_first_call(tenant: Tenant, double: Path, tmp_path: Path) -> None:
