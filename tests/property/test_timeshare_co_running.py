@@ -132,6 +132,8 @@ def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_
     gpu.at(3 * S, become_busy)
     gpu.run(3 * S)
     before, together = [program.gpu_used_ns for program in programs], gpu.together_ns
+    gpu.run(3 * S + 300 * MS)
+    assert gpu.together_ns - together <= 100 * MS, "exclusive turns begin after a window and its samples"
     gpu.run(8 * S)
     assert gpu.together_ns - together <= 500 * MS, "windows and trials"
     for program, used in zip(programs, before, strict=True):
