@@ -78,7 +78,7 @@ def _agents_token(cluster: Cluster, api: Api, node: str) -> None:
         api.patch(own, {"spec": {"tenants": []}})
     assert refused.value.code == 403
     foreign = slice_body("elsewhere", "uid", slice_spec("elsewhere", [], 1))
-    with pytest.raises(ApiError, match="may write ResourceSlices of the driver"):
+    with pytest.raises(ApiError, match="denied request: the agent of node"):
         api.create("/apis/resource.k8s.io/v1/resourceslices", foreign, dryRun="All")
     for path in (
         "/api/v1/pods",
@@ -129,8 +129,9 @@ def _processes(cluster: Cluster, machine: RealNode, name: str) -> list[str]:
 
 def _status(machine: RealNode, pid: str) -> dict[str, str]:
     lines = machine.real.run("cat", f"/proc/{pid}/status").stdout.splitlines()
-    told = dict(line.split(":", 1) for line in lines)
-    return {name: told[name].split()[0] for name in _STATUS}
+    fields = dict(line.split(":", 1) for line in lines)
+    values = {name: fields[name].split() for name in _STATUS}
+    return {name: value[min(1, len(value) - 1)] for name, value in values.items()}  # the effective user
 
 
 def _mounts(machine: RealNode, pid: str) -> dict[str, str]:
