@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 Json = dict[str, Any]
 _Read = TypeVar("_Read")
+_Other = TypeVar("_Other")
 
 TIMEOUT_S = 20
 """Longest time of one call: kubectl itself gives up the request after three quarters of it."""
@@ -119,6 +120,13 @@ def path(plural: str, namespace: str | None = None, name: str | None = None, *, 
     """Return the path of a list or an object; `namespace` None: of all namespaces, or a cluster-scoped kind."""
     parts = [group, *(["namespaces", quote(namespace, safe="")] if namespace else []), plural]
     return "/".join([*parts, *([quote(name, safe="")] if name else [])])
+
+
+def both(first: Callable[[], _Read], second: Callable[[], _Other]) -> tuple[_Read, _Other]:
+    """Return the results of two reads that run at the same time."""
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.submit(first), threads.submit(second)
+        return one.result(), other.result()
 
 
 def at_once(*reads: Callable[[], _Read]) -> list[_Read]:

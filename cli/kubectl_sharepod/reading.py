@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError, at_once, path
+from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError, both, path
 from kubectl_sharepod.views import Fleet, Workload, fleet, now, sharepod
 
 NODES_HIDDEN = (
@@ -58,9 +58,7 @@ def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
 
     The usage is the GPUNode's, which is newer; SharePods that wait are in no GPUNode.
     """
-    pods, nodes = at_once(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
-    assert isinstance(pods, list), "the reads keep their order"
-    known = nodes if isinstance(nodes, Fleet) else None
+    pods, known = both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
     tenants = {} if known is None else dict(known.by_uid)
     found: list[Workload] = []
     for pod in pods:

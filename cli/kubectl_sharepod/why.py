@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, at_once, path
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, both, path
 from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
 from kubectl_sharepod.reading import NODES_HIDDEN, gpus_if_allowed
 from kubectl_sharepod.views import WHOLE_MILLI, Gpu, condition, mapping, quantity, rows, sharepod, text, whole
@@ -49,14 +49,13 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     The exit status is 1 while it has no place.
     """
     read = {"sharepod": _sharepod, "pod": _pod, "claim": _claim}[kind]
-    found, fleet = at_once(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
-    assert isinstance(found, _Found), "the reads keep their order"
+    found, fleet = both(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
     if found.placed:
         return Page(before=[f"{kind}/{name} has its share", *found.lines], items=lambda: [{"placed": True}])
     page_rows: list[list[str]] = []
     items: list[Json] = []
     after: list[str] = []
-    if fleet is not None and not isinstance(fleet, _Found) and found.wanted is not None:
+    if fleet is not None and found.wanted is not None:
         for gpu in fleet.gpus:
             problem = obstacle(gpu, found.wanted)
             room = gpu.free
@@ -187,11 +186,10 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
-    item, events = at_once(
+    item, events = both(
         lambda: kubectl.get(path("pods", namespace, name, group="/api/v1")),
         lambda: _events(kubectl, namespace, "Pod", name),
     )
-    assert isinstance(item, dict), "the reads keep their order"
     scheduled = condition(mapping(item.get("status")), "PodScheduled")
     placed = text(scheduled, "status") == "True" or bool(text(item, "spec", "nodeName"))
     lines = [] if placed else [f"  PodScheduled: {text(scheduled, 'reason')}: {text(scheduled, 'message')}"]
@@ -199,11 +197,10 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
 
 
 def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
-    item, events = at_once(
+    item, events = both(
         lambda: kubectl.get(path("resourceclaims", namespace, name, group=CLAIMS)),
         lambda: _events(kubectl, namespace, "ResourceClaim", name),
     )
-    assert isinstance(item, dict), "the reads keep their order"
     placed = bool(mapping(mapping(item.get("status")).get("allocation")))
     first = mapping(next(iter(rows(mapping(mapping(item.get("spec")).get("devices")).get("requests"))), {}))
     exactly = mapping(first.get("exactly"))
