@@ -1,4 +1,4 @@
-"""Faults of settings as both programs print them: field, reason, what was given, and the nearest name of a setting.
+"""Faults of settings and files as both programs print them: field, reason, and of settings the nearest name.
 
 Guarantees:
 - A name that is not a setting's is answered with the most similar one, where one is similar.
@@ -10,6 +10,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from pydantic import ValidationError
+
+
+def first_fault(error: ValidationError, whole: str = "") -> str:
+    """Return field and reason of the first fault. `whole`: name of the object, for a fault of no single field."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 
 
 def explain(error: ValidationError, known: Iterable[str]) -> str:

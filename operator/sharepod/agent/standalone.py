@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import MAX_TENANTS, Model
+from sharepod.setting_faults import first_fault
 
 from .apart.distant_agent import AnyAgent
 
@@ -46,9 +47,7 @@ def load(path: Path) -> tuple[Tenant, ...]:
     except OSError as error:
         raise TenantsFileError(f"cannot read the tenants file {path}: {error.strerror or error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise TenantsFileError(f"the tenants file {path} is not valid: {field}: {first['msg']}") from None
+        raise TenantsFileError(f"the tenants file {path} is not valid: {first_fault(error, 'the file')}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TenantsFileError(f"the tenants file {path} is not valid: {error}") from None
     ids = [tenant.id for tenant in file.tenants]

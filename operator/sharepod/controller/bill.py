@@ -30,6 +30,7 @@ from sharepod.budgets.namespace_account import NamespaceAccount
 from sharepod.budgets.owner_charges import owner_lines, owners_as_allocations, owners_as_csv
 from sharepod.budgets.statement_status import account_of
 from sharepod.kube import ApiError, Connection, Json, NoApiServerError, NotFoundError, PageTokens
+from sharepod.setting_faults import first_fault
 
 _PAGE = 100
 """Statements in one page of a list: of large ones, some 90 MB."""
@@ -47,11 +48,9 @@ def read_prices(path: Path) -> Prices:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BillError(f"cannot read the prices {path}: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
         raise BillError(
-            f"the prices {path} are wrong: {field}: {first['msg']}; write currency, charged, default and models, with "
-            "gpuHour and memoryGiBHour for each model"
+            f"the prices {path} are wrong: {first_fault(error, 'the file')}; write currency, charged, default and "
+            "models, with gpuHour and memoryGiBHour for each model"
         ) from None
 
 
@@ -80,8 +79,7 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
         try:
             found[name] = account_of(GPUStatementStatus.model_validate(item.get("status") or {}, extra="ignore"))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            wrong.append(f"the statement of {name} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            wrong.append(f"the statement of {name} cannot be read: {first_fault(error)}")
 
     try:
         if namespace is not None:
@@ -106,10 +104,8 @@ async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[
         try:
             found.append((metadata, SharePodStatus.model_validate(item.get("status") or {}, extra="ignore")))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
             name = f"{metadata['namespace']}/{metadata['name']}"
-            wrong.append(f"the status of SharePod {name} cannot be read: {where}: {first['msg']}")
+            wrong.append(f"the status of SharePod {name} cannot be read: {first_fault(error)}")
     return found, wrong
 
 

@@ -32,6 +32,7 @@ from sharepod.agent.tenants.registry import UntakenRowsError
 from sharepod.api.gpunode import PLURAL, HolderState, PluginHolder, Pool, Tenant, TenantState
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
 from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
+from sharepod.setting_faults import first_fault
 
 log = structlog.get_logger(__name__)
 
@@ -315,8 +316,7 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
         try:
             tenant = Tenant.model_validate(fields, extra="ignore")
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            unreadable.append(f"tenant {row_id}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            unreadable.append(f"tenant {row_id}: {first_fault(error)}")
             if row_id not in known:
                 continue
             tenant = known[row_id]

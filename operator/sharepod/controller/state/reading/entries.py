@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from sharepod.api.bounds import MAX_NAME, clipped
 from sharepod.api.objects import Model
+from sharepod.setting_faults import first_fault
 
 from .compact import shared, without_notes
 
@@ -93,8 +94,7 @@ def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists
 def _first(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return clipped(f"{type(error).__name__}: {error}")
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return first_fault(error)
 
 
 def _key(entry: object) -> str:
