@@ -25,6 +25,7 @@ from .apiserver.workqueue import WorkQueue
 from .placing.loop import PlacementLoop
 from .state.cluster_state import ClusterState
 from .state.memos import TenantMemos
+from .state.placement_view import agent_unready
 
 _STALLED_S = 30.0
 """Seconds without a look after which the health probe fails: longer than any step that works takes."""
@@ -133,6 +134,8 @@ class OperatorHealth:
         phases = Counter(item.status.phase for item in self._state.sharepods)
         for phase in Phase:
             metrics.SHAREPODS.labels(phase.value).set(phases[phase])
+        metrics.LONGEST_WAIT_SECONDS.set(self._loop.longest_wait_s())
+        metrics.AGENTS_UNREADY.set(sum(agent_unready(item) is not None for item in self._state.gpunodes))
         metrics.UNENFORCED.set(self._state.ledgers.unenforced())
         metrics.OVERCOMMITS.set(len(self._state.cluster.overcommits()))
         for name, queue in self._queues.items():

@@ -28,6 +28,11 @@ except PackageNotFoundError:  # run from a tree that is not installed
 LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease and acts, else 0.", registry=REGISTRY)
 SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=LEADERS)
 WAITING = Gauge("sharepod_operator_waiting", "SharePods that wait to be placed.", registry=LEADERS)
+LONGEST_WAIT_SECONDS = Gauge(
+    "sharepod_operator_longest_wait_seconds",
+    "Time for which the first of the SharePods, claims and Pods that wait to be placed has waited; 0 if none waits.",
+    registry=LEADERS,
+)
 DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=LEADERS)
 for _outcome in ("placed", "refused", "resized", "resize_refused"):
     DECISIONS.labels(_outcome)  # there from the start: the first one shows in rates too
@@ -153,6 +158,14 @@ NAMESPACE_MEMORY_SECONDS = Counter(
 )
 AGENTS_AWAY = Gauge(
     "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=LEADERS
+)
+AGENTS_UNREADY = Gauge(
+    "sharepod_operator_agents_unready", "GPUNodes whose condition AgentReady is False.", registry=LEADERS
+)
+WEBHOOK_CERTIFICATE_ENDS = Gauge(
+    "sharepod_operator_webhook_certificate_expiry_timestamp_seconds",
+    "Time, since 1970, at which the webhook's certificate expires that this process serves; 0 if it serves none.",
+    registry=REGISTRY,
 )
 WEBHOOK_SECRET_MISSING = Gauge(
     "sharepod_operator_webhook_secret_missing",

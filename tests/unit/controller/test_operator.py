@@ -20,6 +20,7 @@ from doubles.apiserver.players import Players
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.controller import health as healths
+from sharepod.controller import metrics
 from sharepod.controller import operator as operators
 from sharepod.controller.health import RejectedError
 from sharepod.controller.operator import Operator
@@ -221,6 +222,25 @@ async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() 
         "process_cpu_sec",
     ):
         assert all(name in text for text in shown), name
+
+
+async def test_agents_that_are_not_ready_are_counted() -> None:
+    async with api_server() as api:
+        players = Players(api.storage, {name: api.kind(name) for name in ("pods", "nodes", "gpunodes", "leases")})
+        players.add_nodes(2, gpus=1)
+        async with running(operator := an_operator(api)):
+            await until(lambda: len(operator.state.gpunodes) == 2)
+            operator.health.measure()
+            assert metrics.AGENTS_UNREADY._value.get() == 0
+            unready = {"type": "AgentReady", "status": "False", "reason": "InventoryUnavailable", "message": ""}
+            kind, name = api.kind("gpunodes"), next(iter(operator.state.gpunodes)).name
+            api.storage.update(kind, "", name, lambda raw: {**raw, "status": {"conditions": [unready]}}, status=True)
+
+            def counted() -> bool:
+                operator.health.measure()
+                return bool(metrics.AGENTS_UNREADY._value.get() == 1)
+
+            await until(counted)
 
 
 async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> None:

@@ -227,6 +227,10 @@ class PlacementLoop:
         """Return the tenants that wait for a place."""
         return tuple(self._line.places)
 
+    def longest_wait_s(self) -> float:
+        """Return for how long the first of the queue has waited, in seconds; 0 if none waits."""
+        return self._line.longest_wait_s()
+
     def clear(self) -> None:
         """Empty the queue."""
         self._line.clear()

@@ -38,7 +38,7 @@ class WaitingLine:
         self._on_idle = on_idle
         self._clock = clock
         self.places: dict[str, WaitingTenant] = {}
-        """All of them, by tenant."""
+        """All of them, by tenant, in the order in which they came."""
         self._came: list[WaitingTenant] = []
         """Those that have come since the turns were worked out."""
         self.arrived = asyncio.Event()
@@ -66,6 +66,11 @@ class WaitingLine:
         waiting = self.places.pop(tenant, None)
         if waiting is not None:
             self._filing.leave(waiting)
+
+    def longest_wait_s(self) -> float:
+        """Return the wait of the tenant that came first, in seconds; 0 if none waits."""
+        first = next(iter(self.places.values()), None)
+        return self._clock() - first.since if first is not None else 0.0
 
     def clear(self) -> None:
         """Take all out."""

@@ -57,7 +57,7 @@ def node_state(
 def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that placement decides by."""
     spec, status = gpunode.spec, gpunode.status
-    unfit = _agent_unready(gpunode) or _fails_self_test(gpunode)
+    unfit = agent_unready(gpunode) or _fails_self_test(gpunode)
     return status.gpus, gpunode.error, spec.pool, spec.holders, unfit, _no_claims(gpunode)
 
 
@@ -79,12 +79,12 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
         return "is not ready"
     if not agent_alive:
         return "has no agent that renews its Lease"
-    if (unready := _agent_unready(gpunode)) is not None:
+    if (unready := agent_unready(gpunode)) is not None:
         return f"has an agent that is not ready: {unready}"
     return _fails_self_test(gpunode)
 
 
-def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
+def agent_unready(gpunode: GpuNodeFacts) -> str | None:
     """Return why the node's agent says that it cannot serve new tenants, or None."""
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_AGENT_READY and condition.status == "False":

@@ -24,7 +24,7 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import SECRETS, WEBHOOKS, Client
 from sharepod.kube import ConflictError, Json, NotFoundError
 
-from .certificates import Held, Pair, Step, bundle_of, held, host_of, make_pair, next_step, secret_data, trusted
+from .certificates import Held, Pair, Step, bundle_of, expiry, held, host_of, make_pair, next_step, secret_data, trusted
 
 PERIOD_S = 5.0
 """Seconds between two looks: a renewed certificate is served by each operator within so long."""
@@ -92,6 +92,7 @@ class CertificateKeeper:
         if pairs.serving is not None and pairs.serving != self._served:
             _load(self.context, pairs.serving)
             self._served = pairs.serving
+            metrics.WEBHOOK_CERTIFICATE_ENDS.set(expiry(pairs.serving).timestamp())
             self.ready.set()
             log.info("the webhook serves another certificate")
         self._looked = True

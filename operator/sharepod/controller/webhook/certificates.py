@@ -126,6 +126,11 @@ def trusted(bundle: object) -> list[bytes]:
     return _PEM.findall(_decoded(bundle))
 
 
+def expiry(pair: Pair) -> datetime.datetime:
+    """Return the time at which a certificate expires."""
+    return _ends(pair.certificate)
+
+
 def next_step(
     pairs: Held,
     bundle: Iterable[bytes],
@@ -203,7 +208,7 @@ def _ends(certificate: bytes) -> datetime.datetime:
 
 
 def _ended(pair: Pair, now: datetime.datetime) -> bool:
-    return _ends(pair.certificate) <= now
+    return expiry(pair) <= now
 
 
 def _begun(pair: Pair, now: datetime.datetime) -> bool:

@@ -53,6 +53,19 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
     assert world.placed["large"] == "a"
 
 
+async def test_the_longest_wait_is_the_wait_of_the_first_that_still_waits(world: World) -> None:
+    world.node("a")
+    await world.want("runs", 1.0)
+    assert world.loop.longest_wait_s() == 0
+    await world.want("first", 0.5)
+    await world.later(100.0)
+    await world.want("second", 0.5)
+    await world.later(20.0)
+    assert world.loop.longest_wait_s() == pytest.approx(120.0, abs=1.0)
+    world.loop.leave("first")
+    assert world.loop.longest_wait_s() == pytest.approx(20.0, abs=1.0)
+
+
 @pytest.mark.promise("placement-no-lost-wake-up")
 async def test_one_that_avoids_a_node_for_a_time_is_tried_there_afterwards(world: World) -> None:
     world.node("a")

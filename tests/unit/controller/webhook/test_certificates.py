@@ -133,6 +133,7 @@ async def test_it_is_renewed_while_a_third_of_its_life_is_left_and_another_leade
     world.at = BEGAN + LIFE * 0.6
     await world.settle(first)
     assert first._served == before, "not yet"
+    assert metrics.WEBHOOK_CERTIFICATE_ENDS._value.get() == (BEGAN + LIFE).timestamp()
     world.at = BEGAN + LIFE * 0.7
     await first.look()  # makes the next one, and dies
     assert first._served == before
