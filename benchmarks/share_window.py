@@ -23,6 +23,7 @@ LONG_WINDOWS = 6
 STEP_S = 1.0
 TOLD_S = 1.1
 """Seconds after which the agent tells of all that has happened: its figures are up to a second old."""
+_GPU_TIME = "sharepod_gpu_time_seconds_total"
 SPANS_S = (10, 60)
 """Lengths of the spans of which the worst is told beside the whole window."""
 
@@ -150,9 +151,10 @@ def cpu_of(node: Node) -> float:
     return sum(int(fields[11]) + int(fields[12]) for fields in stats) / 100
 
 
-def counter(node: Node, name: str, tenant_id: str) -> float:
-    """Return one of the tenant's counters."""
-    return sum(s.value for s in node.metrics() if s.name == name and s.labels["tenant"] == tenant_id)
+def anticipated_s(node: Node) -> float:
+    """Return the time for which the GPU was kept idle for tenants with short pauses, in seconds."""
+    samples = node.metrics()
+    return sum(s.value for s in samples if s.name == _GPU_TIME and s.labels["use"] == "anticipated")
 
 
 def waits_of(node: Node, name: str) -> list[float]:

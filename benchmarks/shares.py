@@ -35,7 +35,7 @@ from share_gangs import GANG_KERNEL_US, GANGS, measure_gang
 from share_gaps import GapsBenchmark, chosen
 from share_latency import SERVICES, measure
 from share_stops import STOPS, measure_stops
-from share_window import SETTLE_S, TOLD_S, Asked, Window, counter, wait_rows, waits_of, waits_since, watch
+from share_window import SETTLE_S, TOLD_S, Asked, Window, anticipated_s, wait_rows, waits_of, waits_since, watch
 
 PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
@@ -154,18 +154,18 @@ def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -
         f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
         f"{pauses.spread}, {kernel_ms} ms"
     )
-    names, idle_metric = ("pausing", "neighbour"), "sharepod_tenant_anticipated_seconds_total"
+    names = ("pausing", "neighbour")
     rows = [tenant("pausing", pauses.request), tenant("neighbour", pauses.neighbour)]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
         node.launch("pausing", *pauses.arguments)
         node.launch("neighbour", "--kernel-us", f"{kernel_ms}000")
         wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
         time.sleep(LEARN_S)
-        waits, idle = waits_of(node, "pausing"), counter(node, idle_metric, "pausing")
+        waits, idle = waits_of(node, "pausing"), anticipated_s(node)
         shares = node.shares(seconds, *names)
         time.sleep(TOLD_S)
         waited = waits_since(node, "pausing", waits)
-        idle = (counter(node, idle_metric, "pausing") - idle) / (seconds + TOLD_S)
+        idle = (anticipated_s(node) - idle) / (seconds + TOLD_S)
     return [
         Row(case, "pausing_share", "fraction", round(shares["pausing"], 4)),
         Row(case, "pausing_expected", "fraction", round(pauses.expected, 4)),

@@ -8,11 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-WAIT_BOUNDS_S = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15),
-    *(0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0),
-)
-"""Bounds for the time that a tenant waits for the token, in seconds: dense from 1 to 150 ms, where quanta lie."""
+WAIT_BOUNDS_S = (0.001, 0.003, 0.01, 0.02, 0.04, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Bounds for the time that a tenant waits for the token, in seconds. Each is a series of every tenant. Quanta take 10
+to 100 ms, and the target latency is 0.3 s."""
 
 HAND_OFF_BOUNDS_S = (0.00002, 0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 """Bounds for the time from reading that a token came back to having sent the next grant, in seconds."""

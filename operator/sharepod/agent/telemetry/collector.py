@@ -99,7 +99,6 @@ class AgentCollector(Collector):
                 continue
             row = view.row
             labels = (row.id, row.namespace, row.pod_name, row.mode.value)
-            sheet.add("tenant_processes", labels, view.processes)
             self._reserved(sheet, labels, row)
             self._measured(sheet, labels, view)
             share = view.share()
@@ -158,26 +157,20 @@ class AgentCollector(Collector):
         usage = share.usage
         sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
         sheet.add("tenant_throttled", labels, share.throttled)
-        sheet.add("tenant_unhooked_processes", labels, len(share.unhooked))
         for uuid in row.gpus:
             each = (*labels, uuid)
             sheet.add("tenant_held_seconds", each, usage.held_ns / 1e9)
             sheet.add("tenant_waited_seconds", each, share.waited_ns / 1e9)
-            sheet.add("tenant_borrowed_seconds", each, usage.borrowed_ns / 1e9)
-            sheet.add("tenant_overuse_seconds", each, usage.late_ns / 1e9)
             sheet.add("tenant_co_run_seconds", each, usage.co_run_ns / 1e9)
             sheet.add("tenant_co_run_progress_seconds", each, usage.progress_ns / 1e9)
-            sheet.add("tenant_anticipated_seconds", each, usage.anticipated_ns / 1e9)
             sheet.add("tenant_surcharged_seconds", each, usage.surcharged_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)
             sheet.add("tenant_suspended", each, usage.suspensions)
             sheet.add("tenant_grants", each, usage.grants)
-            sheet.add("tenant_memory_gap_bytes", each, share.memory_gaps[uuid])
             sheet.add("tenant_denied_allocations", each, share.denied_allocations[uuid])
 
     def _native(self, sheet: _Sheet, gpus: Sequence[Gpu]) -> None:
         processes = self._agent.reading.processes
-        counted: dict[tuple[str, ...], int] = {}
         for gpu in gpus:
             pod = self._agent.plugin_pods.get(gpu.uuid)
             if pod is None:
@@ -185,7 +178,6 @@ class AgentCollector(Collector):
             labels: tuple[str, ...] = ("", pod.namespace, pod.name, "Native")
             each, key = (*labels, gpu.uuid), (f"{pod.namespace}/{pod.name}", gpu.uuid)
             on_it = [process for process in processes if process.uuid == gpu.uuid]
-            counted[labels] = counted.get(labels, 0) + len(on_it)
             sheet.add("tenant_request_ratio", each, 1)
             sheet.add("tenant_limit_ratio", each, 1)
             sheet.add("tenant_memory_limit_bytes", each, gpu.memory)
@@ -199,5 +191,3 @@ class AgentCollector(Collector):
                 sheet.add("tenant_busy_ratio", each, busy)
             if seconds is not None:
                 sheet.add("tenant_held_seconds", each, seconds)
-        for whose, count in counted.items():
-            sheet.add("tenant_processes", whose, count)

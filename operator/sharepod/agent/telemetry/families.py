@@ -1,4 +1,8 @@
-"""Metric families of the agent: name, kind, labels and help text of each. `docs/reference.md` has the same table."""
+"""Metric families of the agent: name, kind, labels and help text of each. `docs/reference.md` has the same table.
+
+Guarantees:
+- A tenant of one GPU has 32 series at most; each further GPU adds 16 at most.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,6 @@ FAMILIES = {
     "sharepod_tenant_waited_seconds": Family(
         "counter", _EACH, "Time for which the tenant wanted the GPU and did not hold it"
     ),
-    "sharepod_tenant_borrowed_seconds": Family(
-        "counter", _EACH, "Time for which the tenant held the GPU beyond its guarantee"
-    ),
-    "sharepod_tenant_overuse_seconds": Family(
-        "counter", _EACH, "Time for which the tenant held the GPU beyond the end of its turns"
-    ),
     "sharepod_tenant_co_run_seconds": Family(
         "counter", _EACH, "Part of the held time in which other tenants held the GPU, too"
     ),
@@ -46,9 +44,6 @@ FAMILIES = {
         _EACH,
         "Progress while other tenants held the GPU, too: the time in which the tenant would have done the same work "
         "alone",
-    ),
-    "sharepod_tenant_anticipated_seconds": Family(
-        "counter", _EACH, "Time for which the GPU was kept idle for the tenant, because its pauses are short"
     ),
     "sharepod_tenant_surcharged_seconds": Family(
         "counter", _EACH, "Time that the tenant was charged because NVML saw its kernels run without the token"
@@ -69,19 +64,12 @@ FAMILIES = {
         "gauge", _EACH, "Device memory that the tenant uses, by its allocations or by NVML, whichever is larger"
     ),
     "sharepod_tenant_memory_limit_bytes": Family("gauge", _EACH, "Device memory that the tenant may use"),
-    "sharepod_tenant_memory_gap_bytes": Family(
-        "gauge", _EACH, "Device memory that NVML counts for the tenant beyond its allocations"
-    ),
     "sharepod_tenant_denied_allocations": Family(
         "counter", _EACH, "Allocations that were refused because they would exceed the tenant's memory limit"
     ),
     "sharepod_tenant_wait_seconds": Family("histogram", _TENANT, "Time for which the tenant waited for each grant"),
     "sharepod_tenant_throttled": Family(
         "counter", _TENANT, "How often the tenant was throttled because its processes sent the agent too many frames"
-    ),
-    "sharepod_tenant_processes": Family("gauge", _TENANT, "Processes of the tenant that use GPUs"),
-    "sharepod_tenant_unhooked_processes": Family(
-        "gauge", _TENANT, "Processes of the tenant that use a GPU without the hook"
     ),
     "sharepod_tenant_enforced": Family(
         "gauge", _TENANT, "1 if the tenant's share is enforced, 0 if not; absent if not known"

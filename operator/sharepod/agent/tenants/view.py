@@ -32,10 +32,6 @@ class ShareView:
     """Total time that the tenant has waited, up to now."""
     throttled: int
     """Number of times that its processes were throttled because they sent too many frames."""
-    unhooked: frozenset[int]
-    """Pids of its processes that use a GPU without the hook."""
-    memory_gaps: Mapping[str, int]
-    """Bytes that the driver counts beyond the tenant's credits."""
     denied_allocations: Mapping[str, int]
     """Requests for memory that were refused because of the limit."""
 
@@ -64,7 +60,6 @@ class TenantView:
     """Remains of a tenant that is being released, in words; None if there are none, or not read yet."""
 
     _served: ServedTenant | None
-    _unhooked: frozenset[int]
     _tokens: Tokens
     _utilization: UtilizationMeter
 
@@ -84,7 +79,6 @@ class TenantView:
             drained=entry.drained,
             left_behind=entry.left_behind,
             _served=serving,
-            _unhooked=entry.rules.unhooked,
             _tokens=tokens,
             _utilization=utilization,
         )
@@ -111,8 +105,6 @@ class TenantView:
             waits=self._tokens.waits(self.row.id),
             waited_ns=self._tokens.waited_ns(self.row.id),
             throttled=self._served.throttled,
-            unhooked=self._unhooked,
-            memory_gaps=self._served.memory.gaps(),
             denied_allocations=self._served.memory.denied(),
         )
 

@@ -133,13 +133,26 @@ async def test_a_shared_tenant_is_told_gpu_by_gpu_and_its_series_end_with_it(age
     assert value(samples, "sharepod_gpu_free_ratio", gpu=GPU0) == 1
 
 
-async def test_a_process_without_the_hook_is_counted(agent: Agent, tmp_path: Path) -> None:
+@pytest.mark.promise("node-series-bound")
+async def test_a_tenant_has_a_bounded_number_of_series(agent: Agent, tmp_path: Path) -> None:
+    await agent.tenants.apply([row("one", gpus=(GPU0,)), row("two", gpus=(GPU0, GPU1))])
+    agent.owner_of = lambda pid: "two" if pid == 4243 else "one"
+    process: dict[str, object] = {"uuid": GPU0, "memory": "1Gi", "busy": 0.1}
+    write(tmp_path, {**process, "pid": 4242}, {**process, "pid": 4243})
+    await until(agent, "sharepod_tenant_enforced", 0, tenant="one")
+    samples = await until(agent, "sharepod_tenant_enforced", 0, tenant="two")
+    series = [labels for by_labels in samples.values() for labels in by_labels]
+    one, two = (sum(("tenant", name) in labels for labels in series) for name in ("one", "two"))
+    assert one <= 32
+    assert two - one <= 16
+
+
+async def test_a_process_without_the_hook_is_reported(agent: Agent, tmp_path: Path) -> None:
     await agent.tenants.apply([row("a")])
     agent.owner_of = lambda pid: "a"
     write(tmp_path, {"pid": 4242, "uuid": GPU0, "memory": "1Gi"})
     samples = await until(agent, "sharepod_tenant_enforced", 0, tenant="a")
-    assert value(samples, "sharepod_tenant_unhooked_processes", tenant="a") == 1
-    assert value(samples, "sharepod_tenant_memory_gap_bytes", tenant="a") == GI
+    assert value(samples, "sharepod_tenant_memory_used_bytes", tenant="a") == GI
 
 
 async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(agent: Agent, tmp_path: Path) -> None:
