@@ -45,7 +45,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise promises figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster prometheus images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise promises figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -114,6 +114,9 @@ audit: .venv/release ## known vulnerabilities of what the locks name, where pip-
 
 cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to nine minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
 	@$(BIN)/python -m harness build
+
+prometheus: .venv/installed ## builds Prometheus and promtool into the cache, for the tests of rules (once, about three minutes)
+	@$(BIN)/python -m harness build --prometheus
 
 taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)

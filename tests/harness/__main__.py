@@ -163,6 +163,7 @@ def main() -> int:
     builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
     which = builds.add_mutually_exclusive_group()
     which.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
+    which.add_argument("--prometheus", action="store_true", help=f"{releases.PROMETHEUS.name} and promtool")
     minors = sorted(releases.OF_CLAIMS)
     which.add_argument("--minor", choices=minors, help="those of a Kubernetes with ResourceClaims")
     for command, text in (
@@ -183,7 +184,9 @@ def main() -> int:
     try:
         match arguments.command:
             case "build":
-                if arguments.minor:
+                if arguments.prometheus:
+                    print(build.own_programs(releases.PROMETHEUS))
+                elif arguments.minor:
                     print(build.own_programs(releases.OF_CLAIMS[arguments.minor]))
                 else:
                     print(build.own_programs(releases.OLDEST) if arguments.oldest else build.programs().bin)

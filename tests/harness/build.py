@@ -7,7 +7,8 @@ instead (`harness.assets`); if it has all of them, nothing is built.
 
 `releases.OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
 `gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to
-attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept).
+attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept), and
+`gobuild/prometheus` Prometheus and promtool (about three minutes, 97 MB kept).
 
 Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
 nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is

@@ -1,4 +1,4 @@
-"""Releases that the harness builds from Go modules: of Kubernetes, of containerd and of NVIDIA's device plugin.
+"""Releases that the harness builds from Go modules: of Kubernetes, containerd, NVIDIA's device plugin and Prometheus.
 
 `harness.build` builds them. Each names a folder with a Go module, the flags of Go's commands and the packages.
 """
@@ -15,9 +15,11 @@ USUAL_DURATION = "six to nine minutes on two cores"
 
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 DEVICE_PLUGIN_PROGRAM = "nvidia-device-plugin"
+PROMETHEUS_PROGRAMS = ("prometheus", "promtool")
 _SOURCES = Path(__file__).parent / "gobuild"
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _DEVICE_PLUGIN = "github.com/NVIDIA/k8s-device-plugin"
+_PROMETHEUS = "github.com/prometheus/prometheus"
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
 
@@ -198,6 +200,41 @@ class DevicePlugin:
         """Do nothing: the program has its name already."""
 
 
+@dataclass(frozen=True)
+class Prometheus:
+    """Release of Prometheus that is built, with promtool: without service discovery and without its pages."""
+
+    version: str
+    modules: str = "go"
+    duration: str = "about three minutes on two cores"
+    kept: str = "prometheus"
+    selection: tuple[str, ...] = ("-tags=remove_all_sd",)
+    cgo: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name and version, for people."""
+        return f"Prometheus {self.version}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the Go module."""
+        return _SOURCES / "prometheus"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of `go build`."""
+        return ("-trimpath", "-ldflags", "-s -w")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Go packages of the programs."""
+        return tuple(f"{_PROMETHEUS}/cmd/{program}" for program in PROMETHEUS_PROGRAMS)
+
+    def finish(self, folder: Path) -> None:
+        """Do nothing: each program has its name already."""
+
+
 CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
@@ -207,3 +244,5 @@ KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")
 """Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
 DEVICE_PLUGIN = DevicePlugin("0.17.4")
+PROMETHEUS = Prometheus("3.13.5")
+"""Its Go module has the version v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""

@@ -187,34 +187,6 @@ def test_every_family_says_what_it_is(name: str) -> None:
     assert not FAMILIES[name].help.endswith(".")
 
 
-def test_the_example_of_alerts_asks_for_what_is_told() -> None:
-    example = ROOT / "examples" / "monitoring" / "prometheus-operator.yaml"
-    documents = {document["kind"]: document for document in yaml.safe_load_all(example.read_text())}
-    monitor, rules = documents["PodMonitor"], documents["PrometheusRule"]
-    credentials = monitor["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"]
-    assert credentials == {"name": documents["Secret"]["metadata"]["name"], "key": "token"}
-    assert documents["ClusterRoleBinding"]["roleRef"]["name"] == "sharepod-metrics-reader"
-    pods = [*yaml.safe_load_all((ROOT / "manifests/operator/deployment.yaml").read_text())]
-    pods += [*yaml.safe_load_all((ROOT / "manifests/agent/daemonset.yaml").read_text())]
-    names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
-    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    watched = [pod for pod in pods if pod["kind"] in ("Deployment", "DaemonSet")]
-    for pod in (each["spec"]["template"] for each in watched):
-        assert pod["metadata"]["labels"]["app.kubernetes.io/name"] in names
-        [container] = pod["spec"]["containers"]
-        assert endpoint["port"] in [port["name"] for port in container["ports"]]
-    assert len(watched) == len(names) == 2
-    operators = set(re.findall(r"`(sharepod_(?:operator|namespace)_\w+)`", (ROOT / "docs/settings.md").read_text()))
-    told = {name + ("_total" if family.kind == "counter" else "") for name, family in FAMILIES.items()} | operators
-    for rule in rules["spec"]["groups"][0]["rules"]:
-        asked = re.findall(r"sharepod_\w+", rule["expr"])
-        assert asked
-        assert set(asked) <= told, rule["alert"]
-        page, _, place = rule["annotations"].get("runbook", "docs/troubleshooting.md#").partition("#")
-        titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
-        assert place in {"", *(re.sub(r"[^a-z0-9 ]", "", title.lower()).replace(" ", "-") for title in titles)}
-
-
 @pytest.mark.promise("time-scrape")
 async def test_a_scrape_lets_the_loop_do_other_work_after_each_tenant(agent: Agent) -> None:
     await agent.tenants.apply([row(f"t{index}") for index in range(20)])
