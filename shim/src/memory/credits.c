@@ -80,21 +80,29 @@ bool credits_take(int place, uint64_t bytes) {
     return taken;
 }
 
-/* Try the idle credits. If they are too few: `missing` bytes, and `hopeless` if the agent need not be asked for
- * them. */
-static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeless) {
+/* Idle credits that are too few for a reservation. */
+struct shortage {
+    uint64_t missing; /* bytes */
+    bool hopeless;    /* the agent need not be asked for them */
+    bool over;        /* with them, this process alone would be over the limit that it knows */
+};
+
+/* Try the idle credits; fill `shortage` if they are too few. */
+static bool try_take(int place, uint64_t bytes, struct shortage *shortage) {
     struct gpus *gpus = memory_state()->gpus;
     struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
-    *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-    missed(gpu, *missing);
+    uint64_t missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
+    missed(gpu, missing);
     /* A limit that is not enforced refuses nothing: an agent that is away learns of the bytes when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
-        gpu->credited += *missing;
+        gpu->credited += missing;
         taken = take(gpu, bytes);
     }
-    *hopeless = bytes > RESERVE_MOST || (gpu->enforced && bytes > gpu->memory);
+    shortage->missing = missing;
+    shortage->hopeless = bytes > RESERVE_MOST || (gpu->enforced && bytes > gpu->memory);
+    shortage->over = gpu->enforced && gpu->used + bytes > gpu->memory;
     unlock(&gpus->lock);
     return taken;
 }
@@ -104,24 +112,28 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
  * 2. credits of the agent, in whole steps, if it has them at once;
  * 3. once, what pools have given back to the device and what was exported and is closed, and from 1 again, also if
  *    another thread has found it since the agent was asked;
- * 4. credits of the agent for exactly what is missing: it recalls idle credits of siblings for them. */
+ * 4. credits of the agent for exactly what is missing: it recalls idle credits of siblings for them.
+ *
+ * An agent that does not answer counts as a refusal if the known limit rules the bytes out already. */
 bool credits_reserve(int place, uint64_t bytes) {
-    uint64_t deadline = 0, missing;
-    bool exact = false, refreshed = false, hopeless;
+    uint64_t deadline = 0;
+    struct shortage shortage;
+    bool exact = false, refreshed = false;
     for (;;) {
-        if (try_take(place, bytes, &missing, &hopeless))
+        if (try_take(place, bytes, &shortage))
             return true;
-        uint64_t now = sys_now(), more = memory_rounded(missing, CREDIT_STEP);
+        uint64_t now = sys_now(), missing = shortage.missing, more = memory_rounded(missing, CREDIT_STEP);
         if (deadline == 0)
             deadline = now + SHAREPOD_MEMORY_WAIT_MS * SYS_MS;
-        if (hopeless || now >= deadline)
+        if (shortage.hopeless || now >= deadline)
             return false;
         exact = exact || more == missing;
+        uint64_t patience = shortage.over && deadline - now > SYS_SECOND ? SYS_SECOND : deadline - now;
         uint32_t given_back = atomic_load(&memory_state()->given_back);
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
-                                           exact ? missing : more, deadline - now);
+                                           exact ? missing : more, patience);
         /* The credits are there by now. If another thread takes them first, ask again. */
-        if (!answer.came || answer.status == SHP_RESERVE_OK)
+        if (answer.came ? answer.status == SHP_RESERVE_OK : !shortage.over)
             continue;
         bool less = !refreshed && memory_state()->refresh(place, true);
         if (!refreshed && (less || atomic_load(&memory_state()->given_back) != given_back)) {
@@ -135,15 +147,14 @@ bool credits_reserve(int place, uint64_t bytes) {
 }
 
 bool credits_reserve_ahead(int place, uint64_t bytes) {
-    uint64_t missing;
-    bool hopeless;
+    struct shortage shortage;
     for (;;) {
-        if (try_take(place, bytes, &missing, &hopeless))
+        if (try_take(place, bytes, &shortage))
             return true;
-        if (hopeless || !atomic_load(&memory_state()->session->ready))
+        if (shortage.hopeless || !atomic_load(&memory_state()->session->ready))
             return false;
         struct answer answer =
-            session_ask(memory_state()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
+            session_ask(memory_state()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, shortage.missing, SYS_SECOND);
         if (!answer.came || answer.status != SHP_RESERVE_OK)
             return false;
     }
@@ -303,19 +314,27 @@ uint64_t credits_step(uint64_t now) {
 bool credits_view(int place, uint64_t *limit, uint64_t *used) {
     struct memory *memory = memory_state();
     struct gpu *gpu = gpu_at(place);
+    struct answer answer;
+    uint64_t deadline = sys_now() + SYS_SECOND, now;
     memory_state()->refresh(place, false);
-    lock(&memory->gpus->lock);
-    bool enforced = gpu->enforced;
-    uint64_t idle = gpu->credited - gpu->used;
-    *limit = gpu->memory;
-    *used = gpu->used;
-    unlock(&memory->gpus->lock);
-    if (!enforced)
-        return false;
-    struct answer answer = session_ask(memory->session, SHP_MEMINFO, 0, place, idle, SYS_SECOND);
-    if (answer.came) {
-        *limit = answer.limit;
-        *used = answer.used;
-    }
+    do { /* again if all questions were taken, or the connection was made again */
+        lock(&memory->gpus->lock);
+        bool enforced = gpu->enforced;
+        uint64_t own = gpu->used, idle = gpu->credited - own;
+        *limit = gpu->memory;
+        *used = own + gpu->siblings;
+        unlock(&memory->gpus->lock);
+        if (!enforced)
+            return false;
+        now = sys_now();
+        answer = session_ask(memory->session, SHP_MEMINFO, 0, place, idle, deadline > now ? deadline - now : 0);
+        if (answer.came) {
+            *limit = answer.limit;
+            *used = answer.used;
+            lock(&memory->gpus->lock);
+            gpus_learn_siblings(gpu, answer.used, own);
+            unlock(&memory->gpus->lock);
+        }
+    } while (!answer.came && atomic_load(&memory->session->ready) && sys_now() < deadline);
     return true;
 }

@@ -15,7 +15,8 @@
 #include "memory/state.h"
 
 /* Put bytes to use: of the idle credits, and what is missing of new ones. Waits for the agent's answer, and up to
- * SHAREPOD_MEMORY_WAIT_MS for an agent that is away. False: the limit does not allow the bytes. */
+ * SHAREPOD_MEMORY_WAIT_MS for an agent that is away, unless this process alone would be over its limit. False: the
+ * limit does not allow the bytes. */
 bool credits_reserve(int place, uint64_t bytes);
 /* Put bytes to use that are more than the call needs. False unless the agent has them at once, without recalling idle
  * credits of sibling processes. */
@@ -29,7 +30,7 @@ void credits_grow(int place, uint64_t bytes);
 void credits_return(int place, uint64_t bytes);
 
 /* Get the tenant's limit on a GPU and what all its processes use, asked of the agent (1 s at most; without an answer:
- * what this process uses). False where the limit is not enforced. */
+ * what this process uses and its siblings used at the last answer). False where the limit is not enforced. */
 bool credits_view(int place, uint64_t *limit, uint64_t *used);
 
 /* Set struct memory up and register the handlers of RECALL and of lowered limits. Before the hook thread runs.

@@ -14,7 +14,8 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
 }
 
 /* Tell the agent what this process holds from an earlier connection (S3), and that this was all: the agent counts what
- * it knew of the process until then, and it takes any other frame for that. With the locks of gpus and session. False:
+ * it knew of the process until then, and it takes any other frame for that. So the questions about each GPU's memory
+ * come last. With the locks of gpus and session. False:
  * the connection is lost. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
@@ -30,10 +31,15 @@ static bool hand_over(struct gpus *gpus, uint16_t version) {
         if (!session_put(&frame, sizeof frame))
             return false;
     }
-    struct shp_meminfo all;
-    memset(&all, 0, sizeof all);
-    all.header = header_of(version, SHP_MEMINFO, sizeof all, SESSION_SEQ_PING);
-    return session_put(&all, sizeof all);
+    for (unsigned place = 0; place < gpus->count; place++) {
+        struct shp_meminfo all;
+        memset(&all, 0, sizeof all);
+        all.header = header_of(version, SHP_MEMINFO, sizeof all, SESSION_SEQ_PING);
+        all.gpu = (uint32_t)gpus->gpus[place].wire;
+        if (gpus->gpus[place].wire >= 0 && !session_put(&all, sizeof all))
+            return false;
+    }
+    return true;
 }
 
 /* Return whether the number of GPUs and their shares are in range. */
@@ -117,10 +123,16 @@ static bool limits_changed(void *of, const void *packet, const int *descriptors)
     return true;
 }
 
-/* MEMORY: the answer to MEMINFO, or to a ping. */
+/* MEMORY: the answer to MEMINFO, or to a ping, which counts all credits of this process. */
 static bool memory(void *of, const void *packet, const int *descriptors) {
+    struct session *session = of;
     const struct shp_memory *frame = packet;
     (void)descriptors;
+    lock(&session->gpus->lock);
+    struct gpu *gpu = gpus_by_wire(session->gpus, frame->gpu);
+    if (gpu != NULL && frame->header.seq == SESSION_SEQ_PING)
+        gpus_learn_siblings(gpu, frame->used, gpu->credited);
+    unlock(&session->gpus->lock);
     session_answer(of, frame->header.seq, (struct answer){.came = true, .limit = frame->limit, .used = frame->used});
     return true;
 }

@@ -169,11 +169,12 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     }
     unlock(&session->lock);
     if (!sent) {
-        /* Wait until there is a connection or a free question. The caller asks again if it has the time. */
-        uint64_t pause = type == SHP_RESERVE ? 20 * SYS_MS : 0;
-        if (pause > 0)
+        /* Wait until there is a free question, for an allocation also until there is a connection. The caller asks
+         * again if it has the time. */
+        uint64_t pause = 20 * SYS_MS;
+        if (type == SHP_RESERVE)
             sys_wait(&session->ready, 0, timeout < pause ? timeout : pause);
-        if (pause > 0 && atomic_load(&session->ready))
+        if (atomic_load(&session->ready))
             sys_sleep(SYS_MS);
         return nothing;
     }

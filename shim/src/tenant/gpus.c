@@ -39,6 +39,11 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
     atomic_store(&gpus->ungated, false);
 }
 
+void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own) {
+    gpu->siblings = used > own ? used - own : 0;
+    gpu->siblings_known = true;
+}
+
 void gpus_disconnect(struct gpus *gpus) {
     for (unsigned i = 0; i < gpus->count; i++) {
         struct gpu *gpu = &gpus->gpus[i];

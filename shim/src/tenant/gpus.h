@@ -25,6 +25,8 @@ struct gpu {
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited;       /* bytes the agent counts for this process */
     uint64_t used;           /* of these, by what is held or under way */
+    uint64_t siblings;       /* bytes of the tenant's other processes, as the agent last reported */
+    bool siblings_known;     /* the agent has reported them */
     uint64_t untold;         /* of these, bytes that the driver took and of which the agent has not been told yet */
     uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
     bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
@@ -51,6 +53,8 @@ struct gpus {
 
 /* Store what was granted. `connected`: the order of `granted` is that of the wire. With the lock. */
 void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count, bool connected);
+/* Store what the tenant's other processes use: of `used` bytes all but the `own`. With the lock. */
+void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
 /* Forget the numbers on the wire: the connection is gone. With the lock. */
 void gpus_disconnect(struct gpus *gpus);
 /* Return the GPU of a number on the wire; NULL: none. With the lock. */

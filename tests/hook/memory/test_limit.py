@@ -73,6 +73,25 @@ def test_idle_credits_go_back(make_check: MakeCheck) -> None:
     check.agent.wait(lambda: check.agent.used(0) == 0, "the idle credits")
 
 
+@pytest.mark.promise("memory-ruled-out")
+@pytest.mark.parametrize("state", ["away", "silent"])
+@pytest.mark.parametrize(
+    "call",
+    [("alloc", 100 * MIB), ("alloc_async", 100 * MIB), ("physical", 100 * MIB), ("array", 1024, 6400)],
+    ids=lambda call: str(call[0]),
+)
+def test_no_agent_is_waited_for_where_the_known_limit_is_too_low(
+    make_check: MakeCheck, state: str, call: tuple[str, int]
+) -> None:
+    check = make_check()
+    check.probe.ok("alloc", 200 * MIB)
+    check.agent.answer_memory = False
+    if state == "away":
+        check.agent.vanish()
+    assert check.probe.call(*call, timeout=20).code == OUT_OF_MEMORY, "not after the 30 s for an agent"
+    assert check.taken() == 200 * MIB
+
+
 @pytest.mark.parametrize(("allocate", "free"), [("alloc", "free"), ("alloc_async", "free_async")])
 @pytest.mark.promise("memory-kept-for-loops")
 def test_a_loop_of_large_allocations_asks_once(make_check: MakeCheck, allocate: str, free: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hook.world.agent_node import FAKE_CUDA, FAKE_NVML, GI, GPUS, Node, running, tenant, wait_for
+from hook.world.agent_node import FAKE_CUDA, FAKE_NVML, GI, GPUS, Node, Program, running, tenant, wait_for
 
 MI = 1 << 20
 
@@ -44,6 +45,18 @@ threads = len(__import__("os").listdir("/proc/self/task"))
 print(json.dumps({"answers": answers, "refused": refused, "threads": threads}))
 """
 
+ASK_ON_SIGNAL = """
+import ctypes, json, pynvml, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+pynvml.nvmlInit()
+while True:
+    figures = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+    print(json.dumps({"free": figures.free}), flush=True)
+    signal.sigwait({signal.SIGUSR1})
+"""
+
 
 @pytest.fixture
 def node(tmp_path: Path, double: Path, hook_file: Path) -> Iterator[Node]:
@@ -70,16 +83,24 @@ def stranger(node: Node) -> Iterator[None]:
         process.communicate(timeout=20)
 
 
-def ask(node: Node, tenant_id: str, program: str = ASK) -> dict[str, Any]:
-    environment = dict(os.environ) | {
+def environment(node: Node, tenant_id: str) -> dict[str, str]:
+    return dict(os.environ) | {
         "LD_PRELOAD": str(node.path(tenant_id) / "libsharepod.so"),
         "LD_LIBRARY_PATH": f"{FAKE_NVML}:{FAKE_CUDA}",
         "FAKE_CUDA_STATE": str(node.state),
         "FAKE_NVML_RESERVED": str(RESERVED),
         "FAKE_NVML_MIG": "1",
     }
+
+
+def ask(node: Node, tenant_id: str, program: str = ASK) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program],
+        env=environment(node, tenant_id),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -151,6 +172,22 @@ print(json.dumps({"cuda": [total.value, free.value], "nvml": [one.total, one.fre
     found = ask(node, "a", program)
     assert found["cuda"] == found["nvml"]
     assert found["cuda"][0] == 4 * GI
+
+
+@pytest.mark.promise("memory-siblings-remembered")
+def test_without_an_agent_a_program_that_uses_cuda_sees_its_tenants_use_by_nvml(node: Node) -> None:
+    sibling = node.launch("a", "--memory", "1G", "--seconds", "60")
+    assert sibling.report()["event"] == "start"
+    program = Program([sys.executable, "-c", ASK_ON_SIGNAL], environment(node, "a"))
+    try:
+        before = program.report()["free"]
+        node.stop_agent()
+        program.process.send_signal(signal.SIGUSR1)
+        assert program.report()["free"] == before
+        assert 2 * GI < before <= 3 * GI, "not without the 5 GiB of a process of no tenant"
+    finally:
+        program.close()
+        sibling.end()
 
 
 def test_a_client_that_only_observes_may_ask_and_nothing_else(node: Node) -> None:

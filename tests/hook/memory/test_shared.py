@@ -113,17 +113,62 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
 
 
 @pytest.mark.promise("memory-freed-meanwhile")
-def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(tmp_path: Path) -> None:
+def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The process says nothing after that: it has no memory left, and calls nothing."""
     with siblings(tmp_path) as (node, (first, second)):
         address = first.ok("alloc", 200 * MIB)
         second.ok("alloc", 20 * MIB)
         node.stop_agent(signal.SIGKILL)
-        wait_for(lambda: first.ok("memory_info")[0] == LIMIT - 200 * MIB, "the process to see no agent: no siblings")
+        wait_for_no_agent(capfd, processes=2)
         first.ok("free", address)
         node.start_agent()
         second.ok("alloc", 200 * MIB)
         wait_for(lambda: credited(node) == 220 * MIB, "nothing to be counted for the first process")
+
+
+@pytest.mark.promise("memory-siblings-remembered")
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_free_memory_does_not_grow_by_the_siblings_use_while_the_agent_is_away(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], asked_before: bool
+) -> None:
+    with siblings(tmp_path, 1) as (node, (first,)):
+        first.ok("alloc", 200 * MIB)
+        second = Probe(node.environment("a", label="later"))
+        try:
+            second.start_cuda()
+            address = second.ok("alloc", 20 * MIB)
+            if asked_before:
+                assert second.ok("memory_info") == [36 * MIB, LIMIT]
+            node.stop_agent(signal.SIGKILL)
+            wait_for_no_agent(capfd, processes=2)
+            assert second.ok("memory_info") == [36 * MIB, LIMIT]
+            second.ok("free", address)
+            assert second.ok("memory_info") == [56 * MIB, LIMIT]
+        finally:
+            second.close()
+
+
+def test_a_hundred_threads_that_ask_at_once_all_see_the_siblings(tmp_path: Path) -> None:
+    with siblings(tmp_path) as (_, (first, second)):
+        first.ok("alloc", 200 * MIB)
+        threads = [f"t{n}" for n in range(100)]
+        for thread in threads:
+            second.ok("context_use", thread=thread)
+        posted = [second.post("memory_info", thread=thread) for _ in range(10) for thread in threads]
+        assert {tuple(future.result(20).value) for future in posted} == {(LIMIT - 200 * MIB, LIMIT)}
+
+
+def wait_for_no_agent(capfd: pytest.CaptureFixture[str], processes: int) -> None:
+    """Wait until so many processes have reported that the agent is away."""
+    heard = [""]
+
+    def reported() -> bool:
+        heard.append(capfd.readouterr().err)
+        return "".join(heard).count("going on by the file `limits`") >= processes
+
+    wait_for(reported, "the processes to see no agent")
 
 
 LARGEST_CALL = 24 * MIB

@@ -142,23 +142,26 @@ static bool from_within(const void *caller) {
     return object_holding(caller, NVML_FILE, &nvml);
 }
 
-/* Get the same figures as cuMemGetInfo. For a process that uses CUDA. */
+/* Get the same figures as cuMemGetInfo. For a process that uses CUDA. False without an agent, unless one has reported
+ * what the tenant's other processes use. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
     int place = -1;
-    if (process == NULL || !atomic_load(&process->session.ready))
+    if (process == NULL || memory_state() == NULL)
         return false;
     memory_lock();
     const struct gpus *gpus = memory_state()->gpus;
     for (unsigned i = 0; i < gpus->count; i++)
-        if (memcmp(gpus->gpus[i].uuid, uuid, SHP_UUID_BYTES) == 0)
+        if (memcmp(gpus->gpus[i].uuid, uuid, SHP_UUID_BYTES) == 0 &&
+            (gpus->gpus[i].siblings_known || atomic_load(&process->session.ready)))
             place = (int)i;
     memory_unlock();
     return memory_view(place, limit, used);
 }
 
 /* Get the tenant's limit and use. False: the driver's figures are to be shown. `used` holds the driver's figure before
- * the call, and keeps it without an agent: so no program is shown free memory that may not be there. */
+ * the call, and keeps it where the tenant's use is not known: so no program is shown free memory that may not be
+ * there. */
 static bool tenants_view(nvml_device device, uint64_t *limit, uint64_t *used) {
     nvml_result (*uuid_of)(nvml_device, char *, unsigned) =
         (nvml_result (*)(nvml_device, char *, unsigned))nvml_real("nvmlDeviceGetUUID");
