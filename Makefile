@@ -46,7 +46,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/age
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster prometheus images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise promises figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences trace-picture soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -290,6 +290,9 @@ bench-refusals: shim cluster ## malformed SharePods and what kubectl says of eac
 
 bench-offences: shim ## how soon a process with more than its share is found and, by policy, ended: 50 of each kind (two minutes; root)
 	@$(BIN)/python benchmarks/offences.py $(OFFENCES_ARGS)
+
+trace-picture: shim doubles ## docs/trace.svg: turns and co-running of two programs on the simulated GPU, from two traces
+	@$(BIN)/python benchmarks/trace_picture.py
 
 soak-memory: shim doubles ## twenty minutes of random memory calls, ledger against driver, from a printed seed; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_memory.py

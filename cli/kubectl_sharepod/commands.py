@@ -117,7 +117,7 @@ def free(scope: Scope) -> Page:
 
 def who(scope: Scope, place: str) -> Page:
     """Return the tenants of one GPU: `place` is NODE:INDEX or the UUID, or its beginning."""
-    gpu = _find(gpus(scope.kubectl).gpus, place)
+    gpu = find(gpus(scope.kubectl).gpus, place)
     return Page(
         columns=[Column("NAMESPACE", grows=True), *_WORKLOAD],
         rows=[[tenant.namespace, *_workload(tenant)] for tenant in gpu.tenants],
@@ -291,7 +291,8 @@ def _place(scope: Scope) -> list[Column]:
     return [Column("NAMESPACE", grows=True)] if scope.namespace is None else []
 
 
-def _find(found: Iterable[Gpu], place: str) -> Gpu:
+def find(found: Iterable[Gpu], place: str) -> Gpu:
+    """Return the GPU of this place, NODE:INDEX or the beginning of its UUID. Raise `KubectlError`."""
     fitting = [gpu for gpu in found if gpu.place == place or gpu.uuid.startswith(place)]
     if len(fitting) == 1:
         return fitting[0]

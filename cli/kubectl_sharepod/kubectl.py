@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
@@ -77,6 +80,33 @@ class Kubectl:
             ["patch", resource, name, "--namespace", namespace, "--type", "merge", "--patch", json.dumps(patch)]
         )
 
+    def token(self, namespace: str, account: str) -> str:
+        """Return a token of a ServiceAccount for ten minutes. Raise `KubectlError`."""
+        return self._output(["create", "token", account, "--namespace", namespace, "--duration", "10m"]).strip()
+
+    @contextmanager
+    def forwarded(self, namespace: str, pod: str, port: int) -> Iterator[int]:
+        """Forward a port of a Pod while the context lasts; give the port of this machine. Raise `KubectlError`."""
+        command = [self.program, *self.flags, "port-forward", "--namespace", namespace, f"pod/{pod}", f":{port}"]
+        try:
+            forwarding = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise self._missing(error) from None
+        with forwarding:
+            ends = threading.Timer(TIMEOUT_S, forwarding.kill)
+            ends.start()
+            try:
+                assert forwarding.stdout is not None and forwarding.stderr is not None  # noqa: PT018
+                said = _FORWARDED.match(forwarding.stdout.readline())
+                if said is None:
+                    raise _error_of(forwarding.stderr.read().strip() or "kubectl port-forward ended or did not answer")
+                yield int(said.group(1))
+            finally:
+                ends.cancel()
+                forwarding.kill()
+
     def become(self, arguments: Sequence[str]) -> NoReturn:
         """Replace this process by kubectl with these arguments."""
         try:
@@ -100,9 +130,7 @@ class Kubectl:
             raise self._missing(error) from None
         if done.returncode == 0:
             return done.stdout
-        message = done.stderr.strip() or f"kubectl {arguments[0]} failed with exit status {done.returncode}"
-        kind = next((error for word, error in _ERRORS.items() if word in message), KubectlError)
-        raise kind(message)
+        raise _error_of(done.stderr.strip() or f"kubectl {arguments[0]} failed with exit status {done.returncode}")
 
     def _missing(self, error: OSError) -> KubectlError:
         return KubectlError(f"cannot run {self.program}: {error.strerror}; install kubectl, or add it to PATH")
@@ -114,6 +142,11 @@ _ERRORS: dict[str, type[KubectlError]] = {
     "could not find the requested resource": NotFoundError,
 }
 """Words of kubectl's messages."""
+_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
+
+
+def _error_of(message: str) -> KubectlError:
+    return next((error for word, error in _ERRORS.items() if word in message), KubectlError)(message)
 
 
 def path(plural: str, namespace: str | None = None, name: str | None = None, *, group: str = GROUP) -> str:

@@ -20,6 +20,7 @@ from kubectl_sharepod.preflight import preflight
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import pod_of, resize
 from kubectl_sharepod.support import support
+from kubectl_sharepod.trace import seconds, trace
 from kubectl_sharepod.why import target, why
 
 EXIT_ERROR, EXIT_FORBIDDEN = 1, 3
@@ -65,6 +66,12 @@ def arguments() -> argparse.ArgumentParser:
     add("gpus", "all GPUs: tenants, free time and memory", "gpus -o wide", formats)
     command = add("who", "tenants of one GPU", "who gpu-node-0:1", formats)
     command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")
+    command = add("trace", "what a GPU did in the last seconds, for Perfetto", "trace gpu-node-0:1 --for 10s", formats)
+    command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")
+    command.add_argument(
+        "--for", dest="length", type=seconds, default=10.0, metavar="TIME", help="such as 5s (default: 10s)"
+    )
+    command.add_argument("--file", type=Path, help="default: sharepod-trace-NODE-INDEX.json")
     command = add("why", "why a workload has no GPU, and the smallest change", "why pod/train", shared, formats)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
     command = add("bill", "GPU hours of namespaces in a month", "bill -A --month 2026-11", listed, formats)
@@ -137,6 +144,7 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
         "free": lambda: commands.free(scope),
         "gpus": lambda: commands.all_gpus(scope),
         "who": lambda: commands.who(scope, asked.gpu),
+        "trace": lambda: trace(kubectl, asked.gpu, asked.length, asked.file),
         "bill": lambda: commands.bill(scope, asked.month),
         "budget": lambda: commands.budget(scope),
         "explain": lambda: commands.explain(asked.reason),

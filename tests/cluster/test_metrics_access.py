@@ -15,9 +15,9 @@ from harness.cluster import Cluster, wait_until
 from harness.installation import NAMESPACE, Installation
 
 
-def _ask(port: int, token: str | None) -> tuple[int, str]:
+def _ask(port: int, token: str | None, path: str = "/metrics") -> tuple[int, str]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -27,11 +27,12 @@ def _ask(port: int, token: str | None) -> tuple[int, str]:
         return 0, str(error)
 
 
-def _answers(port: int, token: str | None, status: int) -> bool:
-    return _ask(port, token)[0] == status
+def _answers(port: int, token: str | None, status: int, path: str = "/metrics") -> bool:
+    return _ask(port, token, path)[0] == status
 
 
 @pytest.mark.promise("security-metrics-access")
+@pytest.mark.promise("security-trace-access")
 def test_operator_and_agent_show_metrics_to_who_may_get_them(cluster_factory: Callable[..., Cluster]) -> None:
     cluster = cluster_factory(scheduler=False)
     installation = Installation(cluster)
@@ -66,4 +67,10 @@ def test_operator_and_agent_show_metrics_to_who_may_get_them(cluster_factory: Ca
             assert "sharepod-metrics-reader" in _ask(port, None)[1]
             assert f"system:serviceaccount:{NAMESPACE}:sharepod-agent may not get /metrics" in _ask(port, stranger)[1]
             assert series in _ask(port, reader)[1]
+        path = f"/trace?gpu={gpu['uuid']}"
+        viewer = cluster.service_account_token(NAMESPACE, "sharepod-trace")
+        for token, status in ((None, 401), (reader, 403), (viewer, 200)):
+            asked = partial(_answers, installation.ports["agent"], token, status, path)
+            wait_until(asked, what=f"trace: {status}", timeout=60)
+        wait_until(partial(_answers, installation.ports["agent"], viewer, 403), what="no metrics for it", timeout=60)
         agent.stop()

@@ -1,6 +1,7 @@
-"""Access to `/metrics`: the API server says whose token a client sends, and whether that one may read metrics.
+"""Access to `/metrics` and `/trace`: the API server decides whose token a client sends, and what it may read.
 
-As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview of the verb `get` on the path.
+As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview. A reader of metrics may `get` the path; a
+reader of traces may `get` GPUNodes, which name the tenants of all namespaces as traces do.
 
 Guarantees:
 - An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; a token is remembered by its hash alone.
@@ -30,6 +31,8 @@ Review = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105  a path
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+TRACE_PATH: Final = "/trace"
 
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
@@ -61,6 +64,22 @@ class Reviews:
 
 
 @dataclass(frozen=True, slots=True)
+class _Right:
+    """Right that a reader needs. `attributes`: of a SubjectAccessReview; `role`: a ClusterRole that has it."""
+
+    name: str
+    attributes: Mapping[str, Any]
+    role: str
+
+
+_TRACES = _Right(
+    "gpunodes.sharepod.dev",
+    {"resourceAttributes": {"verb": "get", "group": "sharepod.dev", "resource": "gpunodes"}},
+    "sharepod-gpunode-view",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdict:
     status: int
     """HTTP status; 200: allowed."""
@@ -70,13 +89,14 @@ class _Verdict:
 
 
 class MetricsGuard:
-    """Decides who may read `path`."""
+    """Decides who may read `path`, and `TRACE_PATH` where that is served."""
 
     def __init__(
         self, reviews: Reviews, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._reviews = reviews
-        self._path = path
+        own = {"nonResourceAttributes": {"path": path, "verb": "get"}}
+        self._metrics = _Right(path, own, "sharepod-metrics-reader")
         self._clock = clock
         self._limiter = RateLimiter(clock(), per_s=_REVIEWS_PER_S, burst=_REVIEWS_AT_ONCE)
         self._addresses: OrderedDict[str, RateLimiter] = OrderedDict()
@@ -85,16 +105,17 @@ class MetricsGuard:
 
     async def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """Return the answer for a client that may not read; None for one that may."""
+        right = _TRACES if request.path == TRACE_PATH else self._metrics
         scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > _TOKEN_MAX or not token.isascii():
-            text = f"send a token that may get {self._path}: bind the ClusterRole sharepod-metrics-reader to its owner"
+            text = f"send a token that may get {right.name}: bind the ClusterRole {right.role} to its owner"
             return web.Response(status=401, text=f"{text}\n", headers={"WWW-Authenticate": "Bearer"})
-        key = hashlib.sha256(token.encode()).digest()
-        verdict = await self._verdict(key, token, request.remote or "")
+        key = hashlib.sha256(f"{right.name} {token}".encode()).digest()
+        verdict = await self._verdict(key, token, right, request.remote or "")
         return None if verdict.status == 200 else web.Response(status=verdict.status, text=f"{verdict.text}\n")
 
-    async def _verdict(self, key: bytes, token: str, address: str) -> _Verdict:
+    async def _verdict(self, key: bytes, token: str, right: _Right, address: str) -> _Verdict:
         now = self._clock()
         known = self._known.get(key)
         if known is not None and now - known.at < (_ALLOWED_S if known.status == 200 else _DENIED_S):
@@ -108,7 +129,7 @@ class MetricsGuard:
         answer = self._asking[key] = asyncio.get_running_loop().create_future()
         verdict = _Verdict(503, "asking the API server was cancelled", now)
         try:
-            verdict = await self._ask(token)
+            verdict = await self._ask(token, right)
             self._remember(key, verdict)
         except self._reviews.failures as error:
             away = _Verdict(503, f"the API server cannot be asked who may read this: {error}", now)
@@ -118,7 +139,7 @@ class MetricsGuard:
             answer.set_result(verdict)
         return verdict
 
-    async def _ask(self, token: str) -> _Verdict:
+    async def _ask(self, token: str, right: _Right) -> _Verdict:
         answer = await self._reviews.create(
             TOKEN_REVIEWS,
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
@@ -132,7 +153,7 @@ class MetricsGuard:
             "uid": user.get("uid") or "",
             "groups": user.get("groups") or [],
             "extra": user.get("extra") or {},
-            "nonResourceAttributes": {"path": self._path, "verb": "get"},
+            **right.attributes,
         }
         answer = await self._reviews.create(
             ACCESS_REVIEWS,
@@ -140,7 +161,7 @@ class MetricsGuard:
         )
         if (answer.get("status") or {}).get("allowed"):
             return _Verdict(200, "", self._clock())
-        text = f"{spec['user']} may not get {self._path}: bind the ClusterRole sharepod-metrics-reader to it"
+        text = f"{spec['user']} may not get {right.name}: bind the ClusterRole {right.role} to it"
         return _Verdict(403, text, self._clock())
 
     def _limiter_of(self, address: str, now: float) -> RateLimiter:

@@ -259,10 +259,14 @@ class Node:
 
     def metrics(self) -> list[Sample]:
         """Return the agent's metrics as Prometheus reads them."""
-        found = re.findall(r'"port": (\d+)', self.log())
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}/metrics", timeout=PATIENCE_S) as answer:
-            text = answer.read().decode()
+        text = self.read("/metrics")
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def read(self, path: str) -> str:
+        """Return what the agent serves at a path."""
+        found = re.findall(r'"port": (\d+)', self.log())
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}{path}", timeout=PATIENCE_S) as answer:
+            return str(answer.read().decode())
 
     def log(self) -> str:
         """Return the agent's log so far."""

@@ -198,7 +198,7 @@ def test_each_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str
 
 
 def test_completions_are_commands_places_reasons_and_names() -> None:
-    assert completions(["t"], cluster()) == ["top"]
+    assert completions(["to"], cluster()) == ["top"]
     assert completions(["who", "node-a"], cluster()) == ["node-a:0", "node-a:1"]
     assert completions(["explain", "NoR"], cluster()) == ["NoRoom"]
     assert completions(["why", ""], cluster()) == ["train", "large"]

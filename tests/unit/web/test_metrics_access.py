@@ -17,11 +17,12 @@ class AwayError(Exception):
 
 
 class ReviewingServer:
-    """Reviews as an API server makes them. `users` by token; `readers`: who may get /metrics."""
+    """Reviews as an API server makes them. `users` by token; `readers`: of /metrics; `viewers`: of GPUNodes."""
 
     def __init__(self) -> None:
         self.users = {"reader-token": "reader", "stranger-token": "stranger"}
         self.readers = {"reader"}
+        self.viewers = {"stranger"}
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.away = False
         self.now = 1000.0
@@ -40,11 +41,14 @@ class ReviewingServer:
             if user is None:
                 return {"status": {"error": "unknown"}}
             return {"status": {"authenticated": True, "user": {"username": user, "uid": "u", "groups": ["g"]}}}
-        return {"status": {"allowed": body["spec"]["user"] in self.readers}}
+        allowed = self.readers if "nonResourceAttributes" in body["spec"] else self.viewers
+        return {"status": {"allowed": body["spec"]["user"] in allowed}}
 
-    async def ask(self, header: str | None = "Bearer reader-token", of: str = "10.0.0.1") -> tuple[int, str]:
+    async def ask(
+        self, header: str | None = "Bearer reader-token", of: str = "10.0.0.1", path: str = "/metrics"
+    ) -> tuple[int, str]:
         headers = {} if header is None else {"Authorization": header}
-        refused = await self.guard.refusal(make_mocked_request("GET", "/metrics", headers=headers).clone(remote=of))
+        refused = await self.guard.refusal(make_mocked_request("GET", path, headers=headers).clone(remote=of))
         return (200, "") if refused is None else (refused.status, refused.text or "")
 
 
@@ -79,6 +83,26 @@ async def test_the_review_names_the_token_s_user_and_the_path() -> None:
         "groups": ["g"],
         "extra": {},
         "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+    }
+
+
+@pytest.mark.promise("security-trace-access")
+async def test_traces_are_for_readers_of_gpunodes_and_no_other_right_replaces_theirs() -> None:
+    server = ReviewingServer()
+    for _ in range(2):
+        assert (await server.ask())[0] == 200
+        status, words = await server.ask(path="/trace")
+        assert (status, words) == (
+            403,
+            "reader may not get gpunodes.sharepod.dev: bind the ClusterRole sharepod-gpunode-view to it\n",
+        )
+        assert (await server.ask("Bearer stranger-token", path="/trace"))[0] == 200
+        assert (await server.ask("Bearer stranger-token"))[0] == 403
+    assert "sharepod-gpunode-view" in (await server.ask(None, path="/trace"))[1]
+    assert server.asked[3][1]["resourceAttributes"] == {
+        "verb": "get",
+        "group": "sharepod.dev",
+        "resource": "gpunodes",
     }
 
 

@@ -11,6 +11,7 @@ from sharepod.timeshare import Samples, TokenGrant
 
 from .histogram import WAIT_BOUNDS_S, Histogram
 from .silence import AHEAD_NS, Silence
+from .turn_log import LoggedTurn
 
 
 class TokenClient(Protocol):
@@ -72,6 +73,14 @@ class TenantToken:
     """Last value given to `contended`."""
     wanted_at: int | None = None
     """Since when the tenant waits for the token; None if it does not."""
+    waited_since: int | None = None
+    """Begin of the wait for the turn that began last."""
+    begun_at: int | None = None
+    """Begin of the turn that has not drained; None if there is none."""
+    draining_at: int | None = None
+    """Moment of that turn at which all processes had closed their gates."""
+    lost_at: int | None = None
+    """Moment of that turn from which others could hold."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
     @property
@@ -114,11 +123,18 @@ class TenantToken:
         """Take note of a new grant, in nanoseconds of the clock; return the clients that are to be told, in order."""
         self.grant_id = grant.grant_id
         self.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
+        self.begun_at, self.waited_since = now, self.wanted_at
         if self.wanted_at is not None:
             self.waits.add(now - self.wanted_at)
             self.wanted_at = None
         wanting, self.wanting = self.wanting, {}
         return wanting
+
+    def turn(self, tenant_id: str, end: int | None) -> LoggedTurn | None:
+        """Return the turn that has not drained before `end`; None if there is none."""
+        if self.begun_at is None:
+            return None
+        return LoggedTurn(tenant_id, self.gpus, self.waited_since, self.begun_at, self.draining_at, self.lost_at, end)
 
     def tell(
         self,

@@ -47,6 +47,7 @@ from .looks import STALL_NS, Looks
 from .prepared import PreparedHandOffs, Ready, SocketClient
 from .silence import PATIENCE_MOST_NS, LookAgain
 from .tenant_token import TenantToken, TokenClient
+from .turn_log import LoggedTurn, TurnLog
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +81,7 @@ class Tokens:
         """Tenants that hold under a grant that asks their processes to sample their progress."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
+        self._turn_log = TurnLog()
 
     def set_tenant(
         self,
@@ -163,6 +165,7 @@ class Tokens:
             self._prepared.change(token.gpus)
             self._looks.drop(tenant_id)
             now = self._now()
+            self._log_turn(now, tenant_id, token)
             self._stop_sampling(tenant_id)
             self._scheduler.remove(now, tenant_id)
             self._pump()
@@ -219,6 +222,7 @@ class Tokens:
         token.ending[client] = now + frame.expected_ns
         all_ending = not token.disconnected and token.ending.keys() >= token.undrained.keys()
         if all_ending or self._scheduler.displaced(tenant_id):
+            token.draining_at = now if token.draining_at is None else token.draining_at
             self._scheduler.draining(now, tenant_id, expected_ns=max(token.ending.values()) - now)
             self._pump()
 
@@ -276,6 +280,18 @@ class Tokens:
     def turns(self, tenant_id: str) -> TurnSpans:
         """Return when the tenant could have work on its GPUs, in the last seconds."""
         return self._scheduler.turns(self._now(), tenant_id)
+
+    def turns_on(self, gpu: str, since: int) -> tuple[list[LoggedTurn], int]:
+        """Return the turns on a GPU that ended after `since`, the present turns and the present waits; and the
+        moment since which they are complete. Moments in nanoseconds of the clock."""
+        found = list(self._turn_log.on(gpu, since))
+        for tenant_id, token in self._tokens.items():
+            if gpu in token.gpus:
+                if (turn := token.turn(tenant_id, None)) is not None:
+                    found.append(turn)
+                if token.wanted_at is not None:
+                    found.append(LoggedTurn(tenant_id, token.gpus, token.wanted_at, None, None, None, None))
+        return found, max(since, self._turn_log.complete_since())
 
     def surcharge(self, tenant_id: str, ns: int) -> None:
         """Charge a tenant for time in which its kernels ran although it did not hold the token."""
@@ -344,6 +360,7 @@ class Tokens:
                 self._pump()
             return
         self._stop_sampling(tenant_id)
+        self._log_turn(now, tenant_id, token)
         token.grant_id = None
         self._looks.drop(tenant_id)
         wanting = bool(token.wanting) and not token.closed
@@ -373,6 +390,7 @@ class Tokens:
             except Exception:
                 log.exception("what a tenant was to be told has failed; others go on", tenant=action.tenant)
             if isinstance(action, Preemption | Suspension):
+                self._tokens[action.tenant].lost_at = now
                 left.append(action.tenant)
                 if isinstance(action, Preemption) and self._tokens[action.tenant].disconnected:
                     given_up.append(action.tenant)
@@ -401,6 +419,7 @@ class Tokens:
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
             if action.grant_id != token.grant_id:
+                self._log_turn(now, action.tenant, token)  # a displaced one that has not drained
                 wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
@@ -455,6 +474,7 @@ class Tokens:
         self._sample(seen_at)
         self._stop_sampling(turn.holder)
         holder.forget(client)
+        self._log_turn(seen_at, turn.holder, holder)
         holder.grant_id = None
         self._looks.drop(turn.holder)
         if turn.wanting:
@@ -463,6 +483,7 @@ class Tokens:
         self._scheduler.hand_off(seen_at, turn)
         # 2. The successor has its grant.
         token = self._tokens[turn.grant.tenant]
+        self._log_turn(seen_at, turn.grant.tenant, token)
         told = token.begin(seen_at, turn.grant)
         if turn.grant.concurrent:
             self._sampled[turn.grant.tenant] = token
@@ -481,6 +502,12 @@ class Tokens:
         """Mark the tenants that hold together with others: their hooks keep durations that they learn then apart."""
         for tenant_id, token in self._sampled.items():
             token.mark_together(self._scheduler.holds_together(tenant_id))
+
+    def _log_turn(self, now: int, tenant_id: str, token: TenantToken) -> None:
+        """Log the turn of a tenant that ends now, if there is one."""
+        if (turn := token.turn(tenant_id, now)) is not None:
+            self._turn_log.add(turn)
+            token.begun_at = token.draining_at = token.lost_at = None
 
     def _stop_sampling(self, tenant_id: str) -> None:
         token = self._sampled.pop(tenant_id, None)

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus and `/healthz` for the kubelet, each on a port of its own.
+"""`/metrics` for Prometheus, `/trace` for people, and `/healthz` for the kubelet, which has a port of its own.
 
 Guarantees:
 - Who floods the one does not keep clients of the other waiting.
@@ -9,9 +9,11 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -24,12 +26,15 @@ from sharepod.agent.agent import Agent
 from sharepod.agent.settings import AgentSettings
 from sharepod.web.http_server import HttpServer, listening
 from sharepod.web.http_server import serve as serve_http
-from sharepod.web.metrics_access import MetricsGuard
+from sharepod.web.metrics_access import TRACE_PATH, MetricsGuard
 
 from .collector import AgentCollector
+from .trace import trace
 
 log = structlog.get_logger(__name__)
 
+_TRACED_MAX_S = 60.0
+"""Longest trace in seconds; turns of a busy node are kept for about ten."""
 CACHED_S = 1.0
 """Seconds for which one scrape is given to all that ask: far below any scrape interval."""
 
@@ -80,6 +85,9 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
                 scrape, scraped_at = await asyncio.to_thread(_text, families), now
         return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def traced(request: web.Request) -> web.Response:
+        return await _trace(agent, request.query)
+
     async def healthz(_request: web.Request) -> web.Response:
         if agent.stands_by() and agent.unfit is not None:
             return web.Response(status=503, text=f"another agent serves; this one could not: {agent.unfit}\n")
@@ -92,7 +100,7 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
 
     settings, figures, probes = agent.settings, web.Application(), web.Application()
     metrics_sock, health_sock = (sockets.metrics, sockets.health) if sockets is not None else (None, None)
-    figures.add_routes([web.get("/metrics", metrics)])
+    figures.add_routes([web.get("/metrics", metrics), web.get(TRACE_PATH, traced)])
     probes.add_routes([web.get("/healthz", healthz)])
     health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), sock=health_sock)
     try:
@@ -106,6 +114,31 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
     except OSError:
         await health.close()
         raise
+
+
+async def _trace(agent: Agent, query: Mapping[str, str]) -> web.Response:
+    """Return the trace of the last `seconds` of the GPU `gpu`."""
+    known = {gpu.uuid: gpu.index for gpu in agent.gpus()}
+    gpu = query.get("gpu", "")
+    if gpu not in known:
+        text = f"gpu={gpu}: write the UUID of a GPU of this node: {', '.join(sorted(known)) or 'none is known'}\n"
+        return web.Response(status=404, text=text)
+    try:
+        seconds = float(query.get("seconds", "10"))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _TRACED_MAX_S:
+        text = f"seconds={query['seconds']}: write a number above 0, {_TRACED_MAX_S:g} at most\n"
+        return web.Response(status=400, text=text)
+    now = time.monotonic_ns()
+    turns, since = agent.tenants.turns_on(gpu, now - round(seconds * 1e9))
+    names = {row.id: f"{row.namespace}/{row.pod_name}" for row in agent.tenants.rows()}
+    about = {"node": agent.settings.node_name, "index": known[gpu]}
+
+    def written() -> str:
+        return json.dumps(trace(gpu, turns, names, since, now, **about), separators=(",", ":"))
+
+    return web.json_response(text=await asyncio.to_thread(written))
 
 
 class _Gathered(Collector):

@@ -23,6 +23,7 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.agent.shares.consumption_meter import TenantTotals
 from sharepod.agent.shares.histogram import Histogram
 from sharepod.agent.shares.tokens import Tokens
+from sharepod.agent.shares.turn_log import LoggedTurn
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
@@ -228,6 +229,10 @@ class TenantRegistry:
         """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it; None before a ledger is
         known."""
         return self._metering.gpu_books(uuid) if self._known else None
+
+    def turns_on(self, uuid: str, since: int) -> tuple[list[LoggedTurn], int]:
+        """Return the turns on a GPU since a moment of the monotonic clock, as `Tokens.turns_on` does."""
+        return self._tokens.turns_on(uuid, since)
 
     async def count(self, taken_in: Collection[str] = ()) -> None:
         """Bring the count of GPU time forward to now; nothing before a ledger is known. `taken_in`: series that the

@@ -1,0 +1,53 @@
+"""Log of the last turns of all tenants, for traces. Pure.
+
+Guarantees:
+- A turn is kept whole or not at all; memory is bounded by `_KEPT` turns.
+- A turn costs one entry, when it ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_KEPT = 8192
+"""Turns kept: ten seconds of a node with 800 turns a second, about a megabyte."""
+
+
+class LoggedTurn(NamedTuple):
+    """Turn of one tenant on all its GPUs. Moments in nanoseconds of the clock; None: not yet, or never."""
+
+    tenant: str
+    gpus: tuple[str, ...]
+    waited_since: int | None
+    """Begin of the wait for the turn."""
+    begin: int | None
+    """None: the tenant still waits."""
+    draining: int | None
+    """Moment at which all its processes had closed their gates."""
+    lost: int | None
+    """Moment from which others could hold although the tenant had not drained."""
+    end: int | None
+    """Moment at which all its work had ended; None: it holds still."""
+
+
+class TurnLog:
+    """The last turns that have ended."""
+
+    def __init__(self) -> None:
+        self._turns: deque[LoggedTurn] = deque(maxlen=_KEPT)
+
+    def add(self, turn: LoggedTurn) -> None:
+        """Add a turn that has ended."""
+        self._turns.append(turn)
+
+    def on(self, gpu: str, since: int) -> Iterator[LoggedTurn]:
+        """Yield the turns on a GPU that ended after `since`, in the order of their ends."""
+        for turn in self._turns:
+            if gpu in turn.gpus and turn.end is not None and turn.end > since:
+                yield turn
+
+    def complete_since(self) -> int:
+        """Return the moment since which all turns that have ended are kept; 0: none was dropped."""
+        return self._turns[0].end or 0 if len(self._turns) == _KEPT else 0
