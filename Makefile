@@ -45,8 +45,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement operator/sharepod/agent tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table compiled doubles cluster prometheus images sbom locks audit taste demo demo-images demo-device-plugin develop demo-minutes check mutants coverage test test-all test-compiled quick test-arm test-oldest test-canary promise promises figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-fairness bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences trace-picture soak-agent soak-memory soak-hook soak-placement soak-holders soak-frames sanitize gpu-kit bench-gpu clean
+.PHONY: venv demo-minutes play-minutes $(shell sed -n 's/^\([a-z-]*\):.* \#\# .*/\1/p' Makefile)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +123,9 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time nine to sixteen more
 	@$(BIN)/python demo/run.py
 
+play: play-minutes shim doubles cluster ## a cluster of your own with SharePod and two simulated GPUs, until Ctrl-C: an admin, a user, five things to try (root)
+	@$(BIN)/python demo/play.py
+
 demo-images: shim doubles cluster ## the same, and a failure where operator and agent cannot run as pods, from images of this tree
 	@$(BIN)/python demo/run.py --images
 
@@ -133,8 +135,8 @@ demo-device-plugin: shim doubles cluster ## two SharePods on a GPU that a holder
 develop: shim cluster ## kopf run of the operator on a test cluster with played nodes and GPUs; Enter runs it again with changed code
 	@cd tests && ../$(BIN)/python -m cluster.develop $(DEVELOP_ARGS)
 
-demo-minutes:
-	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py
+demo-minutes play-minutes:
+	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py $(@:-minutes=)
 
 check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
 	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
@@ -170,7 +172,7 @@ test-compiled: compiled ## the tests of the token scheduler on the compiled modu
 	@PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED)
 
 quick: .venv/installed ## tests/quick.txt: the tests that hold each promise once, chosen by the durations of past runs
-	@$(BIN)/python tests/quick.py
+	@PYTHONPATH=$(PYTHONPATH):$(CURDIR)/docs $(BIN)/python tests/quick.py
 
 test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tests run under emulation
 	@for tool in aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64:qemu-user; do command -v $${tool%%:*} >/dev/null || \

@@ -15,40 +15,35 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from harness.build import programs
 from harness.cluster import Cluster
-from harness.delivered import Delivery, await_workloads
+from harness.delivered import Delivery
 from harness.errors import HarnessError
-from harness.installation import NAMESPACE as SYSTEM
-from harness.installation import POOL_LABEL, Installation
-from harness.machines import BareMachine, Machine, RealNode
+from harness.machines import Machine
 from harness.shares import POINTS, QUIET, WINDOW_S, Shares, measured, right
-from images.roots import why_no_images
-from images.steps import ImageError
+from playground import (
+    HERE,
+    NAMESPACE,
+    RESTRICTED,
+    as_pods,
+    as_processes,
+    await_gpus,
+    delivered,
+    make_images,
+)
 from results import Row, write
 from screen import DemoError, Phase, Screen
 
-HERE = Path(__file__).resolve().parent
-NAMESPACE = "team-a"
 SETTLE_S = 3.0
 """Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
 SETTLE_RAISED_S = 1.0
 """Seconds between a changed request and the measurement: the tenants and their buckets were busy before."""
 
-CONTROL_PLANE = Phase("starting a Kubernetes control plane", 4)
-NODE = Phase("starting a node with two simulated GPUs; meanwhile installing SharePod: kubectl apply -k manifests", 7)
-AGENT = Phase("starting the agent on the node", 3)
-IMAGES = Phase("making the images of this tree", 4)
-DELIVERED = Phase("starting a node with two simulated GPUs", 7)
-INSTALL = Phase("installing SharePod: kubectl apply -k manifests, as it is", 15)
 APPLY = Phase("two SharePods for one GPU, and one that asks half of both GPUs", 4)
 SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WINDOW_S)
 DELETE = Phase("beta is deleted: gamma gets both GPUs", 4)
@@ -57,8 +52,6 @@ RAISE = Phase("alpha is raised to 0.5 while it runs", 1)
 RAISED = Phase("measuring GPU time: alpha raised", SETTLE_RAISED_S + WINDOW_S)
 CLEAN = Phase("cleaning up", 2)
 SHOW = (APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
-PLAN = (CONTROL_PLANE, NODE, AGENT, *SHOW)
-PLAN_OF_IMAGES = (IMAGES, CONTROL_PLANE, DELIVERED, INSTALL, *SHOW)
 
 
 @dataclass(frozen=True)
@@ -101,17 +94,17 @@ def main() -> int:
     way.add_argument("--processes", action="store_true", help="make no images; operator and agent are processes")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
-    screen = Screen(PLAN_OF_IMAGES)
+    screen = Screen((*as_pods(), *SHOW))
     try:
         programs()
         with ExitStack() as stack:
-            made = "--processes is given" if chosen.processes else _images(screen, stack)
+            made = "--processes is given" if chosen.processes else make_images(screen, stack)
             if isinstance(made, Delivery):
-                cluster, machine = _delivered(screen, stack, made)
+                cluster, machine = delivered(screen, stack, made)
             elif chosen.images:
                 raise DemoError(f"no images here: {made}; `make demo` needs none")
             else:
-                cluster, machine = _as_processes(screen, stack, made)
+                cluster, machine = as_processes(screen, stack, made, SHOW)
             shares = _show(screen, cluster, machine)
             screen.begin(CLEAN)
         screen.end()
@@ -140,53 +133,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _images(screen: Screen, stack: ExitStack) -> Delivery | str:
-    """Make the images of this tree; return why there are none, in one line, where they cannot be made."""
-    if (reason := RealNode.unavailable() or why_no_images()) is not None:
-        return reason
-    screen.begin(IMAGES)
-    try:
-        return Delivery.of(HERE.parent, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-"))))
-    except ImageError as error:
-        return str(error).splitlines()[0]
-
-
-def _as_processes(screen: Screen, stack: ExitStack, why: str) -> tuple[Cluster, Machine]:
-    """Start a cluster with SharePod, whose operator and agent are processes. `why`: why they have no images."""
-    screen.follow(PLAN)
-    screen.say(f"Operator and agent run as processes, not as pods from images: {why}")
-    screen.begin(CONTROL_PLANE)
-    cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
-    machine, installation = _machine_and_installation(screen, stack, cluster)
-
-    screen.begin(AGENT)
-    installation.add_to_pool(machine.node)
-    machine.start_agent(installation)
-    return cluster, machine
-
-
-def _delivered(screen: Screen, stack: ExitStack, delivery: Delivery) -> tuple[Cluster, Machine]:
-    """Start a cluster with SharePod installed from images and the manifests as they are."""
-    screen.begin(CONTROL_PLANE)
-    cluster = stack.enter_context(Cluster(node_lifecycle=True))
-    screen.begin(DELIVERED)
-    machine = stack.enter_context(RealNode(cluster, HERE / "inventory.yaml", nvml=True))
-    machine.real.serve_api()
-
-    screen.begin(INSTALL)
-    screen.command("kubectl apply --server-side -k manifests")
-    delivery.install(cluster, machine.real)
-    screen.command(f"kubectl label node {machine.node} {POOL_LABEL}=dedicated")
-    cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
-    await_workloads(cluster)
-    screen.say(cluster.kubectl("get", "pods", "-n", SYSTEM).stdout.rstrip())
-    return cluster, machine
-
-
 def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
-    screen.watch_until(cluster, lambda: _gpus_reported(cluster, machine), what="GPUs reported by the agent", timeout=60)
+    await_gpus(screen, cluster, machine)
 
-    cluster.namespace(NAMESPACE, labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    cluster.namespace(NAMESPACE, labels=RESTRICTED)
     screen.begin(APPLY)
     for name in ("alpha", "beta"):
         _apply(screen, cluster, name)
@@ -237,28 +187,6 @@ def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
     return shares
 
 
-def _machine_and_installation(screen: Screen, stack: ExitStack, cluster: Cluster) -> tuple[Machine, Installation]:
-    """Start the node, and install SharePod with its operator at the same time: neither waits for the other."""
-    reason = RealNode.unavailable()
-    if reason is None:
-        screen.begin(NODE)
-    else:
-        screen.begin(NODE, f"installing SharePod; left out: kubelet and containers ({reason})")
-        screen.say("  The programs run as plain processes under the hook instead; all else is as with a node.")
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        installing = beside.submit(_install, cluster)
-        inventory = HERE / "inventory.yaml"
-        machine = RealNode(cluster, inventory) if reason is None else BareMachine(cluster, inventory, NAMESPACE)
-        stack.enter_context(machine)
-        return machine, installing.result()
-
-
-def _install(cluster: Cluster) -> Installation:
-    installation = Installation(cluster)
-    installation.start_operator()
-    return installation
-
-
 def _apply(screen: Screen, cluster: Cluster, name: str) -> None:
     screen.command(f"kubectl apply -f demo/{name}.yaml")
     screen.say(cluster.kubectl("apply", "-f", HERE / f"{name}.yaml").stdout.rstrip())
@@ -296,14 +224,6 @@ def _gpu_of(cluster: Cluster, name: str) -> list[str]:
 def _granted(cluster: Cluster, name: str) -> int | None:
     granted = _sharepod(cluster, name).get("granted")
     return granted.get("requestMilli") if isinstance(granted, dict) else None
-
-
-def _gpus_reported(cluster: Cluster, machine: Machine) -> bool:
-    found = cluster.api.get("/apis/sharepod.dev/v1alpha1/gpunodes")["items"]
-    return any(
-        each["metadata"]["name"] == machine.node and len(each.get("status", {}).get("gpus", [])) == len(machine.gpus)
-        for each in found
-    )
 
 
 def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Share]:

@@ -6,8 +6,8 @@ import io
 from contextlib import ExitStack
 from pathlib import Path
 
+import playground
 import pytest
-import run
 from harness.delivered import Delivery
 from harness.machines import RealNode
 from images.steps import ImageError, NotHadError
@@ -17,10 +17,10 @@ from screen import Screen
 def made(monkeypatch: pytest.MonkeyPatch, *, node: str | None, images: str | None) -> tuple[Delivery | str, str]:
     """Make the images; return them or the reason, and the output. `node`, `images`: why this machine has none."""
     monkeypatch.setattr(RealNode, "unavailable", staticmethod(lambda: node))
-    monkeypatch.setattr(run, "why_no_images", lambda: images)
+    monkeypatch.setattr(playground, "why_no_images", lambda: images)
     out = io.StringIO()
     with ExitStack() as stack:
-        return run._images(Screen(run.PLAN_OF_IMAGES, out=out), stack), out.getvalue()
+        return playground.make_images(Screen(playground.as_pods(), out=out), stack), out.getvalue()
 
 
 @pytest.mark.parametrize(("node", "images"), [("no root", None), (None, "no apt-get"), ("no root", "no apt-get")])
@@ -40,4 +40,4 @@ def test_images_that_cannot_be_made_are_a_reason_of_one_line(
     monkeypatch.setattr(Delivery, "of", fails)
     reason, printed = made(monkeypatch, node=None, images=None)
     assert reason == "Debian base with Python: status 25"
-    assert run.IMAGES.title in printed
+    assert playground.IMAGES.title in printed
