@@ -1,6 +1,7 @@
 """python -m harness: a test cluster by hand.
 
     build [--oldest | --minor M] build the programs and print where they are; --oldest: of the oldest Kubernetes
+    build --tool helm           build Helm (or actionlint), and print where it is
     up [--fake-nodes N] [--node] start a cluster that stays; prints what to `eval`
     env                         print that again
     status                      say what runs
@@ -166,6 +167,7 @@ def main() -> int:
     which.add_argument("--prometheus", action="store_true", help=f"{releases.PROMETHEUS.name} and promtool")
     minors = sorted(releases.OF_CLAIMS)
     which.add_argument("--minor", choices=minors, help="those of a Kubernetes with ResourceClaims")
+    which.add_argument("--tool", choices=sorted(releases.TOOLS), help="a program of the releases' tests")
     for command, text in (
         ("up", "start a cluster that stays"),
         ("env", "print what to eval"),
@@ -183,6 +185,9 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         match arguments.command:
+            case "build" if arguments.tool:
+                print(build.own_programs(releases.TOOLS[arguments.tool]))
+                return 0
             case "build":
                 if arguments.prometheus:
                     print(build.own_programs(releases.PROMETHEUS))

