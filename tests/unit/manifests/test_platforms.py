@@ -246,3 +246,12 @@ def test_the_self_test_by_a_claim_is_a_container_as_the_other_and_has_nothing_bu
     assert device_class == SELF_TEST_CLASS
     assert request_of_self_test(template["spec"]) == "self-test"
     assert is_ours(template["spec"]) is False, "no tenant's claim"
+
+
+@pytest.mark.parametrize("path", ["policies/gpus-past-sharepod.yaml", "own-nodes/own-nodes.yaml"])
+def test_pods_of_sharepods_own_namespace_are_exempt_by_its_name(path: str) -> None:
+    """Helm and others create the namespace without the labels of namespace.yaml."""
+    _policy, binding = yaml.safe_load_all((MANIFESTS / path).read_text())
+    selected = binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+    exempt = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "sharepod-system"]}
+    assert exempt in selected
