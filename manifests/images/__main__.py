@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.cache import cache_dir, exclusive
 from harness.errors import HarnessError
@@ -51,22 +52,23 @@ def make_images(into: Path, *, source: Path = ROOT, tag: str | None = None) -> d
                 into / f"{part}.tar",
                 f"{REPOSITORY}/{part}:{tag or version}",
                 layers[part],
-                {
-                    "User": user,
-                    "Entrypoint": [f"/{PREFIX}/bin/sharepod-{part}"],
-                    "Env": [
-                        "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-                        "PYTHONUNBUFFERED=1",
-                        "PYTHONDONTWRITEBYTECODE=1",
-                    ],
-                    "Labels": {
-                        "org.opencontainers.image.title": f"sharepod-{part}",
-                        "org.opencontainers.image.version": version,
-                    },
-                },
+                image_config(part, version),
             )
-            for part, user in USERS.items()
+            for part in USERS
         }
+
+
+def image_config(part: str, version: str) -> dict[str, Any]:
+    """Return the configuration of the image of a part: user, program, environment, labels."""
+    return {
+        "User": USERS[part],
+        "Entrypoint": [f"/{PREFIX}/bin/sharepod-{part}"],
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
+        "Labels": {
+            "org.opencontainers.image.title": f"sharepod-{part}",
+            "org.opencontainers.image.version": version,
+        },
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,8 +25,8 @@ from images.steps import ImageError, NotHadError, run
 
 LOCKS = Path(__file__).parent / "locks"
 PREFIX = "opt/sharepod"
-_SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operator")
-_BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", "_wire.c", "_scores.c")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "shim", "operator")
+BUILT = ("*.so", "*.o", "*.pyc", "__pycache__", "*.egg-info", "_wire.c", "_scores.c")
 _OLDEST_LIBC = 17
 """Minor version of the oldest glibc that wheels are made for (manylinux2014)."""
 _BY = "1"
@@ -103,10 +103,10 @@ def _key(root: CompilingRoot, *contents: bytes) -> str:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    for name in _SOURCES:
+    for name in SOURCES:
         top = source / name
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            if path.is_file() and not any(part.match(built) for built in _BUILT for part in (path, *path.parents)):
+            if path.is_file() and not any(part.match(built) for built in BUILT for part in (path, *path.parents)):
                 yield path
 
 

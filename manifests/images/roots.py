@@ -30,8 +30,10 @@ from images.layers import Layer, layer_of_tar
 from images.steps import NotHadError, run
 
 _TOOLS = {"mmdebstrap": "mmdebstrap", "chroot": "coreutils", "unshare": "util-linux"}
-_BASE = ("python3", "ca-certificates", "libstdc++6")
-_COMPILES = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "binutils")
+BASE = ("python3", "ca-certificates", "libstdc++6")
+COMPILES = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "binutils")
+REPEATABLE = {"CFLAGS": "-g0", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "315532800"}
+"""Environment of all that is compiled: the same sources give the same bytes."""
 _OPTIONS = (
     "--mode=root",
     "--variant=essential",
@@ -45,7 +47,7 @@ _OPTIONS = (
 # By content, so that Python asks for no times of sources, which differ from machine to machine: a read-only root that
 # has stale ones compiles at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
-_MADE_OF = {"base": [*_OPTIONS, _COMPILED, *_BASE], "root": [*_OPTIONS, *_COMPILES]}
+_MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES]}
 """Parts of each root, beside suite and sources."""
 _TIMEOUT = 1800.0
 _EPOCH = "0"
@@ -81,14 +83,14 @@ class CompilingRoot:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/root",
             "LC_ALL": "C.UTF-8",
-            "SOURCE_DATE_EPOCH": "315532800",
+            **REPEATABLE,
         }
         enter = ["unshare", "--net", "--", "chroot", str(self.path)]
         run(
             label,
             [*enter, *argv],
             timeout=_TIMEOUT,
-            env=env | {"CFLAGS": "-g0", "PYTHONHASHSEED": "0"},
+            env=env,
             usual_s=usual_s,
         )
 
@@ -128,14 +130,14 @@ def compiling_root() -> CompilingRoot:
 
 def _make_base(folder: Path) -> None:
     archive = folder / "base.tar"
-    _debootstrap("Debian base with Python", [*_OPTIONS, f"--customize-hook={_COMPILED}"], _BASE, archive, usual_s=60)
+    _debootstrap("Debian base with Python", [*_OPTIONS, f"--customize-hook={_COMPILED}"], BASE, archive, usual_s=60)
     layer_of_tar(archive, folder, left_out=("dev", "run", "var/log", "var/cache"))
     archive.unlink()
 
 
 def _make_root(folder: Path) -> None:
     root = folder / "root"
-    _debootstrap("Debian root with compiler", list(_OPTIONS), _COMPILES, root, usual_s=60)
+    _debootstrap("Debian root with compiler", list(_OPTIONS), COMPILES, root, usual_s=60)
     libc = "[int(part) for part in platform.libc_ver()[1].split('.')]"
     script = f"import json, platform, sys; print(json.dumps([sys.version_info[:2], {libc}]))"
     asked = subprocess.run(
