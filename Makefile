@@ -117,6 +117,13 @@ cluster: .venv/installed ## builds the test cluster's programs into the cache (o
 prometheus: .venv/installed ## builds Prometheus and promtool into the cache, for the tests of rules (once, about three minutes)
 	@$(BIN)/python -m harness build --prometheus
 
+.PHONY: helm dist
+helm: .venv/installed ## builds Helm, which the tests of the chart use, into the cache (once, one to three minutes)
+	@$(BIN)/python -m harness build --tool helm
+
+dist: shim ## the Helm chart and install.yaml, in dist/, by kubectl kustomize; DIST_ARGS="--registry NAME --images build/images"
+	@$(BIN)/python -m chart $(DIST_ARGS)
+
 taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
@@ -162,6 +169,7 @@ else
 endif
 
 test-all: shim doubles cluster ## all tests (40 minutes); SLICE=3/8 for a part of the files
+	@$(BIN)/python -m harness build --tool helm >/dev/null || echo "tests of the chart: skipped without Helm"
 	@trap "exit 130" INT; status=0; \
 	$(call PYTEST_PASS,--numprocesses 4,--slice $(SLICE) -m "not alone",$(filter-out $(TESTED),$(FOLDERS))); \
 	$(call PYTEST_PASS,--numprocesses 2,--slice $(SLICE) -m "alone and paired",$(filter-out $(TESTED),$(FOLDERS))); \
@@ -200,7 +208,7 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/ruff check .
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/vulture
-	$(BIN)/mypy operator/sharepod cli/kubectl_sharepod tests benchmarks demo shim setup.py crds docs manifests/images
+	$(BIN)/mypy operator/sharepod cli/kubectl_sharepod tests benchmarks demo shim setup.py crds docs manifests/chart manifests/images
 	$(BIN)/lint-imports
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check

@@ -1,0 +1,173 @@
+"""python -m chart [--into DIR] [--registry NAME] [--images DIR]: write dist/, which `make dist` calls.
+
+- `sharepod-VERSION.tgz`: the Helm chart, and its folder `sharepod/`.
+- `install.yaml`: the objects of manifests/ in one file.
+
+`--registry`: registry and folder of the images that both name. `--images`: archives of `make images`, to name digests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from harness.build import built
+from pydantic import BaseModel
+from sharepod.agent.settings import AgentSettings
+from sharepod.controller.settings import OperatorSettings
+
+from chart.overlays import BASE, MANIFESTS, OVERLAYS, OverlayError, render
+from chart.templates import templates
+
+ROOT = MANIFESTS.parent
+CHART = ROOT / "charts" / "sharepod"
+PARTS: dict[str, type[BaseModel]] = {"operator": OperatorSettings, "agent": AgentSettings}
+REGISTRY = "registry.invalid/sharepod"
+SET_ELSEWHERE = {
+    "operator": ("runtime_class", "namespace", "identity", "kubeconfig", "webhook_port", "health_port", "metrics_port"),
+    "agent": (
+        "namespace",
+        "node_name",
+        "kubeconfig",
+        "mode",
+        "tenants_file",
+        "inventory_file",
+        "health_port",
+        "http_port",
+    ),
+}
+"""Settings that another value or the templates set: the schema does not list them."""
+
+
+def find_kubectl() -> str:
+    """Return the kubectl of the machine, else the test cluster's. Raise OverlayError where there is none."""
+    if machine := shutil.which("kubectl"):
+        return machine
+    if (cluster := built()) is not None:
+        return str(cluster / "kubectl")
+    raise OverlayError("no kubectl: install it and put it on PATH, or run `make cluster`, which builds one")
+
+
+def settings_schema(part: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema of the settings of a part, and the definitions that it refers to."""
+    schema = PARTS[part].model_json_schema(ref_template="#/$defs/{model}")
+    fields = {name: one for name, one in schema["properties"].items() if name not in SET_ELSEWHERE[part]}
+    own = {"type": "object", "additionalProperties": False, "properties": fields}
+    return own, schema.get("$defs", {})
+
+
+def write_chart(into: Path, kubectl: str, values: Mapping[str, str]) -> Path:
+    """Write the chart to the folder `into / "sharepod"` and as archive; return the archive. Raise OverlayError.
+
+    Args:
+        values: defaults of values.yaml to replace, by their line without the value.
+    """
+    folder = into / "sharepod"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(CHART, folder)
+    shutil.copy(ROOT / "LICENSE", folder)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for part in PARTS:
+        schema["properties"][part]["properties"]["settings"], definitions = settings_schema(part)
+        schema["$defs"] |= definitions
+    (folder / "values.schema.json").write_text(json.dumps(schema, indent=2) + "\n")
+    for name, text in templates({overlay: render(kubectl, overlay) for overlay in OVERLAYS}).items():
+        (folder / "templates" / name).write_text(text)
+    (folder / "values.yaml").write_text(_with_values((CHART / "values.yaml").read_text(), values))
+    facts = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    archive = into / f"sharepod-{facts['version']}.tgz"
+    _pack(folder, archive)
+    return archive
+
+
+def _with_values(text: str, values: Mapping[str, str]) -> str:
+    """Replace defaults in values.yaml, whose comments stay. `values`: new values by path, such as image.tag."""
+    path: list[str] = []
+    lines = []
+    for line in text.splitlines():
+        key, colon, _ = line.strip().partition(":")
+        if colon and not key.startswith(("#", "-")):
+            depth = (len(line) - len(line.lstrip())) // 2
+            path = [*path[:depth], key]
+            if (value := values.get(".".join(path))) is not None:
+                line = f"{line[: len(line) - len(line.lstrip())]}{key}: {json.dumps(value)}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    """Write a folder as a tar file whose bytes depend on its contents alone."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            member = tarfile.TarInfo(str(path.relative_to(folder.parent)))
+            member.size, member.mode = path.stat().st_size, 0o644
+            with path.open("rb") as content:
+                tar.addfile(member, content)
+    with archive.open("wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
+        compressed.write(packed.getvalue())
+
+
+def write_install(into: Path, kubectl: str, registry: str, digests: Mapping[str, str]) -> Path:
+    """Write the objects of manifests/ to install.yaml. Raise OverlayError."""
+    images = [
+        {"name": f"{REGISTRY}/{part}", "newName": f"{registry}/{part}"}
+        | ({"digest": digests[part]} if part in digests else {})
+        for part in PARTS
+    ]
+    path = into / "install.yaml"
+    objects = render(kubectl, BASE, images=images)
+    comment = "# SharePod: kubectl apply --server-side -f install.yaml. Made of manifests/ by `make dist`.\n"
+    path.write_text(comment + yaml.safe_dump_all(objects, sort_keys=False, width=120, explicit_start=True))
+    return path
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """Return the digests of the archives of `make images`, by part. Raise OverlayError."""
+    found = {}
+    for part in PARTS:
+        try:
+            with tarfile.open(folder / f"{part}.tar") as archive:
+                index = archive.extractfile("index.json")
+                assert index is not None
+                found[part] = str(json.load(index)["manifests"][0]["digest"])
+        except OSError as error:
+            raise OverlayError(f"--images {folder}: {error}; run `make images` first") from error
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m chart`."""
+    parser = argparse.ArgumentParser(prog="python -m chart", description="Write the Helm chart and install.yaml.")
+    parser.add_argument("--into", type=Path, default=ROOT / "dist", help="folder to write to")
+    parser.add_argument("--registry", default=REGISTRY, help="registry and folder of the images")
+    parser.add_argument("--images", type=Path, help="folder of the archives of `make images`: name images by digest")
+    chosen = parser.parse_args(arguments)
+    chosen.into.mkdir(parents=True, exist_ok=True)
+    try:
+        kubectl = find_kubectl()
+        digests = digests_of(chosen.images) if chosen.images else {}
+        values = {"image.registry": chosen.registry} | {f"{part}.digest": each for part, each in digests.items()}
+        for path in (
+            write_chart(chosen.into, kubectl, values),
+            write_install(chosen.into, kubectl, chosen.registry, digests),
+        ):
+            print(os.path.relpath(path))
+    except OverlayError as error:
+        print(f"dist: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
