@@ -117,9 +117,12 @@ cluster: .venv/installed ## builds the test cluster's programs into the cache (o
 prometheus: .venv/installed ## builds Prometheus and promtool into the cache, for the tests of rules (once, about three minutes)
 	@$(BIN)/python -m harness build --prometheus
 
-.PHONY: helm dist
+.PHONY: helm workflows dist
 helm: .venv/installed ## builds Helm, which the tests of the chart use, into the cache (once, one to three minutes)
 	@$(BIN)/python -m harness build --tool helm
+
+workflows: .venv/installed ## lints .github/workflows by actionlint, which is built once (a quarter of a minute)
+	@"$$($(BIN)/python -m harness build --tool actionlint)/actionlint" .github/workflows/*.yml
 
 dist: shim ## the Helm chart and install.yaml, in dist/, by kubectl kustomize; DIST_ARGS="--registry NAME --images build/images"
 	@$(BIN)/python -m chart $(DIST_ARGS)
