@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hook.world.agent_node import PROGRAMS, Node, Program, running, tenant
+from hook.world.agent_node import GPUS, PROGRAMS, Node, Program, running, tenant
 from results import Row
 
 SLICE_US, SWITCH_US = 1024, 91
@@ -40,6 +40,9 @@ class Part:
     request: float
     limit: float = 1.0
     arguments: tuple[str, ...] = ()
+    gpu: str = GPUS[0]
+    training: str | None = None
+    """Training of which it is one of `RANKS` ranks. They are a group."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ def _pairs(first: str, second: str, mixes: tuple[tuple[float, float], ...]) -> I
     for one, other in mixes:
         name = f"gaps, {first} + {second}, {one * 100:.0f}:{other * 100:.0f}"
         yield Gaps(name, (Part(first, one), Part(second, other)))
+
+
+RANKS = 2
+
+
+def _ranks(training: str, request: float) -> tuple[Part, ...]:
+    return tuple(Part("rank", request, gpu=gpu, training=training) for gpu in GPUS[:RANKS])
 
 
 _LONG = ("--kernel-us", "250000")
@@ -74,6 +84,9 @@ GAPS = (
         "gaps, fifteen notebooks + training",
         (Part("busy", 0.5, arguments=("--kernel-us", "5000")), *(Part("notebook", 0.033),) * 15),
     ),
+    Gaps("gaps, two trainings of two ranks, 50:50", (*_ranks("a", 0.5), *_ranks("b", 0.5))),
+    Gaps("gaps, two trainings of two ranks, 30:70", (*_ranks("a", 0.3), *_ranks("b", 0.7))),
+    Gaps("gaps, two ranks + two busy", (*_ranks("a", 0.5), *(Part("busy", 0.5, gpu=gpu) for gpu in GPUS[:RANKS]))),
 )
 
 
@@ -100,7 +113,7 @@ class GapsBenchmark:
             ran = self._run(case, mode)
             progress = [100 * one.units_per_s / speed for one, speed in zip(ran, alone, strict=True)]
             below = [100 * part.request - got for part, got in zip(case.parts, progress, strict=True)]
-            if len(case.parts) <= 3:
+            if len(case.parts) <= 4:
                 rows += [Row(f"{name}: t{place}", "progress", "%", round(got, 1)) for place, got in enumerate(progress)]
             if mode == "bare":
                 bare = sum(progress)
@@ -119,12 +132,16 @@ class GapsBenchmark:
     def _speed_alone(self, part: Part) -> float:
         key = (part.kind, part.arguments)
         if key not in self._alone:
-            [ran] = self._run(Gaps("alone", (part,)), "bare")
-            self._alone[key] = ran.units_per_s
+            parts = (part,) if part.training is None else _ranks(part.training, part.request)
+            self._alone[key] = self._run(Gaps("alone", parts), "bare")[0].units_per_s
         return self._alone[key]
 
     def _run(self, case: Gaps, mode: str) -> list[_Ran]:
-        rows = [tenant(f"t{place}", part.request, part.limit, memory=64 << 20) for place, part in enumerate(case.parts)]
+        rows = [
+            tenant(f"t{place}", part.request, part.limit, gpus=(part.gpu,), memory=64 << 20)
+            | ({} if part.training is None else {"group": part.training})
+            for place, part in enumerate(case.parts)
+        ]
         with tempfile.TemporaryDirectory(prefix="sh") as directory:
             if mode == "bare":
                 return self._watch(Node(Path(directory), {}), case, hooked=False)
@@ -135,13 +152,15 @@ class GapsBenchmark:
         programs: list[Program] = []
         try:
             for place, part in enumerate(case.parts):
-                environment = node.environment(f"t{place}") | {
+                environment = node.environment(f"t{place}", gpus=(part.gpu,)) | {
                     "FAKE_CUDA_SLICE_US": str(SLICE_US),
                     "FAKE_CUDA_SWITCH_US": str(SWITCH_US),
                 }
                 if not hooked:
                     del environment["LD_PRELOAD"]
                 arguments = ["--slept", SLEPT, "--seed", str(place + 1), "--report", str(_REPORT_S), *part.arguments]
+                if part.training is not None:
+                    arguments += ["--meet", str(node.directory / f"meet-{part.training}"), "--ranks", str(RANKS)]
                 programs.append(Program([str(PROGRAMS / "gaps"), part.kind, *arguments], environment))
             return [self._ran(program) for program in programs]
         finally:

@@ -1,7 +1,8 @@
-"""Model of a GPU that time-slices between processes, of programs with asynchronous hosts, and of hooks and agent.
+"""Model of GPUs that time-slice between processes, of programs with asynchronous hosts, and of hooks and agent.
 
 GPU: each program has one queue of kernels. One queue has the device until it is empty, or its slice is over and another
-queue has work; a change costs `SWITCH_NS`. Kernels are preempted between slices.
+queue has work; a change costs `SWITCH_NS`. Kernels are preempted between slices. A collective of ranks spins until all
+have begun theirs.
 Host: launches each kernel `host_ns` after the one before, and waits when `ahead` kernels are unfinished.
 Hook: as the real one, without its errors: asks for the token, keeps its queue short, samples at random moments, gives
 the token back when it is idle, and drains at the end of its quantum or when it is revoked.
@@ -37,6 +38,9 @@ _LOOK_NS = 500 * US
 _QUEUE_NS = 2 * MS
 _ANNOUNCED_NS = 1 * MS
 _POLL_NS = 25 * US
+_SPINS_NS = 1 << 60
+_COLLECTIVE_NS = 50 * US
+"""Length of a collective from the moment at which all ranks have come to it."""
 
 
 @dataclass
@@ -45,6 +49,8 @@ class Program:
     launches."""
 
     id: str
+    gpu: str = GPU
+    group: str | None = None
     request: int = 0
     limit: int = 1000
     interactive: bool = False
@@ -58,10 +64,17 @@ class Program:
     ahead: int = 3
     """Steps that may be unfinished."""
     starts_ns: int = 0
+    ranks: list[Program] = field(default_factory=list)
+    """All ranks of its training, itself among them: each step ends with a collective of them."""
+    jitter_ns: int = 0
+    """Mean of the host time that comes before each step, at random, in addition."""
     lie: Callable[[Samples], Samples] | None = None
     """What the hook reports instead of what it counted."""
 
     queue: deque[int] = field(default_factory=deque)
+    """GPU time that each kernel still takes."""
+    steps_met: int = 0
+    """Collectives that it has come to."""
     launched: int = 0
     finished: int = 0
     gpu_used_ns: int = 0
@@ -89,11 +102,24 @@ class Program:
     @property
     def left_ns(self) -> int:
         """Return the GPU time that is queued."""
-        return sum(self.queue)
+        return sum(_COLLECTIVE_NS if left > _SPINS_NS // 2 else left for left in self.queue)
+
+
+@dataclass
+class _Device:
+    """One GPU: the program that runs, or ran last, and when its slice began and the next decision is due."""
+
+    on: Program | None = None
+    running: bool = False
+    run_since: int = 0
+    slice_since: int = 0
+    stop: int = 0
+    stop_moment: int = 0
 
 
 class TimeSlicedGpu:
-    """`run` programs on one GPU, with the real scheduler or without any (`scheduler=None`: all gates are open)."""
+    """`run` programs on their GPUs, with the real scheduler or without any (`scheduler=None`: all gates are
+    open)."""
 
     def __init__(
         self,
@@ -115,10 +141,7 @@ class TimeSlicedGpu:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
         self._due: int | None = None
-        self._on: Program | None = None
-        self._running = False
-        self._run_since = self._slice_since = 0
-        self._stop = 0
+        self._devices = {gpu: _Device() for gpu in sorted({program.gpu for program in programs})}
         for program in programs:
             self.at(program.starts_ns, lambda program=program: self._arrive(program))  # type: ignore[misc]
 
@@ -141,50 +164,72 @@ class TimeSlicedGpu:
 
     # ---- the GPU
 
-    def _submit(self, program: Program) -> None:
-        program.queue.append(program.gpu_ns)
+    def _submit(self, program: Program, gpu_ns: int) -> None:
+        device = self._devices[program.gpu]
+        program.queue.append(gpu_ns)
         program.launched += 1
-        if not self._running:
+        if not device.running:
             self._start(program)
-        elif program is not self._on and len(program.queue) == 1:
-            slices = max(0, self.now - self._slice_since) // SLICE_NS + 1
-            self._stop_at(min(self._stop_moment, self._slice_since + slices * SLICE_NS))
+        elif program is not device.on and len(program.queue) == 1:
+            slices = max(0, self.now - device.slice_since) // SLICE_NS + 1
+            self._stop_at(device, min(device.stop_moment, device.slice_since + slices * SLICE_NS))
+
+    def _neighbours(self, program: Program) -> list[Program]:
+        """Return the programs of its GPU, in the order of their slices, itself as the last."""
+        order = [other for other in self.programs.values() if other.gpu == program.gpu]
+        if program in order:
+            place = order.index(program)
+            order = order[place + 1 :] + order[: place + 1]
+        return order
 
     def _start(self, program: Program) -> None:
-        begin = self.now
-        if program is not self._on:
-            begin += SWITCH_NS if self._on is not None else 0
-            self._on, self._slice_since = program, begin
-        self._running, self._run_since = True, begin
+        device, begin = self._devices[program.gpu], self.now
+        if program is not device.on:
+            begin += SWITCH_NS if device.on is not None else 0
+            device.on, device.slice_since = program, begin
+        device.running, device.run_since = True, begin
+        if program.queue[0] == _SPINS_NS:
+            self._comes(program)
         end = begin + program.queue[0]
-        if any(other.queue for other in self.programs.values() if other is not program):
-            end = min(end, self._slice_since + ((begin - self._slice_since) // SLICE_NS + 1) * SLICE_NS)
-        self._stop_at(end)
+        if any(other.queue for other in self._neighbours(program) if other is not program):
+            end = min(end, device.slice_since + ((begin - device.slice_since) // SLICE_NS + 1) * SLICE_NS)
+        self._stop_at(device, end)
 
-    def _stop_at(self, moment: int) -> None:
-        self._stop += 1
-        stop, self._stop_moment = self._stop, moment
-        self.at(moment, lambda: self._stopped(stop))
-
-    def _stopped(self, stop: int) -> None:
-        if stop != self._stop or self._on is None:
+    def _comes(self, program: Program) -> None:
+        """Let a rank come to its collective, and let all begin it if it is the last."""
+        program.steps_met += 1
+        program.queue[0] -= 1
+        if any(rank.steps_met < program.steps_met for rank in program.ranks):
             return
-        program, ran = self._on, max(0, self.now - self._run_since)
+        for rank in program.ranks:
+            device = self._devices[rank.gpu]
+            rank.queue[0] = _COLLECTIVE_NS
+            if device.running and device.on is rank and rank is not program:
+                device.run_since = self.now
+                self._stop_at(device, min(device.stop_moment, self.now + _COLLECTIVE_NS))
+
+    def _stop_at(self, device: _Device, moment: int) -> None:
+        device.stop += 1
+        stop, device.stop_moment = device.stop, moment
+        self.at(moment, lambda: self._stopped(device, stop))
+
+    def _stopped(self, device: _Device, stop: int) -> None:
+        if stop != device.stop or device.on is None:
+            return
+        program, ran = device.on, max(0, self.now - device.run_since)
         program.gpu_used_ns += ran
-        program.queue[0] -= ran
-        self._running = False
+        if program.queue[0] <= _SPINS_NS // 2:
+            program.queue[0] -= ran
+        device.running = False
         finished = program.queue[0] <= 0
         if finished:
             program.queue.popleft()
             program.finished += 1
-        order = list(self.programs.values())
-        if program.id in self.programs:
-            place = order.index(program)
-            order = order[place + 1 :] + order[: place + 1]
-        expired = self.now >= self._slice_since + SLICE_NS
+        order = self._neighbours(program)
+        expired = self.now >= device.slice_since + SLICE_NS
         if program.queue and not program.gone and not (expired and any(other.queue for other in order[:-1])):
             order = [program]
-            self._slice_since = self.now if expired else self._slice_since
+            device.slice_since = self.now if expired else device.slice_since
         for other in order:
             if other.queue:
                 self._start(other)
@@ -199,10 +244,11 @@ class TimeSlicedGpu:
             self.scheduler.set_tenant(
                 self.now,
                 program.id,
-                (GPU,),
+                (program.gpu,),
                 request_milli=program.request,
                 limit_milli=program.limit,
                 interactive=program.interactive,
+                group=program.group,
             )
             self.scheduler.set_concurrent(self.now, program.id, concurrent=program.concurrent)
             self.scheduler.set_connected(self.now, program.id, connected=True)
@@ -214,10 +260,11 @@ class TimeSlicedGpu:
         program.gone = True
         del self.programs[program.id]
         program.queue.clear()
-        if self._on is program:
-            self._running, self._on = False, None
-            self._stop += 1
-            for other in self.programs.values():
+        device = self._devices[program.gpu]
+        if device.on is program:
+            device.running, device.on = False, None
+            device.stop += 1
+            for other in self._neighbours(program):
                 if other.queue:
                     self._start(other)
                     break
@@ -231,12 +278,14 @@ class TimeSlicedGpu:
         if not self._may_launch(program):
             program.held_back = True
             return
-        self._submit(program)
+        self._submit(program, program.gpu_ns)
         program.in_step += 1
         if program.in_step < program.kernels:
             self.at(self.now + program.host_ns, lambda: self._launch(program))
             return
         program.in_step = 0
+        if program.ranks:
+            self._submit(program, _SPINS_NS)
         program.ends.append(program.launched)
         if program.waits:
             program.waits_for = program.launched
@@ -253,7 +302,8 @@ class TimeSlicedGpu:
     def _begin_step(self, program: Program) -> None:
         program.waits_for = None
         program.step_begins = self.now
-        self.at(self.now + program.host_ns, lambda: self._launch(program))
+        jitter = int(self.random.expovariate(1 / program.jitter_ns)) if program.jitter_ns else 0
+        self.at(self.now + program.host_ns + jitter, lambda: self._launch(program))
 
     def _finished(self, program: Program) -> None:
         if program.waits_for is not None and program.finished >= program.waits_for:

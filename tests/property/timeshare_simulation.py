@@ -41,6 +41,7 @@ class Program:
 
     id: str
     gpus: tuple[str, ...] = ("g0",)
+    group: str | None = None
     request: int = 0
     limit: int = 1000
     interactive: bool = False
@@ -195,7 +196,11 @@ class Simulation:
         self.at(back, come)
 
     def _set_tenant(self, program: Program) -> None:
-        wishes = {"interactive": True} if program.interactive else {}  # of which other schedulers know nothing
+        wishes: dict[str, Any] = {}  # of which other schedulers know nothing
+        if program.interactive:
+            wishes["interactive"] = True
+        if program.group is not None:
+            wishes["group"] = program.group
         self.scheduler.set_tenant(
             self.now, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit, **wishes
         )

@@ -44,6 +44,9 @@ MAX_CONDITIONS = 32
 MAX_LABEL = 63
 """Characters of a label's value, as Kubernetes has it."""
 
+MAX_GROUP = 80
+"""Characters of the group of a tenant: a label, or the kind of its controller with a name or uid."""
+
 MAX_NAME = 317
 """Characters of the name of a label or a resource, as Kubernetes has it: a prefix of 253, a slash, a name of 63."""
 

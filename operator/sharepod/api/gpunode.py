@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT
+from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT, MAX_GROUP
 from .consumption import MAX_CONSUMPTION, Consumption, TimestampField
 from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model, Text
 
@@ -154,6 +154,9 @@ class Tenant(Model):
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
     """Allow: where the agent shares GPUs concurrently, the tenant may run at the same time as others. Deny: it takes
     exclusive turns."""
+    group: Annotated[str | None, Field(max_length=MAX_GROUP)] = None
+    """Group of the tenant, within its namespace: the agent grants the GPUs of its members together. Without it the
+    tenant is in none."""
     labels: SchedulingLabels = SchedulingLabels()
     """Labels that placement goes by."""
 

@@ -220,6 +220,8 @@ class CoRunning:
             return False
         if lead.progress.hides_losses or tenant.progress.hides_losses:
             return False
+        if self._occupancy.is_parted(lead) or self._occupancy.is_parted(tenant):
+            return False
         if lead.progress.known(now) is None or tenant.progress.known(now) is None:
             return False
         owed = lead.account.assured > OWED_NS * 500

@@ -92,6 +92,8 @@ class Hold:
     what had been launched by then does."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
+    holds_up_group: bool = True
+    """Other members of the tenant's group wait until it has drained."""
     place: HoldPlace = HoldPlace.LEAD
     waited_since: int | None = None
     """Begin of the wait of a co-runner that drains: it waits on from then if it wants more."""

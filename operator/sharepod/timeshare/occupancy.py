@@ -42,6 +42,8 @@ class Occupancy:
         self._preempted: dict[str, list[TokenTenant]] = {}
         self._gangs_on: dict[str, int] = {}
         """Number of tenants of several GPUs, by GPU. GPUs without any are left out."""
+        self.groups: dict[str, list[TokenTenant]] = {}
+        """Members of each group."""
 
     def add(self, now: int, tenant: TokenTenant) -> None:
         """Add a tenant to its GPUs."""
@@ -52,9 +54,16 @@ class Occupancy:
             if len(tenant.gpus) > 1:
                 self._gangs_on[gpu] = self._gangs_on.get(gpu, 0) + 1
 
+        if tenant.group is not None:
+            self.groups.setdefault(tenant.group, []).append(tenant)
+
     def remove(self, tenant: TokenTenant) -> None:
         """Remove a tenant from its GPUs, which are free of it at once. Its account has to be settled."""
         self.free(tenant)
+        if tenant.group is not None:
+            self.groups[tenant.group].remove(tenant)
+            if not self.groups[tenant.group]:
+                del self.groups[tenant.group]
         for gpu in tenant.gpus:
             self.tenants_on[gpu].remove(tenant)
             if len(tenant.gpus) > 1:
@@ -66,13 +75,25 @@ class Occupancy:
                 del self._books[gpu]
                 self._preempted.pop(gpu, None)
 
-    def has_gangs(self, gpu: str) -> bool:
-        """Return whether a tenant of the GPU has other GPUs, too."""
-        return gpu in self._gangs_on
+    def is_linked(self, gpu: str) -> bool:
+        """Return whether a tenant of the GPU, or another member of its group, has other GPUs, too."""
+        if gpu in self._gangs_on:
+            return True
+        return bool(self.groups) and any(self.is_parted(tenant) for tenant in self.tenants_on.get(gpu, ()))
+
+    def is_parted(self, tenant: TokenTenant) -> bool:
+        """Return whether other members of the tenant's group have other GPUs."""
+        return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in self.groups[tenant.group])
+
+    def gpus_of_group(self, tenant: TokenTenant) -> Iterable[str]:
+        """Return the GPUs of a tenant and of its group."""
+        if tenant.group is None:
+            return tenant.gpus
+        return dict.fromkeys(gpu for mate in self.groups[tenant.group] for gpu in mate.gpus)
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
-        """Return the holder of a GPU on which nobody else has work, and which no gang shares; None if there is none."""
-        if gpu in self._gangs_on or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
+        """Return the holder of a GPU on which nobody else has work, and which is not linked; None if there is none."""
+        if self.is_linked(gpu) or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None
         return self.holder.get(gpu)
 

@@ -1,7 +1,7 @@
 """Turns that begin now, given the order in which tenants are to be served.
 
 Guarantees:
-- S4: A tenant gets all its GPUs in one turn, or none.
+- S4: A contender, a tenant or the members of a group that want the token, gets all its GPUs in one turn, or none.
 - S5: A tenant that cannot start yet reserves its GPUs from the moment at which the last of them is expected to be free.
   Until then they are given only to turns that end by that moment (backfill). So tenants of single GPUs do not starve a
   gang, and the gang's waiting wastes little.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .groups import Contender
 from .tenant import TokenTenant
 
 
@@ -23,6 +24,8 @@ class Turn:
     quantum_ns: int
     backfill: bool
     """The GPUs are reserved for another tenant from the end of this turn at the latest."""
+    rides: bool = False
+    """The turn is one of a group with credit: it is guaranteed time, whatever the tenant itself is owed."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,21 @@ class Anticipation:
     """Moment at which the decision is to be made again, in nanoseconds of the clock."""
 
 
-def waiting_with(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
-    """Return the runnable tenants of these GPUs, and of all GPUs that runnable gangs connect with them.
+def waiting_with(
+    gpus: Iterable[str],
+    tenants_on: Mapping[str, Sequence[TokenTenant]],
+    groups: Mapping[str, Sequence[TokenTenant]],
+) -> list[TokenTenant]:
+    """Return the runnable tenants of these GPUs, and of all GPUs that runnable gangs, and groups, connect with them.
 
     Args:
         gpus: UUIDs of the GPUs.
         tenants_on: All tenants by GPU.
+        groups: The tenants of each group.
     """
     found: dict[str, TokenTenant] = {}
     pending, seen = sorted(gpus), set[str]()
-    if len(pending) == 1 and all(len(tenant.gpus) == 1 for tenant in tenants_on.get(pending[0], ())):
+    if len(pending) == 1 and all(len(t.gpus) == 1 and t.group is None for t in tenants_on.get(pending[0], ())):
         return [t for t in tenants_on.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
     while pending:
         gpu = pending.pop()
@@ -52,6 +60,8 @@ def waiting_with(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTen
             if tenant.runnable and tenant.id not in found:
                 found[tenant.id] = tenant
                 pending.extend(other for other in tenant.gpus if other not in seen)
+            if tenant.group is not None:
+                pending.extend(other for mate in groups[tenant.group] for other in mate.gpus if other not in seen)
     return list(found.values())
 
 
@@ -70,41 +80,39 @@ def competing_weight(
 
 
 def plan_turns(
-    ordered: Sequence[TokenTenant],
+    ordered: Sequence[Contender],
     free_at: Mapping[str, int],
     *,
     now: int,
-    quantum: Callable[[TokenTenant], int],
+    quantum: Callable[[Contender], int],
     shortest_ns: int,
-    overrun: Callable[[TokenTenant], int],
 ) -> list[Turn]:
     """Return the turns that begin at `now`.
 
     Args:
-        ordered: Tenants that want a turn, the first to be served first.
+        ordered: Contenders for a turn, the first to be served first.
         free_at: Expected moment at which each GPU that is held is free. GPUs that are left out are free now.
         now: The present moment.
-        quantum: Length of a tenant's turn, in nanoseconds.
+        quantum: Length of a contender's turn, in nanoseconds.
         shortest_ns: Shortest turn worth giving as backfill.
-        overrun: Time for which a tenant usually holds beyond the end of its turn, in nanoseconds.
     """
     held = set(free_at)
     ends = dict(free_at)
     reserved_from: dict[str, int] = {}
     turns: list[Turn] = []
-    for tenant in ordered:
-        length = quantum(tenant)
-        if held.isdisjoint(tenant.gpus):
-            room = min((reserved_from[gpu] - now for gpu in tenant.gpus if gpu in reserved_from), default=None)
-            room = None if room is None else room - overrun(tenant)
+    for contender in ordered:
+        length, overrun = quantum(contender), contender.overrun_ns
+        if held.isdisjoint(contender.gpus):
+            room = min((reserved_from[gpu] - now for gpu in contender.gpus if gpu in reserved_from), default=None)
+            room = None if room is None else room - overrun
             if room is None or room >= shortest_ns:
                 length = length if room is None else min(length, room)
-                turns.append(Turn(tenant, length, room is not None))
-                held.update(tenant.gpus)
-                ends.update(dict.fromkeys(tenant.gpus, now + length + overrun(tenant)))
+                turns.extend(Turn(tenant, length, room is not None, contender.rides) for tenant in contender.members)
+                held.update(contender.gpus)
+                ends.update(dict.fromkeys(contender.gpus, now + length + overrun))
                 continue
-        start = max(ends.get(gpu, now) for gpu in tenant.gpus)
-        for gpu in tenant.gpus:
+        start = max(ends.get(gpu, now) for gpu in contender.gpus)
+        for gpu in contender.gpus:
             reserved_from[gpu] = min(reserved_from.get(gpu, start), start)
             ends[gpu] = start + length
     return turns

@@ -8,7 +8,8 @@ Guarantees:
 - S3: A tenant pays until it has drained, whatever it announced. A preempted tenant owes all the time until it has
   drained; no other tenant's share or ceiling changes by that. A tenant without processor time pays until its last work
   is expected to have ended, and again from the moment at which it runs until it has drained.
-- S4: A tenant with several GPUs gets all of them in one grant, or none.
+- S4: A tenant with several GPUs gets all of them in one grant, or none. Members of a group that want the token get it
+  at once (groups.py).
 - S5: GPUs that such a tenant waits for are reserved once it is next, and are given meanwhile only to turns that end
   before it can start.
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room. One
@@ -33,6 +34,7 @@ from .actions import Action, PreparedHandOff, TokenGrant
 from .co_running import QUIET_NS, CoRunning
 from .foresight import Foresight
 from .gpu_time import GpuTime
+from .groups import contenders
 from .hold import Hold, HoldPhase, HoldPlace, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters, Sharing
@@ -83,6 +85,7 @@ class Scheduler:
         request_milli: int,
         limit_milli: int,
         interactive: bool = False,
+        group: str | None = None,
         resumed: AccountSnapshot | None = None,
     ) -> None:
         """Add a tenant, or change the rates of one.
@@ -94,6 +97,7 @@ class Scheduler:
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Most that it gets of each GPU, in thousandths.
             interactive: Whether it asked for short waits.
+            group: Group of tenants that are granted together; for a new tenant only.
             resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
 
         Raises:
@@ -111,7 +115,7 @@ class Scheduler:
             account = Account(now, self._parameters, request_milli=request_milli, limit_milli=limit_milli)
             if resumed is not None:
                 account.resume(resumed)
-            tenant = TokenTenant(tenant_id, tuple(gpus), account, interactive, asleep_since=now)
+            tenant = TokenTenant(tenant_id, tuple(gpus), account, group, interactive, asleep_since=now)
             self._tenants[tenant_id] = tenant
             self._occupancy.add(now, tenant)
             for gpu in gpus:
@@ -495,6 +499,7 @@ class Scheduler:
         if tenant.waiting_since is not None:
             hold.waited_since = tenant.waiting_since
             self._waiting.remove(tenant)
+            self._changed_gpus.update(self._occupancy.gpus_of_group(tenant))
 
     # ---- granting
 
@@ -548,16 +553,16 @@ class Scheduler:
     def _grant_free_gpus(self, now: int) -> list[Action]:
         if len(self._changed_gpus) == 1:
             for gpu in self._changed_gpus:
-                if not self._occupancy.has_gangs(gpu):
+                if not self._occupancy.is_linked(gpu):
                     self._changed_gpus.clear()
                     return self._grant_free_gpu(now, gpu)
                 break
-        waiting = waiting_with(self._changed_gpus, self._occupancy.tenants_on)
+        waiting = waiting_with(self._changed_gpus, self._occupancy.tenants_on, self._occupancy.groups)
         for gpu in self._changed_gpus:
             self._occupancy.cease_waiting(now, gpu)
         self._changed_gpus.clear()
         holder = self._occupancy.holder
-        if all(len(tenant.gpus) == 1 and tenant.gpus[0] in holder for tenant in waiting):
+        if all(len(tenant.gpus) == 1 and tenant.group is None and tenant.gpus[0] in holder for tenant in waiting):
             return []
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
@@ -567,9 +572,10 @@ class Scheduler:
                 continue
             ends = self._keeps_out(now, turn.tenant)
             actions.extend([self._grant(now, turn)] if ends is None else ends)
-        gangs = [tenant for tenant in waiting if len(tenant.gpus) > 1 and tenant.runnable]
-        for tenant in gangs:
-            self._holds.cut_for(now, tenant)
+        rest = contenders(now, [tenant for tenant in waiting if tenant.runnable], self._occupancy.groups)
+        gangs = [contender for contender in rest if len(contender.gpus) > 1 or contender.joins]
+        for contender in gangs:
+            self._holds.cut_for(now, contender)
         return actions + (self._holds.tick(now) if gangs else self._holds.new_terms())  # a turn that is cut may end now
 
     def _grant_free_gpu(self, now: int, gpu: str) -> list[Action]:
@@ -620,7 +626,7 @@ class Scheduler:
             now,
             deadline,
             metering=Metering.METERED_FROM_START if metered else Metering.UNMETERED,
-            given_as=Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED,
+            given_as=Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED,
             # Considering a renewal costs the agent one more wake-up, so it is left out where it is sure to fail.
             renewal_considered=not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4),
             charged_ns=charged_ns,
@@ -642,7 +648,7 @@ class Scheduler:
         unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
         hold.place, hold.deadline = HoldPlace.LEAD, None if unlimited else now + turn.quantum_ns
         hold.granted_at = hold.begun_at = now
-        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
+        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED
         hold.renewal_considered = not self._policy.may_be_renewed(tenant, turn.quantum_ns * 3 // 4)
         hold.charged_ns = 0
         if tenant.woke_with_credit and tenant.habits.rests:

@@ -29,6 +29,8 @@ class TokenTenant:
     id: str
     gpus: tuple[str, ...]
     account: Account
+    group: str | None = None
+    """Group of tenants that are granted together; None: it is in none."""
     interactive: bool = False
     """True if it asked for short waits. Then it hurries when it wakes with credit, but no more often than one wake each
     `early_every_ns` (after a burst)."""

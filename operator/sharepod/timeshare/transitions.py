@@ -21,10 +21,12 @@ from collections.abc import Iterable, Iterator
 
 from .account import Charge
 from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
+from .groups import Contender, holds_up_until
 from .hold import Hold, HoldPhase, Metering
 from .leaky_bucket import LeakyBucket
 from .occupancy import Occupancy
 from .parameters import Parameters
+from .plan import Turn
 from .tenant import TokenTenant
 from .turns import TurnPolicy
 
@@ -167,9 +169,13 @@ class HoldTransitions:
             hold.metering = Metering.METERED_LATER
         hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
 
-    def cut_for(self, now: int, gang: TokenTenant) -> None:
-        """Let the holders of a gang's other GPUs keep a shortest quantum only, while one of its GPUs is idle for it."""
-        if gang.account.assured <= 0 or all(gpu in self._occupancy.holder for gpu in gang.gpus):
+    def cut_for(self, now: int, gang: Contender) -> None:
+        """Let the holders of a gang's other GPUs keep a shortest quantum only, while one of its GPUs is idle for it; a
+        shortest turn, for members of a group that join others."""
+        if gang.joins:
+            self._cut_to_join(now, gang)
+            return
+        if gang.lag_ns <= 0 or all(gpu in self._occupancy.holder for gpu in gang.gpus):
             return
         for gpu in gang.gpus:
             holder = self._occupancy.holder.get(gpu)
@@ -179,9 +185,21 @@ class HoldTransitions:
             deadline = max(now, holder.hold.granted_at + self._parameters.quantum_min_ns)
             if (
                 holder.hold.phase is _RUNNING
-                and holder.account.lag_ns() < gang.account.lag_ns()
+                and holder.account.lag_ns() < gang.lag_ns
                 and holder.hold.deadline - deadline >= self._parameters.turn_min_ns
             ):
+                self._set_deadline(now, holder, holder.hold, deadline)
+
+    def _cut_to_join(self, now: int, group: Contender) -> None:
+        for gpu in group.gpus:
+            holder = self._occupancy.holder.get(gpu)
+            if holder is None or holder.hold is None or holder.hold.deadline is None:
+                continue
+            deadline = max(now, holder.hold.granted_at + self._parameters.turn_min_ns)
+            late = holder.hold.deadline - deadline >= self._parameters.turn_min_ns
+            if holder.hold.phase is _RUNNING and late and self._may_cut(now, gpu):
+                self._cuts[gpu].add(now, self._parameters.cut_every_ns)
+                self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, holder.hold, deadline)
 
     def new_terms(self) -> list[Action]:
@@ -194,6 +212,11 @@ class HoldTransitions:
         actions = self.new_terms()
         for tenant in list(self._tenants.values()):
             hold = _hold_of(tenant)
+            if tenant.group is not None and hold.holds_up_group:
+                until = holds_up_until(hold)
+                if until is not None and now >= until:
+                    hold.holds_up_group = False
+                    self._changed_gpus.update(tenant.gpus)
             # 1. Yield, if its last work is about to end.
             if hold.yields_at is not None and now >= hold.yields_at:
                 self._yield(now, tenant, hold)
@@ -208,11 +231,9 @@ class HoldTransitions:
             # 3. Renew, if its turn is next again.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
-                renewed = self._renew(now, tenant, hold) if now < hold.deadline else []
-                if renewed:
-                    actions.extend(renewed)
-                    continue
-            if now < hold.deadline:
+                if now < hold.deadline:
+                    actions.extend(self._renew(now, tenant))
+            if hold.deadline is None or now < hold.deadline:
                 continue
             # 4. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
@@ -254,6 +275,10 @@ class HoldTransitions:
             hold = _hold_of(tenant)
             if hold.yields_at is not None and self._occupancy.may_yield(tenant):
                 yield hold.yields_at
+            if tenant.group is not None and hold.holds_up_group:
+                until = holds_up_until(hold)
+                if until is not None:
+                    yield until
             if hold.silent and hold.ends_at is not None:
                 yield hold.ends_at
             if hold.deadline is None or hold.phase is HoldPhase.PREEMPTED:
@@ -305,13 +330,21 @@ class HoldTransitions:
                 hold.metering = Metering.METERED_LATER
             self._tell_terms(tenant, hold, deadline - now)
 
-    def _renew(self, now: int, tenant: TokenTenant, hold: Hold) -> list[Action]:
-        """Renew the hold, if its tenant's turn is next again."""
-        turn = self._policy.renewal(now, tenant)
-        assert hold.deadline is not None, "the hold has a deadline"
-        if turn is None:
-            return []
-        room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, hold.deadline - now
+    def _renew(self, now: int, tenant: TokenTenant) -> list[Action]:
+        """Renew the hold of a tenant, and the holds of its group that end with it, if they are next again. Other turns
+        that this counts on begin, too."""
+        terms: list[Action] = []
+        for turn in self._policy.renewal(now, tenant):
+            hold = turn.tenant.hold
+            if hold is None or hold.co_runs or hold.displaced:
+                self._changed_gpus.update(turn.tenant.gpus)
+            elif hold.phase is _RUNNING and hold.deadline is not None and now < hold.deadline:
+                terms.extend(self._renew_one(now, turn, hold, hold.deadline))
+        return terms
+
+    def _renew_one(self, now: int, turn: Turn, hold: Hold, deadline: int) -> list[Action]:
+        tenant = turn.tenant
+        room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, deadline - now
         if room is not None:  # the rest of the present quantum comes off the room first
             quantum = min(quantum, room - left)
         if turn.backfill:  # ends when the reservation begins, else tenants of backfilled GPUs outstay each other
@@ -321,9 +354,10 @@ class HoldTransitions:
         unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
         self._occupancy.settle_around(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
-        hold.granted_at, hold.deadline = hold.deadline, None if unlimited else hold.deadline + quantum
-        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
+        hold.granted_at, hold.deadline = deadline, None if unlimited else deadline + quantum
+        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 or turn.rides else Charge.BORROWED
         hold.told_longer = hold.renewal_considered = hold.seen_late = False
+        hold.holds_up_group = True
         hold.charged_ns = 0
         return [self.terms(tenant, hold, 0 if hold.deadline is None else hold.deadline - now)]
 
@@ -332,7 +366,7 @@ class HoldTransitions:
         if not self._occupancy.may_yield(tenant):
             return
         hold.yields_at = None
-        if hold.silent or self._policy.renewal(now, tenant) is None:
+        if hold.silent or not self._policy.renewal(now, tenant):
             self._occupancy.settle_around(now, tenant)
             hold.phase = HoldPhase.YIELDING
             self._occupancy.start_yielding(tenant)

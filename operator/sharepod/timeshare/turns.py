@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .account import Charge
 from .anticipation import anticipate
+from .groups import Contender, contenders, turns_together
 from .hold import HoldPhase
 from .occupancy import Occupancy
 from .parameters import Parameters
@@ -24,7 +25,6 @@ from .tenant import (
     MinVirtualTimes,
     OrderKey,
     TokenTenant,
-    ahead_ns,
     cancel_common_credit,
     goes_before,
     order_key,
@@ -81,37 +81,39 @@ class TurnPolicy:
                 )
 
     def next_turns(
-        self, now: int, waiting: list[TokenTenant], again: TokenTenant | None = None
+        self, now: int, waiting: list[TokenTenant], again: Sequence[TokenTenant] = ()
     ) -> Sequence[Turn | Anticipation]:
         """Return the turns that begin now, and the GPUs that are kept idle from now on.
 
         Args:
             now: The present moment.
             waiting: Runnable tenants of the GPUs concerned.
-            again: A holder to be treated as if it had drained and waited.
+            again: Holders whose turns are one, to be treated as if they had drained and waited.
         """
-        occupancy, competing = self._occupancy, waiting if again is None else [*waiting, again]
-        gangs, free = False, dict[str, None]()
+        occupancy, competing = self._occupancy, [*waiting, *again]
+        simple, free = True, dict[str, None]()
         for tenant in competing:
-            gangs = gangs or len(tenant.gpus) > 1
+            simple = simple and len(tenant.gpus) == 1 and tenant.group is None
             free[tenant.gpus[0]] = None
-        if not gangs:
+        if simple:
             turns: list[Turn | Anticipation] = []
             for gpu in free:
-                if occupancy.holder.get(gpu) in (None, again):
-                    turn = self.next_turn(now, gpu, again)
+                holder = occupancy.holder.get(gpu)
+                if holder is None or holder in again:
+                    turn = self.next_turn(now, gpu, again[0] if again else None)
                     if turn is not None:
                         turns.append(turn)
             return turns
         # 1. Settle all accounts that the order depends on.
-        wanted = {gpu for tenant in competing for gpu in tenant.gpus}
+        for tenant in competing:
+            occupancy.settle(now, tenant)
+        contending = contenders(now, competing, occupancy.groups, again)
+        wanted = {gpu for contender in contending for gpu in contender.gpus}
         held = {
             gpu: occupancy.holder[gpu]
             for gpu in wanted
-            if gpu in occupancy.holder and occupancy.holder[gpu] is not again
+            if gpu in occupancy.holder and occupancy.holder[gpu] not in again
         }
-        for tenant in competing:
-            occupancy.settle(now, tenant)
         for tenant in dict.fromkeys(held.values()):
             occupancy.settle(now, tenant)
         cancel_common_credit({gpu: occupancy.tenants_on[gpu] for gpu in wanted}, self._parameters)
@@ -122,24 +124,24 @@ class TurnPolicy:
         patience_ns = self._parameters.patience_ns
         latency_ns = self._parameters.target_latency_ns
 
-        def key(tenant: TokenTenant) -> OrderKey:
-            since = now if tenant.waiting_since is None else tenant.waiting_since
-            ahead = ahead_ns(tenant, self._least)
-            return order_key(tenant, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
+        def key(contender: Contender) -> OrderKey:
+            return contender.key(self._least, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
 
-        competing = sorted(competing, key=key)
+        def quantum(contender: Contender) -> int:
+            hastened = wakes and key(contender)[0] <= 0
+            length = min([self.length(tenant, weights, hastened=hastened) for tenant in contender.members])
+            if contender.until is not None:
+                return max(self._parameters.turn_min_ns, min(length, contender.until - now))
+            return min(length, self._parameters.quantum_min_ns) if contender.joins else length
+
+        contending = sorted(contending, key=key)
         # 3. Give out the free GPUs (S4, S5), but for those that are kept idle (S8).
         weights = competing_weight(wanted, occupancy.tenants_on)
         free_at = {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()}
         idle: dict[str, Anticipation] = {}
         while True:
             planned = plan_turns(
-                competing,
-                free_at,
-                now=now,
-                quantum=lambda tenant: self.length(tenant, weights, hastened=wakes and key(tenant)[0] <= 0),
-                shortest_ns=self._parameters.turn_min_ns,
-                overrun=lambda tenant: tenant.habits.overrun_ns,
+                contending, free_at, now=now, quantum=quantum, shortest_ns=self._parameters.turn_min_ns
             )
             kept = self._kept_idle_instead(now, planned)
             if not kept:
@@ -208,14 +210,20 @@ class TurnPolicy:
         weights = {(gpu, False): weight, (gpu, True): best_effort_weight}
         return Turn(first, self.length(first, weights, hastened=wakes and place[0] <= 0), backfill=False)
 
-    def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
-        """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
-        waiting = [other for other in waiting_with(holder.gpus, self._occupancy.tenants_on) if other is not holder]
-        self._occupancy.settle(now, holder)
-        if not holder.account.ceiling_fits(self._parameters.quantum_min_ns):
-            return None
-        turns = self.next_turns(now, waiting, holder)
-        return next((turn for turn in turns if isinstance(turn, Turn) and turn.tenant is holder), None)
+    def renewal(self, now: int, holder: TokenTenant) -> list[Turn]:
+        """Return the turns that would begin if a holder, and the members of its group whose turns are one with its own,
+        had drained now and wanted more; none if another tenant is next on the holder's GPUs."""
+        again = turns_together(holder, self._occupancy.groups)
+        gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
+        waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups)
+        for tenant in again:
+            self._occupancy.settle(now, tenant)
+        again = [tenant for tenant in again if tenant.account.ceiling_fits(self._parameters.quantum_min_ns)]
+        if holder not in again:
+            return []
+        planned = self.next_turns(now, [other for other in waiting if other not in again], again)
+        turns = [turn for turn in planned if isinstance(turn, Turn)]
+        return turns if any(turn.tenant is holder for turn in turns) else []
 
     def may_be_renewed(self, tenant: TokenTenant, quantum_ns: int) -> bool:
         """Return whether a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
@@ -223,7 +231,7 @@ class TurnPolicy:
         Lags are compared as they are now: those of the others grow by as much as the tenant's own.
         """
         account = tenant.account
-        if account.assured <= 0:
+        if account.assured <= 0 or tenant.group is not None:
             return True
         left = account.lag_ns() - quantum_ns * 1000 // account.request_milli
         for gpu in tenant.gpus:

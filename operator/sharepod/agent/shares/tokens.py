@@ -91,6 +91,7 @@ class Tokens:
         request_milli: int,
         limit_milli: int,
         interactive: bool = False,
+        group: str | None = None,
         contended: Callable[[bool], None],
         bar: Callable[[int], None],
         together: Callable[[bool], None] = lambda _: None,
@@ -104,6 +105,7 @@ class Tokens:
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Most that it gets of each GPU, in thousandths.
             interactive: Whether it asked for short waits.
+            group: Group of tenants that are granted together; for a new tenant only.
             contended: Called when other tenants begin or cease to want its GPUs.
             bar: Called to let no launch begin under the grant of that id, or of a lower one.
             together: Called when other tenants begin or cease to hold its GPUs at the same time.
@@ -117,6 +119,7 @@ class Tokens:
             request_milli=request_milli,
             limit_milli=limit_milli,
             interactive=interactive,
+            group=group,
             resumed=resumed,
         )
         self._tokens.setdefault(tenant_id, TenantToken(gpus, contended, bar, together, closed=self._closes(gpus)))

@@ -295,6 +295,7 @@ class ServedTenant:
             request_milli=self.row.request_milli,
             limit_milli=self.row.limit_milli,
             interactive=self.row.latency is Latency.INTERACTIVE,
+            group=None if self.row.group is None else f"{self.row.namespace}/{self.row.group}",
             contended=self._set_contended,
             bar=self._bar,
             together=self._set_together,

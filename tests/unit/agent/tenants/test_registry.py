@@ -64,6 +64,21 @@ async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenant
     assert (directory / "limits").read_text() == f"gpu {GPU0} request 400 limit 700 memory {4 * GI} enforced 1\n"
 
 
+async def test_a_tenant_joins_no_group_of_another_namespace(settings: AgentSettings) -> None:
+    rows = [
+        row("a", 200, group="train"),
+        row("b", 200, group="train", gpus=(GPU1,)),
+        row("foreign", 200, group="train", namespace="other"),
+        row("single", 200),
+    ]
+    async with tenants_with(settings, rows) as tenants:
+        groups = tenants._tokens._scheduler._occupancy.groups
+        assert sorted(sorted(member.id for member in members) for members in groups.values()) == [
+            ["a", "b"],
+            ["foreign"],
+        ]
+
+
 async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with_the_tenant(
     settings: AgentSettings,
 ) -> None:

@@ -1,0 +1,172 @@
+"""Groups: tenants that are granted together, such as the ranks of one training, each a tenant of its own.
+
+Guarantees:
+- Members of a group that want the token contend for one turn: it begins on all their GPUs at once (S4).
+- A member that wants nothing, runs already, starves, or does not drain within `_ENDS_NS` holds up no other.
+- A member rides on the credit of its group until it is `_RIDES_NS` behind. So no tenant of a GPU loses more by a group
+  than that once, and a group gets no more than its members are due in sum.
+- Each member keeps its own charges, buckets and limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .hold import Hold, HoldPhase
+from .tenant import MinVirtualTimes, OrderKey, TokenTenant, ahead_ns, order_key
+
+_MS = 1_000_000
+_RIDES_NS = 100 * _MS
+"""Debt, as time at its request, up to which a member rides on the credit of its group: 100 ms, a longest quantum. Turns
+of members end at different moments, and drift apart by so much only in many turns."""
+_APART_NS = 200 * _MS
+"""Difference of what two members are owed, as time at their requests, from which they contend apart: 200 ms, two
+longest quanta. So each gets its request, however small the other's is."""
+_ENDS_NS = 10 * _MS
+"""Time after the end of a member's turn for which its group waits until it has drained: 10 ms, some kernels. One that
+takes longer may itself wait for another member, in a collective."""
+_SAME_NS = 3 * _MS
+"""Difference of deadlines up to which turns of members are one turn: 3 ms, the time before its end at which a turn is
+renewed."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One tenant, or several members of a group, that contend for a turn."""
+
+    members: tuple[TokenTenant, ...]
+    gpus: tuple[str, ...]
+    """Their GPUs, and the GPUs of members that still drain."""
+    until: int | None = None
+    """End of the turn of the members that run already; None: none does, or without end."""
+    joins: bool = False
+    """Other members run, or should have drained and may wait for these in a collective: these go first, until the turn
+    of those ends, or for a shortest quantum."""
+
+    @property
+    def rides(self) -> bool:
+        """Return whether they contend as members of a group, with credit in sum or for another one's sake."""
+        if self.joins:
+            return True
+        return len(self.members) > 1 and sum(tenant.account.assured for tenant in self.members) > 0
+
+    @property
+    def overrun_ns(self) -> int:
+        """Return for how long it usually holds beyond the end of its turn, in nanoseconds."""
+        return max([tenant.habits.overrun_ns for tenant in self.members])
+
+    @property
+    def lag_ns(self) -> int:
+        """Return by how much it lags behind its request: the mean of its members, weighted by requests."""
+        requests = sum(tenant.account.request_milli for tenant in self.members)
+        return sum(tenant.account.assured for tenant in self.members) // requests if requests else 0
+
+    def key(self, least: MinVirtualTimes, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
+        """Return its place in the order of service (S7)."""
+        first = self.members[0]
+        since = min([now if tenant.waiting_since is None else tenant.waiting_since for tenant in self.members])
+        ahead = max([ahead_ns(tenant, least) for tenant in self.members])
+        if self.joins:
+            return (-1, since, 0, first.id)
+        if len(self.members) == 1:
+            return order_key(first, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
+        if not self.rides:
+            return (2 if any(tenant.account.request_milli for tenant in self.members) else 3, ahead, since, first.id)
+        lag = self.lag_ns
+        owed_for = 0 if any(t.outlasts(latency_ns) for t in self.members) else min(now - since, lag)
+        if owed_for >= latency_ns or any(tenant.hurries for tenant in self.members):
+            return (-1, since, 0, first.id)
+        if owed_for >= patience_ns or any(tenant.woke_with_credit for tenant in self.members):
+            return (0, since, 0, first.id)
+        return (1, -lag, since, first.id)
+
+
+def contenders(
+    now: int,
+    competing: Iterable[TokenTenant],
+    groups: Mapping[str, Sequence[TokenTenant]],
+    again: Sequence[TokenTenant] = (),
+) -> list[Contender]:
+    """Return the contenders that tenants form.
+
+    Args:
+        now: The present moment.
+        competing: Tenants that contend; their accounts are settled.
+        groups: The tenants of each group.
+        again: Holders among `competing`, to be treated as if they had drained and waited.
+    """
+    found: list[Contender] = []
+    by_group: dict[str, list[TokenTenant]] = {}
+    for tenant in competing:
+        if tenant.group is None or tenant.starving:
+            found.append(Contender((tenant,), tenant.gpus))
+        else:
+            by_group.setdefault(tenant.group, []).append(tenant)
+    for group, members in by_group.items():
+        best = max([member.account.lag_ns() for member in members])
+        least = max(min(0, best) - _RIDES_NS, best - _APART_NS)
+        riders: list[TokenTenant] = []
+        taken: set[str] = set()
+        for member in sorted(members, key=lambda member: (-member.account.lag_ns(), member.id)):
+            if member.account.lag_ns() >= least and taken.isdisjoint(member.gpus):
+                riders.append(member)
+                taken.update(member.gpus)
+            else:
+                found.append(Contender((member,), member.gpus))
+        mates = [mate for mate in groups[group] if mate not in again]
+        ending, until = _others(now, mates, taken)
+        late = any(_is_late(mate) for mate in mates)
+        joins = (late or until is not None) and riders[-1].account.lag_ns() >= -_RIDES_NS
+        found.append(Contender(tuple(riders), (*taken, *ending), until, joins))
+    return found
+
+
+def turns_together(holder: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
+    """Return the tenants whose turn is one with that of a lead: itself, and members of its group with the same end."""
+    if holder.group is None or holder.hold is None or holder.hold.deadline is None:
+        return [holder]
+    ends = holder.hold.deadline
+    return [
+        mate
+        for mate in groups[holder.group]
+        if mate is holder
+        or (
+            _leads(mate)
+            and mate.hold is not None
+            and mate.hold.deadline is not None
+            and abs(mate.hold.deadline - ends) <= _SAME_NS
+        )
+    ]
+
+
+def holds_up_until(hold: Hold) -> int | None:
+    """Return the moment until which other members of a group wait for a hold to drain; None: it has no end."""
+    if hold.deadline is None:
+        return None
+    return _ENDS_NS + (hold.deadline if hold.ends_at is None else min(hold.deadline, hold.ends_at))
+
+
+def _leads(tenant: TokenTenant) -> bool:
+    hold = tenant.hold
+    return hold is not None and not hold.co_runs and not hold.displaced and hold.phase is not HoldPhase.YIELDING
+
+
+def _is_late(tenant: TokenTenant) -> bool:
+    hold = tenant.hold
+    return hold is not None and not hold.co_runs and hold.phase is not HoldPhase.SUSPENDED and not hold.holds_up_group
+
+
+def _others(now: int, group: Sequence[TokenTenant], taken: set[str]) -> tuple[list[str], int | None]:
+    """Return the GPUs of members that still drain, and the end of the turn of members that run."""
+    ending: list[str] = []
+    until: int | None = None
+    for mate in group:
+        hold = mate.hold
+        if hold is None or not _leads(mate) or hold.deadline is None:
+            continue
+        if hold.phase is HoldPhase.RUNNING and hold.deadline - now > _SAME_NS:
+            until = hold.deadline if until is None else max(until, hold.deadline)
+        elif hold.holds_up_group:
+            ending.extend(gpu for gpu in mate.gpus if gpu not in taken and gpu not in ending)
+    return ending, until

@@ -1,0 +1,151 @@
+"""Groups of tenants, played: trainings whose ranks are tenants of their own, and arbitrary members next to others."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from property.time_sliced_gpu import MS, US, Program, S, TimeSlicedGpu
+from property.timeshare_mixes import FEW
+from property.timeshare_simulation import Program as Busy
+from property.timeshare_simulation import Simulation, peak_share
+from sharepod.timeshare import Sharing
+
+STEP_KERNELS = 20
+STEP_NS = STEP_KERNELS * 2 * MS
+WARM_UP = 2 * S
+
+
+def training(name: str, request: int, *, ranks: int = 2, starts_ns: int = 0, grouped: bool = True) -> list[Program]:
+    """Return the ranks of a training, each a tenant of one GPU. A step is 40 ms of kernels, then a collective; hosts
+    need 0.3 ms before it, more or less."""
+    made = [
+        Program(
+            f"{name}{rank}",
+            gpu=f"g{rank}",
+            group=name if grouped else None,
+            request=request,
+            gpu_ns=2 * MS,
+            host_ns=50 * US,
+            kernels=STEP_KERNELS,
+            ahead=1,
+            jitter_ns=300 * US,
+            starts_ns=starts_ns + rank * 100 * US,
+        )
+        for rank in range(ranks)
+    ]
+    for program in made:
+        program.ranks = made
+    return made
+
+
+def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
+    """Play on; return the steps of a rank as a part of its steps alone in the same time."""
+    gpus.run(WARM_UP)
+    before = program.finished
+    gpus.run(WARM_UP + seconds * S)
+    return (program.finished - before) / (STEP_KERNELS + 1) * (STEP_NS + 500 * US) / (seconds * S)
+
+
+@pytest.mark.promise("time-group")
+@pytest.mark.parametrize("sharing", Sharing)
+@pytest.mark.parametrize(
+    ("others", "least"), [("ranks", 0.8), ("busy 1 ms", 0.8), ("busy 20 ms", 0.75), ("busy on one GPU", 0.8)]
+)
+def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Sharing, others: str, least: float) -> None:
+    """Turns that are not aligned over the GPUs leave them a fifth or less next to other ranks."""
+    kernel_ns = 20 * MS if others == "busy 20 ms" else 1 * MS
+    others_run = [
+        Program(f"c{rank}", gpu=f"g{rank}", request=500, gpu_ns=kernel_ns, starts_ns=37 * MS * (rank + 1))
+        for rank in range(1 if others == "busy on one GPU" else 2)
+    ]
+    if others == "ranks":
+        others_run = training("b", 500, starts_ns=3 * MS)
+    programs = [*training("a", 500), *others_run]
+    assert steps(programs[0], TimeSlicedGpu(programs, sharing=sharing)) >= least * 0.5
+
+
+members = st.tuples(
+    st.sampled_from(["g0", "g1", "g2"]),
+    st.sampled_from([None, "a", "b"]),
+    st.integers(1, 8),
+    st.sampled_from([1 * MS, 5 * MS, 20 * MS]),
+    st.sampled_from(["busy", "busy", "pauses", "leaves", "stops"]),
+    st.integers(0, 1000),
+)
+
+
+@pytest.mark.promise("time-group-guarantee")
+@FEW
+@given(tenants=st.lists(members, min_size=3, max_size=8))
+def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
+    tenants: list[tuple[str, str | None, int, int, str, int]],
+) -> None:
+    """Requests of a group's members may differ. Members pause, end in the middle of what they do, or do not drain for
+    seconds. None of that costs a busy tenant more than what a member rides ahead, once."""
+    requested: dict[str, int] = {}
+    programs: list[tuple[Busy, str]] = []
+    for i, (gpu, group, request, kernel_ns, life, at) in enumerate(tenants):
+        if requested.get(gpu, 0) + 50 * request > 1000:
+            continue
+        requested[gpu] = requested.get(gpu, 0) + 50 * request
+        program = Busy(f"t{i}", (gpu,), group=group, request=50 * request, kernel_ns=kernel_ns, start_ns=at * MS)
+        if life == "pauses":
+            program.burst_ns, program.pause_ns = 30 * MS, at // 20 * MS + MS
+        elif life == "stops":
+            program.hang_at_ns, program.hang_until_ns = (4000 + at) * MS, (5000 + 2 * at) * MS
+        programs.append((program, life))
+    simulation = Simulation([program for program, _ in programs], announces=True)
+    for program, life in programs:
+        if life == "leaves":
+            simulation.replace(program.start_ns + 1 * S + 7 * MS, program.start_ns + 3 * S, program)
+    end = 40 * S
+    simulation.run(end)
+    hung = any(life == "stops" for _, life in programs)
+    for program, life in programs:
+        assert max(program.waits, default=0) <= (14 * S if hung else 4 * S), program.id
+        if life in ("busy", "leaves"):
+            share = program.share(20 * S, end)
+            assert share >= 0.94 * program.request / 1000 - 0.01, (program.id, share)
+
+
+@pytest.mark.promise("time-group-guarantee")
+@FEW
+@given(limits=st.tuples(st.integers(3, 9), st.integers(3, 9)), requests=st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_limits_of_a_groups_members_stay_their_own(limits: tuple[int, int], requests: tuple[int, int]) -> None:
+    programs = [
+        Busy(f"m{i}", (f"g{i}",), group="a", request=100 * request, limit=100 * limit, kernel_ns=2 * MS)
+        for i, (limit, request) in enumerate(zip(limits, requests, strict=True))
+    ]
+    Simulation([*programs, Busy("other", ("g0",), request=300, kernel_ns=5 * MS)], announces=True).run(20 * S)
+    for program in programs:
+        assert peak_share(program, 10 * S) <= 1.1 * program.limit / 1000 + 0.03, "a second of it was owed"
+        assert program.share(2 * S, 20 * S) >= program.request / 1000 - 0.02
+
+
+@pytest.mark.promise("time-group-guarantee")
+@pytest.mark.parametrize("request_milli", [500, 700, 900])
+@pytest.mark.parametrize("kernel_ns", [1 * MS, 20 * MS])
+def test_members_whose_requests_differ_take_no_more_than_each_is_due(request_milli: int, kernel_ns: int) -> None:
+    """The group's credit is that of the member with the large request."""
+    parts = (request_milli, 1000 - request_milli)
+    members = [Busy(f"m{i}", (f"g{i}",), group="a", request=part, kernel_ns=kernel_ns) for i, part in enumerate(parts)]
+    others = [Busy(f"c{i}", (f"g{i}",), request=1000 - part, kernel_ns=3 * MS) for i, part in enumerate(parts)]
+    Simulation([*members, *others], announces=True).run(30 * S)
+    for program in (*members, *others):
+        assert program.share(10 * S, 30 * S) >= program.request / 1000 - 0.02, program.id
+
+
+@pytest.mark.promise("time-group")
+def test_members_of_a_group_begin_and_end_their_turns_together() -> None:
+    members = [Busy(f"m{i}", (f"g{i}",), group="a", request=400, kernel_ns=1 * MS) for i in range(2)]
+    others = [Busy(f"c{i}", (f"g{i}",), request=600, kernel_ns=(3, 7)[i] * MS, start_ns=i * 31 * MS) for i in range(2)]
+    Simulation([*members, *others], announces=True).run(20 * S)
+    one, other = (member.spans for member in members)
+    assert all(begin < end for begin, end in pairwise(begin for begin, _ in one))
+    together = sum(
+        max(0, min(end, ends) - max(begin, begins)) for begin, end in one for begins, ends in other if begins < end
+    )
+    assert together >= 0.95 * members[0].held(0, 20 * S)
