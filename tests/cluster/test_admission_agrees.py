@@ -58,6 +58,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "memoryIsolation": ("Enforced", "None", "none"),
     "latency": ("Normal", "Interactive", "interactive"),
     "coRunning": ("Allow", "Deny", "deny"),
+    "group": _LABELS,
     "affinity": _LABELS,
     "antiAffinity": _LABELS,
     "exclusion": _LABELS,
@@ -97,6 +98,7 @@ def blocks(draw: st.DrawFn) -> dict[str, Any]:
         "mode": st.sampled_from(["Shared", "Shared", "Exclusive", "exclusive"]),
         "latency": st.sampled_from(["Normal", "Interactive", "interactive"]),
         "coRunning": st.sampled_from(["Allow", "Deny", "deny"]),
+        "group": st.sampled_from(_LABELS),
         "affinity": st.sampled_from(_LABELS),
         "uuids": st.lists(st.sampled_from([UUID, UUID[:-1] + "2", "GPU-1"]), max_size=2, unique=True),
     }

@@ -49,6 +49,7 @@ FIELDS_OF_ANNOTATIONS = (
     "memoryIsolation",
     "latency",
     "coRunning",
+    "group",
     "affinity",
     "antiAffinity",
     "exclusion",
@@ -295,6 +296,7 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
         memory_isolation=MemoryIsolation(said.get("memoryIsolation", MemoryIsolation.ENFORCED)),
         latency=latency,
         co_running=CoRunningPolicy(said.get("coRunning", CoRunningPolicy.ALLOW)),
+        group=said.get("group"),
         labels=SchedulingLabels(
             affinity=said.get("affinity"), anti_affinity=said.get("antiAffinity"), exclusion=said.get("exclusion")
         ),

@@ -39,6 +39,9 @@ CHANGEABLE = ", ".join(f"gpu.{field}" for field in MUTABLE) + f" and {TTL}"
 
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
+NO_GROUP = "None"
+"""Value of `group` of a tenant that is in none, although its controller makes it one of several."""
+
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
 Total = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
 
@@ -72,6 +75,7 @@ class GpuSpec(Model):
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
+    group: LabelField | None = None
     affinity: LabelField | None = None
     anti_affinity: LabelField | None = None
     exclusion: LabelField | None = None
@@ -86,7 +90,8 @@ class GpuRequest:
     """Request of a tenant for a share of each of its `count` GPUs.
 
     `request_milli`, `limit_milli`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's
-    memory. `movable`: whether it may be restarted elsewhere to make room; None: only instead of being preempted.
+    memory. `group`: tenants of the namespace that are granted together, `NO_GROUP`: none, even by default; None: the
+    default. `movable`: whether it may be restarted elsewhere to make room; None: only instead of being preempted.
     """
 
     request_milli: Milli
@@ -97,6 +102,7 @@ class GpuRequest:
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
+    group: str | None = None
     labels: SchedulingLabels = field(default_factory=SchedulingLabels)
     placement: PlacementPolicy = PlacementPolicy.BINPACK
     uuids: tuple[str, ...] = ()
@@ -182,6 +188,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         memory_isolation=gpu.memory_isolation,
         latency=gpu.latency,
         co_running=gpu.co_running,
+        group=gpu.group,
         labels=SchedulingLabels(affinity=gpu.affinity, anti_affinity=gpu.anti_affinity, exclusion=gpu.exclusion),
         placement=gpu.placement,
         uuids=gpu.uuids,

@@ -61,6 +61,7 @@ def test_annotations_say_what_a_claims_spec_has_no_place_for() -> None:
         "sharepod.dev/gpu-memory-isolation": "None",
         "sharepod.dev/gpu-latency": "Interactive",
         "sharepod.dev/gpu-co-running": "Deny",
+        "sharepod.dev/gpu-group": "train",
         "sharepod.dev/gpu-affinity": "a",
         "sharepod.dev/gpu-anti-affinity": "b",
         "sharepod.dev/gpu-exclusion": "c",
@@ -71,7 +72,7 @@ def test_annotations_say_what_a_claims_spec_has_no_place_for() -> None:
     gpu = lower(claim(annotations=said)).gpu
     assert (gpu.labels.affinity, gpu.labels.anti_affinity, gpu.labels.exclusion) == ("a", "b", "c")
     assert (gpu.memory_isolation, gpu.latency) == (MemoryIsolation.NONE, Latency.INTERACTIVE)
-    assert gpu.co_running is CoRunningPolicy.DENY
+    assert (gpu.co_running, gpu.group) == (CoRunningPolicy.DENY, "train")
     assert (gpu.placement, gpu.models) == (PlacementPolicy.SPREAD, ("A100", "H100"))
 
 
@@ -208,6 +209,7 @@ def test_selectors_that_leave_nothing_or_too_few_are_refused() -> None:
         (claim(annotations={"kubeshare/gpu_request": "0.4"}), "gpu_request]", "remove it"),
         (claim(annotations={"sharepod.dev/gpu-latency": "Soon"}), "gpu-latency]", "Normal or Interactive"),
         (claim(annotations={"sharepod.dev/gpu-co-running": "no"}), "gpu-co-running]", "Allow or Deny"),
+        (claim(annotations={"sharepod.dev/gpu-group": "other/train"}), "gpu-group]", "is not a label"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_field_and_advice(raw: dict[str, Any], field: str, advice: str) -> None:

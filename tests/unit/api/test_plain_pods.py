@@ -82,11 +82,13 @@ def test_annotations_refine_the_line() -> None:
         gpu_models="A100, H100",
         gpu_latency="Interactive",
         gpu_co_running="Deny",
+        gpu_group="train",
         gpu_uuids=UUID,
     ).gpu
     assert (gpu.limit_milli, gpu.placement, gpu.models) == (800, PlacementPolicy.SPREAD, ("A100", "H100"))
     assert (gpu.labels.affinity, gpu.labels.anti_affinity, gpu.labels.exclusion) == ("a", "b", "c")
     assert (gpu.latency, gpu.co_running, gpu.uuids) == (Latency.INTERACTIVE, CoRunningPolicy.DENY, (UUID,))
+    assert gpu.group == "train"
 
 
 @pytest.mark.parametrize(

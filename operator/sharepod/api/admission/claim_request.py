@@ -102,7 +102,7 @@ def _annotations() -> list[Validation]:
         "placement": [*PlacementPolicy],
         "movable": [*FLAGS],
     }
-    labels = [name for name in ANNOTATIONS if FIELD_OF[name] in ("affinity", "antiAffinity", "exclusion")]
+    labels = [name for name in ANNOTATIONS if FIELD_OF[name] in ("group", "affinity", "antiAffinity", "exclusion")]
     rules = [
         refuse(
             f"size(variables.annotations) <= {MAX_ITEMS}",

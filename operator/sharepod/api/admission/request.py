@@ -149,7 +149,7 @@ def _one_way() -> list[Validation]:
 def readable() -> list[Validation]:
     """Refuse annotations that are invalid, whatever else is said."""
     fractions = [*_annotations("request"), *_annotations("limit")]
-    labels = [name for field in ("affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
+    labels = [name for field in ("group", "affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
     lists = [*_annotations("uuids"), *_annotations("models")]
     names, once = "[v.split(',').map(n, n.trim())]", "l.indexOf(n) == l.lastIndexOf(n)"

@@ -73,6 +73,11 @@ def gpu_schema() -> Schema:
                 [*CoRunningPolicy],
                 CoRunningPolicy.ALLOW,
             ),
+            "group": _label(
+                "Tenants of the namespace with this name are granted together on each node, as the GPUs of one tenant "
+                "are. None: it is in no group, even where it is the Pod of an indexed Job.",
+                labels,
+            ),
             "affinity": _label(
                 "SharePods with this label in the namespace go to the same GPU (or GPUs), or wait.", labels
             ),

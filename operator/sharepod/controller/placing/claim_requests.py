@@ -134,6 +134,7 @@ def _request(
         gpu=claim.request.gpu,
         pod=needs if counts else replace(needs, resources=Resources()),
         owner=pod.owner,
+        default_group=pod.group,
         priority=pod.priority,
         may_preempt=pod.may_preempt,
         created=pod.created,

@@ -149,6 +149,7 @@ class PlacementRequests:
             pod=pod.asks or sharepod.needs,
             pod_uid=pod.uid,
             owner=sharepod.owner,
+            default_group=sharepod.group,
             priority=pod.priority,
             may_preempt=pod.may_preempt,
             created=sharepod.created,

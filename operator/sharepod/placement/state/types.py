@@ -22,7 +22,7 @@ from sharepod.api.gpunode import (
     Tenant,
     TenantState,
 )
-from sharepod.api.sharepod import GpuRequest
+from sharepod.api.sharepod import NO_GROUP, GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 
 LabelKey = tuple[str, str]
@@ -192,6 +192,7 @@ class Reservation:
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
+    group: str | None = None
     labels: SchedulingLabels = NO_LABELS
     releasing: bool = False
     owner: str | None = field(default=None, compare=False)
@@ -221,6 +222,7 @@ class Reservation:
             mode=self.mode,
             latency=self.latency,
             co_running=self.co_running,
+            group=self.group,
             labels=self.labels,
         )
 
@@ -241,6 +243,7 @@ class Reservation:
             memory_isolation=row.memory_isolation,
             latency=row.latency,
             co_running=row.co_running,
+            group=row.group,
             labels=row.labels,
             releasing=row.state is TenantState.RELEASING,
             owner=owner,
@@ -276,6 +279,14 @@ class PlacementRequest:
     """False: nobody makes room for it (`preemptionPolicy: Never`)."""
     beside: tuple[PlacementRequest, ...] = ()
     """Requests of the same Pod: all go to one node, or none is placed."""
+    default_group: str | None = None
+    """Group that it is in if it names none."""
+
+    @property
+    def group(self) -> str | None:
+        """Return the group of the tenant in its namespace; None: it is in none."""
+        named = self.gpu.group
+        return None if named == NO_GROUP else named or self.default_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +315,7 @@ class Assignment:
             memory_isolation=request.gpu.memory_isolation,
             latency=request.gpu.latency,
             co_running=request.gpu.co_running,
+            group=request.group,
             labels=request.gpu.labels,
             owner=request.owner,
             needs=request.pod.resources,

@@ -16,6 +16,7 @@ from typing import Any
 from sharepod.api import plain_pods, scheduled_claims
 from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
 from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
+from sharepod.api.default_groups import default_group
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
 from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried, carried
@@ -124,6 +125,8 @@ class ClaimPodFacts(ObjectFacts):
     priority: int
     created: str
     owner: str | None
+    group: str | None
+    """Group that its tenants are in by default."""
     """Uid of its controller, such as a ReplicaSet."""
     asks: PodNeeds | None
     """What it asks of its node; None where that cannot be read."""
@@ -368,6 +371,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         priority=whole_number(fitted_spec.get("priority")),
         created=str(metadata.get("creationTimestamp") or ""),
         owner=controller_of(metadata, None),
+        group=default_group(mapping(raw.get("metadata"))),
         asks=_needs(spec),
         containers=tuple(one for one in lists or () if len(one[1]) > 1),
         unlisted=_unlisted(entries, lists) if lists is not None else frozenset(),

@@ -12,6 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 from sharepod.api import plain_pods
+from sharepod.api.default_groups import default_group
 from sharepod.api.pod import PodSettings
 from sharepod.api.sharepod import GpuRequest, Phase, RestartPolicy, SharePodStatus, SpecError
 from sharepod.placement.state.types import PodNeeds
@@ -35,6 +36,7 @@ def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodF
         created=str(metadata.get("creationTimestamp") or ""),
         deleting=pod.deleting,
         owner=controller_of(metadata, None),
+        group=default_group(metadata),
         gpu=gpu,
         needs=pod.asks or PodNeeds(resources=pod.needs),
         error=error,

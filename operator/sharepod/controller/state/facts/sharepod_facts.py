@@ -57,6 +57,8 @@ class SharePodFacts(ObjectFacts):
     created: str
     deleting: bool
     owner: str | None
+    group: str | None = None
+    """Group that it is in by default."""
     gpu: GpuRequest | None
     needs: PodNeeds
     error: SpecError | None

@@ -1,0 +1,47 @@
+"""Groups that Pods are in by default: the Pods of one indexed Job, JobSet, TrainJob, or training of Kubeflow.
+
+Guarantees:
+- The group follows from the Pod's metadata only, and is never the name of a group that a user can write.
+- Pods of a Job whose completions are not indexed are in none: they do not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .bounds import MAX_GROUP
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation of the Pods of an indexed Job."""
+_JOB_SET = "jobset.sigs.k8s.io/jobset-name"
+"""Label of the Pods of all Jobs of a JobSet. A TrainJob makes one."""
+_KUBEFLOW = "kubeflow.org/"
+"""API group, with its slash, of PyTorchJob and the other trainings whose Pods have no Job between."""
+
+
+def default_group(metadata: Mapping[str, Any]) -> str | None:
+    """Return the group of a Pod by its metadata, whatever that is; None: it is in none."""
+    references = metadata.get("ownerReferences")
+    for owner in references if isinstance(references, list) else ():
+        if isinstance(owner, Mapping) and owner.get("controller"):
+            kind, uid = str(owner.get("kind")), str(owner.get("uid"))
+            break
+    else:
+        return None
+    group: str | None = None
+    if kind == "Job":
+        job_set = _value(metadata, "labels", _JOB_SET)
+        if job_set is not None:
+            group = f"JobSet/{job_set}"
+        elif _value(metadata, "annotations", _INDEX) is not None:
+            group = f"Job/{uid}"
+    elif str(owner.get("apiVersion")).startswith(_KUBEFLOW):
+        group = f"{kind}/{uid}"
+    return None if group is None else group[:MAX_GROUP]
+
+
+def _value(metadata: Mapping[str, Any], field: str, key: str) -> str | None:
+    entries = metadata.get(field)
+    value = entries.get(key) if isinstance(entries, Mapping) else None
+    return value if isinstance(value, str) else None
