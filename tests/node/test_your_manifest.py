@@ -6,12 +6,9 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
-from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.errors import HarnessError
 from harness.installation import GROUP, Installation
@@ -21,11 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NODE = "node-0"
 """The node that examples/17-kubeshare-gpuid.yaml names."""
 PATIENCE_S = 60.0
-AS_THEY_STAND = [
-    ROOT / "examples" / f"{name}.yaml"
-    for name in ("04-best-effort", "07-affinity", "08-anti-affinity", "09-exclusion", "10-spread", "25-movable")
-] + [ROOT / "examples" / "19-restricted-namespace.yaml"]
-"""Examples of no other system whose image and GPUs this node has."""
 _BLOCK = re.compile(r"((?:^    \$ kubectl apply -f examples/\S+\n)(?:^    .*\n)+)", re.MULTILINE)
 _AGE = re.compile(r" +(AGE|\d+m?\d*s)$", re.MULTILINE)
 
@@ -82,34 +74,6 @@ def test_a_command_of_the_page_prints_what_the_page_shows(installed: Cluster, se
     finally:
         installed.kubectl("delete", "-f", manifest, timeout=PATIENCE_S)
         wait_until(lambda: not _tenants(installed), what="an empty ledger", timeout=PATIENCE_S)
-
-
-@pytest.mark.parametrize("path", AS_THEY_STAND, ids=lambda path: path.stem)
-def test_an_example_as_it_stands_runs_and_is_not_started_again(installed: Cluster, path: Path) -> None:
-    installed.kubectl("apply", "-f", path)
-    made = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "SharePod"]
-    try:
-        for each in made:
-            meta = each["metadata"]
-            runs_on = each["spec"].get("restartPolicy", "Always") == "Always"
-            found = installed.wait_for(
-                f"{GROUP}/namespaces/{meta.get('namespace', 'default')}/sharepods/{meta['name']}",
-                partial(_is, "Running" if runs_on else "Succeeded"),
-                what=f"{meta['name']} runs",
-                timeout=PATIENCE_S,
-            )
-            assert found is not None
-            assert found["status"].get("restarts", 0) == 0
-    finally:
-        installed.kubectl("delete", "--wait=false", "-f", path, timeout=PATIENCE_S)
-        wait_until(lambda: not _tenants(installed), what="an empty ledger", timeout=PATIENCE_S)
-
-
-def _is(phase: str, sharepod: Object | None) -> bool:
-    if sharepod is None:
-        return False
-    ready = {one["type"]: one["status"] for one in sharepod["status"].get("conditions", [])}.get("Ready")
-    return sharepod["status"].get("phase") == phase and ready == "True"
 
 
 def _await_output(cluster: Cluster, command: str, expected: str) -> None:

@@ -1,12 +1,28 @@
 /* Stands in for nvidia-smi: lists the GPUs that the test's container runtime put into the container (see
  * harness/nvidia_runtime.py, which says so in FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real
- * one. */
+ * one. In a command that is run in a container later, the variable is the one of the container's first process. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+static const char *of_first_process(const char *variable) {
+    static char environment[65536];
+    size_t length = strlen(variable), size;
+    FILE *file = fopen("/proc/1/environ", "r");
+    if (file == NULL)
+        return NULL;
+    size = fread(environment, 1, sizeof environment - 1, file);
+    fclose(file);
+    for (char *at = environment; at < environment + size; at += strlen(at) + 1)
+        if (strncmp(at, variable, length) == 0 && at[length] == '=')
+            return at + length + 1;
+    return NULL;
+}
+
 int main(int count, char **arguments) {
     const char *given = getenv("FAKE_GPUS");
+    if (given == NULL)
+        given = of_first_process("FAKE_GPUS");
     char *list = strdup(given == NULL ? "" : given), *rest = list, *entry;
     int index = 0;
     if (list == NULL)

@@ -1,0 +1,140 @@
+"""Each SharePod of examples/ as it stands, on a real node: it runs, uses its GPU where it says so, restarts nothing.
+
+The images of the examples are doubles: `python` launches kernels for as long as the example's code would run, and the
+entrypoints of servers launch kernels until they are ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from harness.api import Object
+from harness.cluster import Cluster, wait_until
+from harness.images import base_files, libraries_of, make_image
+from harness.installation import GROUP, Installation
+from harness.machines import LIBCUDA, PROGRAM, RealNode
+from node.test_your_manifest import sessions
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = "node-0"
+PATIENCE_S = 60.0
+STAYS_S = 5.0
+"""Seconds for which a Pod that runs is watched: a container that ends is started again after one."""
+ELSEWHERE = {session[0][0].rpartition("/")[2] for session in sessions()}
+"""Examples whose output docs/your-manifest.md shows, and test_your_manifest.py compares."""
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if path.name not in ELSEWHERE]
+BUSYBOX = "docker.io/library/busybox:1.37"
+FRAMEWORKS = (
+    "docker.io/pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime",
+    "quay.io/jupyter/pytorch-notebook:cuda12-2025-11-06",
+    "docker.io/rapidsai/base:25.12-cuda12-py3.12",
+    "docker.io/vllm/vllm-openai:v0.12.0",
+)
+_KERNELS = "exec /usr/bin/launchloop --kernel-us 10000"
+_PYTHON = f"""#!/bin/sh
+case "$*" in
+*"while True"*) {_KERNELS} ;;
+*) {_KERNELS} --seconds 1 ;;
+esac
+"""
+_GPUS = (
+    ("GPU-5a9e0001-0000-4000-8000-000000000001", "NVIDIA A100-SXM4-80GB", "80Gi"),
+    ("GPU-5a9e0002-0000-4000-8000-000000000002", "NVIDIA A100-SXM4-80GB", "80Gi"),
+    ("GPU-0a1b2c3d-1111-2222-3333-000000000001", "NVIDIA GeForce GTX 1080", "8Gi"),
+)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, RealNode]]:
+    """SharePod on a cluster whose one node has the GPUs, the zone and the images of the examples."""
+    folder = tmp_path_factory.mktemp("node")
+    inventory = folder / "inventory.yaml"
+    listed = [
+        {"uuid": uuid, "index": index, "model": model, "memory": memory}
+        for index, (uuid, model, memory) in enumerate(_GPUS)
+    ]
+    inventory.write_text(json.dumps({"gpus": listed}))
+    with Cluster(node_lifecycle=True) as cluster, RealNode(cluster, inventory, NODE) as node:
+        _load_images(node, folder)
+        cluster.kubectl("label", "node", NODE, "topology.kubernetes.io/zone=zone-a")
+        installation = Installation(cluster)
+        installation.start_operator()
+        installation.add_to_pool(NODE)
+        node.start_agent(installation)
+        cluster.await_service_account("default", "default")
+        cluster.wait_for(
+            f"{GROUP}/gpunodes/{NODE}",
+            lambda found: found and len(found.get("status", {}).get("gpus", [])) == len(_GPUS),
+            what="GPUs reported",
+            timeout=PATIENCE_S,
+        )
+        yield cluster, node
+
+
+def _load_images(node: RealNode, folder: Path) -> None:
+    """Load an image with the doubles' program under the names of the frameworks' images."""
+    files = base_files() | libraries_of(PROGRAM, [LIBCUDA.name])
+    files |= {
+        "/usr/bin/launchloop": PROGRAM,
+        "/usr/bin/python": _PYTHON.encode(),
+        "/usr/bin/serve": f"#!/bin/sh\n{_KERNELS}\n".encode(),
+    }
+    image = make_image(FRAMEWORKS[0], files, directory=folder, entrypoint=["/usr/bin/serve"])
+    node.real.load_image(image)
+    for name in FRAMEWORKS[1:]:
+        node.real.tag_image(FRAMEWORKS[0], name)
+    node.real.load_image(make_image(BUSYBOX, base_files(), directory=folder))
+
+
+def _works(spec: Object) -> bool:
+    """Return whether a container of the example launches kernels."""
+    images = [container["image"] for container in spec["containers"]]
+    return any(name.endswith(image) for image in images for name in FRAMEWORKS)
+
+
+def _used(node: RealNode, name: str) -> bool:
+    return any(busy for (sharepod, _), busy in node.busy_ns().items() if sharepod == name)
+
+
+def _reached(phase: str, sharepod: Object | None) -> bool:
+    if sharepod is None:
+        return False
+    ready = {one["type"]: one["status"] for one in sharepod["status"].get("conditions", [])}.get("Ready")
+    return sharepod["status"].get("phase") == phase and ready == "True"
+
+
+@pytest.mark.promise("install-examples")
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_as_it_stands_runs_and_is_not_started_again(machine: tuple[Cluster, RealNode], path: Path) -> None:
+    cluster, node = machine
+    made: list[Any] = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "SharePod"]
+    cluster.kubectl("apply", "-f", path)
+    try:
+        for each in made:
+            meta, spec = each["metadata"], each["spec"]
+            stays = spec.get("restartPolicy", "Always") == "Always"
+            where = f"{GROUP}/namespaces/{meta.get('namespace', 'default')}/sharepods/{meta['name']}"
+            phase = "Running" if stays else "Succeeded"
+            cluster.wait_for(where, partial(_reached, phase), what=f"{meta['name']} {phase}", timeout=PATIENCE_S)
+            if _works(spec):
+                wait_until(partial(_used, node, meta["name"]), what=f"{meta['name']} uses its GPU", timeout=PATIENCE_S)
+        time.sleep(STAYS_S)
+        for each in made:
+            meta = each["metadata"]
+            found = cluster.api.get(f"{GROUP}/namespaces/{meta.get('namespace', 'default')}/sharepods/{meta['name']}")
+            assert found["status"].get("restarts", 0) == 0
+    finally:
+        cluster.kubectl("delete", "--wait=false", "-f", path, timeout=PATIENCE_S)
+        wait_until(lambda: not _tenants(cluster), what="an empty ledger", timeout=PATIENCE_S)
+
+
+def _tenants(cluster: Cluster) -> list[object]:
+    tenants: list[object] = cluster.api.get(f"{GROUP}/gpunodes/{NODE}")["spec"].get("tenants", [])
+    return tenants
