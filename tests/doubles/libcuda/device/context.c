@@ -198,6 +198,8 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordi
     struct context *context;
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS && out == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         result = depth < STACK_DEPTH ? fake_unsafe_call() : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS)
@@ -280,7 +282,7 @@ EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource 
 
 EXPORT CUresult cuCtxAttach(CUcontext *out, unsigned int flags) {
     struct context *context;
-    CUresult result = flags == 0 ? fake_enter(&context) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = flags == 0 && out != NULL ? fake_enter(&context) : CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
@@ -311,6 +313,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     int device;
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS && out == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS) {
         while (primary[device].ending) {
             pthread_mutex_unlock(&fake_lock);

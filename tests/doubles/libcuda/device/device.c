@@ -58,6 +58,8 @@ EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal) {
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal) {
     int device;
     CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS && bytes == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         *bytes = fake_state_device(device)->memory;
     return result;

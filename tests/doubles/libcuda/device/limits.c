@@ -57,13 +57,13 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
         return result;
     if (limit >= CU_LIMIT_MAX)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (value > UINT32_MAX * (uint64_t)4096)
+        return CUDA_ERROR_INVALID_VALUE;
     if (limit == CU_LIMIT_STACK_SIZE)
         value = (value + STACK_STEP - 1) / STACK_STEP * STACK_STEP;
     pthread_mutex_lock(&fake_lock);
     uint64_t before = cost(limit, context->limits[limit]), after = cost(limit, value);
-    if (value > UINT32_MAX * (uint64_t)4096)
-        result = CUDA_ERROR_INVALID_VALUE;
-    else if (after > before && !fake_state_take(context->device, FAKE_CONTEXT, after - before))
+    if (after > before && !fake_state_take(context->device, FAKE_CONTEXT, after - before))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     else {
         if (after < before)

@@ -86,6 +86,13 @@ static uint64_t at_least_1(uint64_t value) {
     return value > 0 ? value : 1;
 }
 
+bool fake_array_holds(CUarray handle, size_t offset, size_t bytes) {
+    const CUDA_ARRAY3D_DESCRIPTOR *shape = &((const struct array *)handle)->shape;
+    uint64_t rows = at_least_1(shape->Height) * at_least_1(shape->Depth);
+    uint64_t all = at_least_1(shape->Width) * rows * fake_array_element_bytes(handle);
+    return offset <= all && bytes <= all - offset;
+}
+
 static uint64_t blocks(uint64_t elements, unsigned block) {
     return (at_least_1(elements) + block - 1) / block;
 }

@@ -65,7 +65,7 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total) {
 
 EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device) {
     size_t all = 0;
-    CUresult result = cuDeviceTotalMem_v2(&all, device);
+    CUresult result = cuDeviceTotalMem_v2(bytes != NULL ? &all : NULL, device);
     if (result == CUDA_SUCCESS)
         *bytes = low(all);
     return result;

@@ -106,7 +106,8 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocation
                                               CUmemAllocationGranularity_flags option) {
     int device;
     CUresult result = fake_initialized();
-    if (result == CUDA_SUCCESS && (out == NULL || properties == NULL || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+    if (result == CUDA_SUCCESS && (out == NULL || properties == NULL || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED ||
+                                   properties->type != CU_MEM_ALLOCATION_TYPE_PINNED))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         result = device_of(properties, &device);

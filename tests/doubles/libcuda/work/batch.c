@@ -17,11 +17,13 @@ EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t
     if (result != CUDA_SUCCESS)
         return result;
     if (count == 0 || legacy(stream) || attribute_count == 0 || attribute_count > count || attributes == NULL ||
-        firsts == NULL || firsts[0] != 0)
+        firsts == NULL || firsts[0] != 0 || to == NULL || from == NULL || sizes == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = 0;
     bool host = false;
     for (size_t i = 0; i < count; i++) {
+        if (to[i] == 0 || from[i] == 0 || sizes[i] == 0)
+            return CUDA_ERROR_INVALID_VALUE;
         bytes += sizes[i];
         host |= !fake_on_device(to[i], sizes[i]) || !fake_on_device(from[i], sizes[i]);
     }
@@ -68,7 +70,7 @@ static CUresult boxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP *ops, unsigned 
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = 0;
     bool host = false, valid = true;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && valid; i++) {
         uint64_t element = 1;
         host |= operand(&ops[i].src, &element, &valid);
         host |= operand(&ops[i].dst, &element, &valid);
@@ -101,6 +103,8 @@ EXPORT CUresult cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsign
 static CUresult prefetch(CUdeviceptr *addresses, const size_t *sizes, size_t count, bool to_host, CUstream stream) {
     CUresult result = fake_initialized();
     uint64_t bytes = 0;
+    if (addresses == NULL || sizes == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
         pthread_mutex_lock(&fake_lock);
         const struct range *range = fake_range_holding(addresses[i]);
@@ -129,7 +133,8 @@ EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLo
 EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t count, CUmemLocation *locations,
                                         size_t *firsts, size_t location_count, unsigned long long flags,
                                         CUstream stream) {
-    if (count == 0 || location_count == 0 || location_count > count || firsts == NULL || firsts[0] != 0 || flags != 0)
+    if (count == 0 || location_count == 0 || location_count > count || firsts == NULL || firsts[0] != 0 || flags != 0 ||
+        locations == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     bool to_host = true;
     for (size_t i = 0; i < location_count; i++)
@@ -164,8 +169,11 @@ EXPORT CUresult cuMemBatchDecompressAsync(CUmemDecompressParams *parameters, siz
     uint64_t bytes = 0;
     if (parameters == NULL || count == 0 || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        if (parameters[i].dst == NULL || parameters[i].src == NULL)
+            return CUDA_ERROR_INVALID_VALUE;
         bytes += parameters[i].dstNumBytes;
+    }
     if (failed != NULL)
         *failed = SIZE_MAX;
     return fake_submit_transfer(stream, fake_device_work(CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, bytes));

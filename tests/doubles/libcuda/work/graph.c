@@ -89,7 +89,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, unsigned long long
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!fake_is(handle, MAGIC_GRAPH))
+    if (out == NULL || !fake_is(handle, MAGIC_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
     struct exec *exec = calloc(1, sizeof *exec);
     pthread_mutex_lock(&fake_lock);
@@ -168,7 +168,7 @@ static CUresult update(CUgraphExec exec_handle, CUgraph handle, CUgraphExecUpdat
 }
 
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *detail) {
-    CUgraphExecUpdateResult why;
+    CUgraphExecUpdateResult why = CU_GRAPH_EXEC_UPDATE_ERROR;
     if (node != NULL)
         *node = NULL;
     CUresult result = update(exec, graph, &why);
@@ -178,7 +178,7 @@ EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *
 }
 
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *out) {
-    CUgraphExecUpdateResult why;
+    CUgraphExecUpdateResult why = CU_GRAPH_EXEC_UPDATE_ERROR;
     CUresult result = update(exec, graph, &why);
     if (out != NULL)
         *out = (CUgraphExecUpdateResultInfo){.result = why};

@@ -7,7 +7,12 @@
  */
 #include "work/transfer.h"
 
+#include "memory/array.h"
+
 enum { DEVICE_BYTES_PER_NS = 1000, HOST_BYTES_PER_NS = 20, LEAST_DEVICE_NS = 1000 };
+
+/* A longer transfer, of more than any address space has, is an invalid one. */
+#define LONGEST_NS (1ull << 45)
 
 enum manner { ASYNC, SYNC };
 
@@ -25,6 +30,8 @@ struct work fake_copy_work(bool host, uint64_t bytes) {
 static CUresult submit(CUstream handle, struct work work, enum manner manner) {
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS && (work.copy_ns > LONGEST_NS || work.device_ns > LONGEST_NS))
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
@@ -63,7 +70,10 @@ static CUresult fill(CUdeviceptr to, uint64_t rows, uint64_t pitch, uint64_t wid
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
         return result;
-    if (rows > 0 && width > 0 && !fake_on_device(to, (rows - 1) * pitch + width))
+    uint64_t last = 0;
+    if (rows > 0 && width > 0 &&
+        (__builtin_mul_overflow(rows - 1, pitch, &last) || __builtin_add_overflow(last, width, &last) ||
+         !fake_on_device(to, last)))
         return CUDA_ERROR_INVALID_VALUE;
     return submit(stream, fake_device_work(CU_GRAPH_NODE_TYPE_MEMSET, rows * width), manner);
 }
@@ -188,48 +198,47 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 }
 
 /* Copies with arrays. `pointer`: the other side, where that is linear memory of the device or the host. */
-static CUresult copy_array(CUarray array, CUarray other, CUdeviceptr pointer, bool to_host, size_t bytes,
+static CUresult copy_array(CUarray array, size_t offset, CUdeviceptr pointer, bool to_host, size_t bytes,
                            CUstream stream, enum manner manner) {
-    if (!fake_is(array, MAGIC_ARRAY) || (other != NULL && !fake_is(other, MAGIC_ARRAY)))
+    if (!fake_is(array, MAGIC_ARRAY))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (other == NULL && !to_host && !fake_on_device(pointer, bytes))
+    if (!fake_array_holds(array, offset, bytes) || (to_host && pointer == 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!to_host && !fake_on_device(pointer, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     return submit(stream, fake_copy_work(to_host, bytes), manner);
 }
 
 EXPORT CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t n) {
-    (void)offset;
-    return copy_array(to, NULL, from, false, n, NULL, SYNC);
+    return copy_array(to, offset, from, false, n, NULL, SYNC);
 }
 
 EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t n) {
-    (void)offset;
-    return copy_array(from, NULL, to, false, n, NULL, SYNC);
+    return copy_array(from, offset, to, false, n, NULL, SYNC);
 }
 
 EXPORT CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t n) {
-    (void)to_offset, (void)from_offset;
-    return copy_array(to, from, 0, false, n, NULL, SYNC);
+    if (!fake_is(to, MAGIC_ARRAY) || !fake_is(from, MAGIC_ARRAY))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!fake_array_holds(to, to_offset, n) || !fake_array_holds(from, from_offset, n))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(NULL, fake_copy_work(false, n), SYNC);
 }
 
 EXPORT CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t n) {
-    (void)offset, (void)from;
-    return copy_array(to, NULL, 0, true, n, NULL, SYNC);
+    return copy_array(to, offset, (CUdeviceptr)(uintptr_t)from, true, n, NULL, SYNC);
 }
 
 EXPORT CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t n) {
-    (void)offset, (void)to;
-    return copy_array(from, NULL, 0, true, n, NULL, SYNC);
+    return copy_array(from, offset, (CUdeviceptr)(uintptr_t)to, true, n, NULL, SYNC);
 }
 
 EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t n, CUstream stream) {
-    (void)offset, (void)from;
-    return copy_array(to, NULL, 0, true, n, stream, ASYNC);
+    return copy_array(to, offset, (CUdeviceptr)(uintptr_t)from, true, n, stream, ASYNC);
 }
 
 EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t n, CUstream stream) {
-    (void)offset, (void)to;
-    return copy_array(from, NULL, 0, true, n, stream, ASYNC);
+    return copy_array(from, offset, (CUdeviceptr)(uintptr_t)to, true, n, stream, ASYNC);
 }
 
 /* One side of a copy of a box, as all the structures of the API name it. */

@@ -7,7 +7,7 @@
 
 #include "memory/ranges.h"
 
-enum { WORDS = 4096 };
+enum { WORDS = 4096, ADDRESS_BITS = 56 /* of the largest address that a program can have */ };
 
 static struct {
     CUdeviceptr address;
@@ -54,7 +54,7 @@ static CUresult submit(CUstream handle, struct value value) {
     CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (value.address == 0 || value.address % (value.wide ? 8 : 4) != 0)
+    if (value.address == 0 || value.address >> ADDRESS_BITS != 0 || value.address % (value.wide ? 8 : 4) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
     result = fake_not_captured(stream);
