@@ -60,6 +60,7 @@ _BESIDE_OTHERS = {
     "memory/test_shareable_pools.py",
     "memory/test_shared.py",
     "memory/test_virtual.py",
+    "process/test_error_codes.py",
     "process/test_file.py",
     "process/test_loading.py",
     "process/test_portable.py",

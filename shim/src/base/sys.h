@@ -127,7 +127,10 @@ static inline void unlock(struct lock *lock) {
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
-/* Write one line on standard error, after "sharepod: ", if there is room for it at once. The parts end with NULL;
+/* Remember the file behind descriptor 2 as standard error, unless it is known already. */
+void sys_keep_errors(void);
+/* Write one line on standard error, after "sharepod: ", if there is room for it at once, and descriptor 2 is still that
+ * file: a program may have closed it and opened a file of its own under its number. The parts end with NULL;
  * beyond 510 bytes the line is cut. */
 void sys_say(const char *first, ...);
 

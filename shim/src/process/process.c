@@ -119,7 +119,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. the clock, and whether the driver has what the hook needs;
+ * 1. standard error, the clock, and whether the driver has what the hook needs;
  * 2. what the tenant was granted, by the file `limits`;
  * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
  * 4. the hook thread;
@@ -127,6 +127,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
 static CUresult start(struct process *process) {
     struct limits limits;
     /* 1. */
+    sys_keep_errors();
     find_clock();
     if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||
         !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventDestroy_v2)) {

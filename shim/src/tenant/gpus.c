@@ -63,21 +63,21 @@ int gpus_place(struct gpus *gpus, CUdevice device) {
     CUuuid uuid;
     CUresult result = CUDA_ERROR_NOT_FOUND;
     if (device < 0 || device >= GPUS_DEVICES)
-        return -1;
+        return GPUS_NO_DEVICE;
     int8_t known = atomic_load(&gpus->places[device]);
     if (known != 0)
-        return known > 0 ? known - 1 : -1;
+        return known > 0 ? known - 1 : GPUS_FOREIGN;
     if (HAS(cuDeviceGetUuid_v2))
         result = DRIVER(cuDeviceGetUuid_v2)(&uuid, device);
     else if (HAS(cuDeviceGetUuid))
         result = DRIVER(cuDeviceGetUuid)(&uuid, device);
     if (result != CUDA_SUCCESS)
-        return -1;
+        return GPUS_NO_DEVICE;
     lock(&gpus->lock);
     struct gpu *gpu = find(gpus, (const uint8_t *)uuid.bytes);
     atomic_store(&gpus->places[device], (int8_t)(gpu ? gpu - gpus->gpus + 1 : -1));
     unlock(&gpus->lock);
-    return gpu ? (int)(gpu - gpus->gpus) : -1;
+    return gpu ? (int)(gpu - gpus->gpus) : GPUS_FOREIGN;
 }
 
 uint32_t gpus_request(struct gpus *gpus) {

@@ -59,7 +59,9 @@ void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
 void gpus_disconnect(struct gpus *gpus);
 /* Return the GPU of a number on the wire; NULL: none. With the lock. */
 struct gpu *gpus_by_wire(struct gpus *gpus, uint32_t wire);
-/* Return the place of a CUDA device; -1: none of the tenant's. Without the lock. */
+/* Results of gpus_place for devices without a place: another tenant's, and devices that do not exist. */
+enum { GPUS_FOREIGN = -1, GPUS_NO_DEVICE = -2 };
+/* Return the place of a CUDA device; negative: none of the tenant's. Without the lock. */
 int gpus_place(struct gpus *gpus, CUdevice device);
 /* Return whether nothing is gated and no memory is counted or refused. */
 static inline bool gpus_ungated(const struct gpus *gpus) {

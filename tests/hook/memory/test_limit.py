@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
-from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, terms
+from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, Tenant, terms
+from hook.world.child import end
 from hook.world.ledger_check import LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
 
@@ -43,6 +47,35 @@ def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytes
     check.probe.ok("free", address)
     check.probe.ok("alloc", 100 * MIB)
     assert check.same() == 100 * MIB
+
+
+REUSES_NUMBER_2 = """
+import ctypes, os, sys
+cuda, context, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(200 << 20)) == 0
+os.close(2)
+assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) == 2
+print("open", flush=True)
+while total.value != 100 << 20:
+    assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+"""
+
+
+@pytest.mark.promise("program-standard-error")
+def test_no_message_goes_into_a_file_of_the_programs(tenant: Tenant, tmp_path: Path) -> None:
+    agent = tenant.agent()
+    command = [sys.executable, "-S", "-c", REUSES_NUMBER_2, str(tmp_path / "data")]
+    process = subprocess.Popen(command, env=tenant.environment(), stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        agent.change_limits([terms(memory=100 * MIB)])
+        assert process.wait(20) == 0
+        assert (tmp_path / "data").read_bytes() == b""
+    finally:
+        end(process)
 
 
 @pytest.mark.promise("memory-lowered")

@@ -180,6 +180,9 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     return result;
 }
 
+/* Bytes, 64 TiB: no GPU has as much, so no driver sets it aside. */
+#define MOST_SET_ASIDE (1ull << 46)
+
 /* Return the bytes that a context sets aside for a limit of that value. */
 static uint64_t set_aside(CUlimit limit, uint64_t value) {
     CUdevice device;
@@ -210,6 +213,13 @@ static CUresult set_limit(CUlimit limit, size_t value) {
     struct allocation *held = uncharge_begin(ALLOCATION_LIMIT, key);
     uint64_t held_bytes = held ? held->bytes : 0, base = held ? held->mark : set_aside(limit, before);
     uint64_t wanted = set_aside(limit, value), bytes = wanted > base ? wanted - base : 0;
+    if (wanted > MOST_SET_ASIDE) { /* the driver reports the error */
+        result = DRIVER(cuCtxSetLimit)(limit, value);
+        if (result == CUDA_SUCCESS)
+            DRIVER(cuCtxSetLimit)(limit, before);
+        uncharge_end(held, false);
+        return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+    }
     result = charge_begin(&charge, context, place, bytes > held_bytes ? bytes - held_bytes : 0);
     if (result == CUDA_SUCCESS)
         result = DRIVER(cuCtxSetLimit)(limit, value);

@@ -8,7 +8,7 @@
 #include "wrappers/memory/refused.h"
 
 /* Charge linear memory of the current context. Without a pointer for the address, or for no bytes, nothing is charged:
- * the driver says what is wrong. */
+ * the driver reports the error. */
 static CUresult begin_linear(struct charge *charge, const void *address, uint64_t bytes) {
     CUcontext context;
     int place;
@@ -19,9 +19,12 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     return charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
 }
 
-#define ALLOCATE(symbol, bytes, address, ...)                                                                \
+/* `valid`: whether the driver takes the other arguments; if it does not, it reports that before a lack of memory. */
+#define ALLOCATE(symbol, valid, bytes, address, ...)                                                         \
     struct charge charge;                                                                                    \
     CUresult result = begin_linear(&charge, address, bytes);                                                 \
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && !(valid))                                                      \
+        return CUDA_ERROR_INVALID_VALUE;                                                                     \
     if (result != CUDA_SUCCESS)                                                                              \
         return REFUSED(result, address);                                                                     \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                               \
@@ -29,15 +32,16 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     return result
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
-    ALLOCATE(cuMemAlloc_v2, bytes, address, address, bytes);
+    ALLOCATE(cuMemAlloc_v2, true, bytes, address, address, bytes);
 }
 
 EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes) {
-    ALLOCATE(cuMemAlloc, bytes, address, address, bytes);
+    ALLOCATE(cuMemAlloc, true, bytes, address, address, bytes);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags) {
-    ALLOCATE(cuMemAllocManaged, bytes, address, address, bytes, flags);
+    bool valid = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
+    ALLOCATE(cuMemAllocManaged, valid, bytes, address, address, bytes, flags);
 }
 
 /* Return the bytes to charge for pitched memory before the driver has chosen the pitch: an alignment of
@@ -63,6 +67,8 @@ static bool adjust(struct charge *charge, uint64_t bytes) {
 #define ALLOCATE_PITCH(symbol, symbol_free, width, height, address, pitch, ...)                               \
     struct charge charge;                                                                                     \
     CUresult result = begin_linear(&charge, (address) && (pitch) ? (address) : NULL, pitched(width, height)); \
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && element != 4 && element != 8 && element != 16)                  \
+        return CUDA_ERROR_INVALID_VALUE;                                                                      \
     if (result != CUDA_SUCCESS)                                                                               \
         return REFUSED(result, address);                                                                      \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                \

@@ -53,7 +53,8 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launche
     struct passage first = enter_slowly(launches && count > 0 ? launches[0].hStream : NULL, false);
     if (first.refused != CUDA_SUCCESS)
         return first.refused;
-    for (unsigned i = 1; launches != NULL && first.gate != NULL && i < count; i++)
+    /* The driver refuses a list with an empty entry, behind which there may be none. */
+    for (unsigned i = 1; launches != NULL && first.gate != NULL && i < count && launches[i - 1].function != NULL; i++)
         if (!passage_note(first.gate, &the_process->streams, launches[i].hStream, false)) {
             passage_abandon(&first);
             return CUDA_ERROR_OUT_OF_MEMORY;

@@ -33,14 +33,15 @@ static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_
     return runs;
 }
 
-/* Return whether a batch has a copy between device memories: one makes the batch wait. */
+/* Return whether a batch has a copy between device memories: one makes the batch wait. The driver refuses a batch with
+ * an address of 0, behind which there may be no more. */
 static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t count, CUstream stream,
                           bool per_thread) {
     if (to == NULL || from == NULL || captured(stream, per_thread))
         return false;
     bool runs = false;
     CUstreamCaptureMode mode = own_calls_begin();
-    for (size_t i = 0; i < count && !runs; i++)
+    for (size_t i = 0; i < count && !runs && to[i] != 0 && from[i] != 0; i++)
         runs = on_device(to[i]) && on_device(from[i]);
     own_calls_end(mode);
     return runs;
@@ -50,12 +51,17 @@ static bool operand_on_device(const CUmemcpy3DOperand *operand) {
     return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY || on_device(operand->op.ptr.ptr);
 }
 
+/* Return whether the driver refuses an operand, and with it a batch, behind which there may be no more. */
+static bool operand_missing(const CUmemcpy3DOperand *operand) {
+    return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ? operand->op.array.array == NULL : operand->op.ptr.ptr == 0;
+}
+
 static bool operands_between(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count, CUstream stream, bool per_thread) {
     if (copies == NULL || captured(stream, per_thread))
         return false;
     bool runs = false;
     CUstreamCaptureMode mode = own_calls_begin();
-    for (size_t i = 0; i < count && !runs; i++)
+    for (size_t i = 0; i < count && !runs && !operand_missing(&copies[i].dst) && !operand_missing(&copies[i].src); i++)
         runs = operand_on_device(&copies[i].dst) && operand_on_device(&copies[i].src);
     own_calls_end(mode);
     return runs;

@@ -13,6 +13,18 @@
 #include "wrappers/memory/refused.h"
 #include "wrappers/memory/physical/virtual.h"
 
+/* Refuse to make physical memory; with the driver's code if its arguments are invalid as well. */
+static CUresult refuse(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                       unsigned long long flags) {
+    size_t step = 0;
+    CUresult invalid = flags != 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (invalid == CUDA_SUCCESS && HAS(cuMemGetAllocationGranularity))
+        invalid = DRIVER(cuMemGetAllocationGranularity)(&step, prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (invalid == CUDA_SUCCESS && step != 0 && size % step != 0)
+        invalid = CUDA_ERROR_INVALID_VALUE;
+    return invalid != CUDA_SUCCESS ? invalid : REFUSED(CUDA_ERROR_OUT_OF_MEMORY, handle);
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                             unsigned long long flags) {
     CUresult result = process_enter();
@@ -23,15 +35,15 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
     int place = gpus_place(memory_state()->gpus, prop->location.id);
-    if (place < 0 && gpus_ungated(memory_state()->gpus))
+    if (place == GPUS_NO_DEVICE || (place < 0 && gpus_ungated(memory_state()->gpus)))
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
     struct allocation *allocation = place < 0 ? NULL : physical_begin(size, place);
     if (allocation == NULL)
-        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, handle);
+        return refuse(handle, size, prop, flags);
     if (!credits_reserve(place, size)) {
         allocation->physical->bytes = 0; /* nothing was charged */
         physical_end(allocation, false, 0);
-        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, handle);
+        return refuse(handle, size, prop, flags);
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
     physical_end(allocation, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
@@ -250,6 +262,9 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream)
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    for (unsigned i = 0; list != NULL && i < count; i++)
+        if (list[i].resource.array == NULL) /* the driver refuses the list, of which there may be no more */
+            return call(list, count, stream);
     struct mapping *mappings = list && count ? sys_map(count * sizeof *mappings) : NULL;
     if (list != NULL && count != 0 && mappings == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
