@@ -76,7 +76,7 @@ static bool launched_into(const struct known_stream *row) {
     return false;
 }
 
-/* Cover the row if need be; NULL: there is none. With the lock, and no capture open. */
+/* Cover the row if need be and no capture forbids it (R3); NULL: there is none. With the lock. */
 static void cover_before_ungated(const struct streams *streams, struct known_stream *row) {
     if (row == NULL || context_unsettled(row->context) || covered(row) || launched_into(row))
         return;
@@ -87,8 +87,7 @@ static void cover_before_ungated(const struct streams *streams, struct known_str
 
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current) {
     lock(&streams->lock);
-    for (struct known_context *known = streams->contexts; known != NULL && streams->captures.count == 0;
-         known = known->next) {
+    for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
         if (named == CU_STREAM_LEGACY && known->context == current)
             cover_before_ungated(streams, streams_find(streams, known, NULL));
@@ -101,7 +100,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
 
 void drain_before_ungated_context(struct streams *streams, CUcontext context) {
     lock(&streams->lock);
-    for (struct known_stream *row = streams->busy; row != NULL && streams->captures.count == 0; row = row->busy_next)
+    for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next)
         if (row->context->context == context)
             cover_before_ungated(streams, row);
     unlock(&streams->lock);

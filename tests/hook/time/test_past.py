@@ -9,6 +9,7 @@ from hook.conftest import BUILD, GPU_0, Tenant
 from sharepod.protocol import Drained, Want
 
 NOT_READY = 600
+RELAXED = 2
 BLOCKING = 0
 """Flags of a stream that waits for the legacy stream, and that one for it."""
 
@@ -62,6 +63,31 @@ def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
     assert usage.kernels == usage.submitted == 3
     assert probe.call("stream_query", stream).code == NOT_READY
     probe.ok("ungated_ends")
+
+
+@pytest.mark.promise("program-drain-launches")
+@versions
+@pytest.mark.parametrize("way", ["value", "function", "callback", "event", "batch"])
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_so_it_is_while_a_capture_is_open(tenant: Tenant, version: str, way: str, thread: str) -> None:
+    """The capture is of another stream and thread, and outlives the fences."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    for name in ("captures", "other"):
+        probe.ok("context_use", thread=name)
+    for name in ("captured", "computes"):
+        probe.ok("stream", name)
+    probe.ok("capture_begin", "captured", RELAXED, thread="captures")
+    probe.ok("launch", "noop", "captured", thread="captures")
+    probe.ok("launch", "spin_us_500", "computes", 3)
+    probe.ok("ungated", way, "computes", thread=thread)
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 3, "all launches drained", 20)
+    assert probe.call("stream_query", "computes").code == NOT_READY
+    probe.ok("ungated_ends")
+    probe.ok("capture_end", "captured", "graph", thread="captures")
 
 
 @pytest.mark.promise("program-drain-launches")

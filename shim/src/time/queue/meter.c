@@ -294,15 +294,18 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
                           bool per_thread) {
     CUstream named = stream_named(stream, per_thread);
     CUcontext current = NULL;
-    if (alone(gate) || atomic_load(&gate->captures) > 0 ||
-        (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
-        return; /* nothing was metered, a record might disturb a capture (R3), or inside a launch of this very thread */
+    bool captures = atomic_load(&gate->captures) > 0;
+    if (alone(gate) || (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
+        return; /* nothing was metered, or inside a launch of this very thread */
+    if (captures && (stream_is_default(named) || stream_is_capturing(stream, per_thread)))
+        return; /* a record might disturb a capture (R3) */
     DRIVER(cuCtxGetCurrent)(&current);
     if (slot != NULL && slot->queues != NULL) {
         CUcontext known = atomic_load(&gate->contexts) != CONTEXTS_ONE ? current : NULL;
         if (named == CU_STREAM_LEGACY)
             fence_stream(streams, slot, CU_STREAM_LEGACY, known);
-        fence_stream(streams, slot, CU_STREAM_PER_THREAD, known);
+        if (!captures)
+            fence_stream(streams, slot, CU_STREAM_PER_THREAD, known);
         if (!stream_is_default(named))
             fence_stream(streams, slot, named, NULL);
     }

@@ -31,6 +31,7 @@ static void before_wait(CUstream stream, bool per_thread) {
 static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
     if (atomic_load(&the_process->gate.captures) == 0)
         return false;
+    pass_by(stream, per_thread); /* before the stream may capture: then it takes no fence for the drain */
     CUstreamCaptureMode mode = own_calls_begin();
     bool joins = !stream_is_capturing(stream, per_thread);
     if (joins && !streams_join(&the_process->streams, &the_process->gate, stream_named(stream, per_thread)))
