@@ -10,6 +10,7 @@ import pytest
 from doubles.gpus import create_state
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1
 from hook.world.driver_script import PRELUDE, program
+from hook.world.invalid_calls import ENDED, answers, invalid_calls
 
 
 @pytest.fixture
@@ -17,6 +18,17 @@ def state(tmp_path: Path, double: Path) -> Path:
     return create_state(
         tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)]
     )
+
+
+def test_no_invalid_call_ends_the_process(state: Path, double: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", double / "libcuda.so.1"], capture_output=True, text=True, check=True, timeout=30
+    )
+    exported = {line.split()[-1] for line in listed.stdout.splitlines()}
+    calls = [call for call in invalid_calls(wrapped=False) if call.symbol in exported]
+    assert len(calls) > 1000
+    found = answers({"FAKE_CUDA_STATE": str(state), "LD_LIBRARY_PATH": str(double)}, calls)
+    assert [call for call, answer in found.items() if answer == ENDED] == []
 
 
 DEVICE_SIDE = [

@@ -118,6 +118,11 @@ c = new("cuMemAllocAsync", 20 * MIB, stream, kind=c_uint64).value
 ok("cuMemFreeAsync", c, stream)
 ok("cuCtxSynchronize")
 assert took("pool") == 16 * MIB
+ok("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(2**64 - 1)))
+ok("cuMemFreeAsync", new("cuMemAllocAsync", 40 * MIB, stream, kind=c_uint64).value, stream)
+kept = took("pool")
+ok("cuCtxSynchronize")
+assert took("pool") == kept >= 40 * MIB, "all of it"
 ok("cuMemPoolTrimTo", pool, 0)
 assert took("pool") == 2 * MIB
 ok("cuMemFree_v2", a)

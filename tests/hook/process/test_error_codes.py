@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import pytest
 from hook.conftest import DEVICE_MEMORY, Tenant, terms
 from hook.world.allocating import PHYSICAL
 from hook.world.caller import Caller, In
-from hook.world.invalid_calls import FILL, Handles, InvalidCall, invalid_calls
+from hook.world.invalid_calls import ENDED, FILL, answers, invalid_calls
 
-ENDED = "the process ended"
 INVALID_DEVICE = 101
-
-
-def answers(environment: Mapping[str, str], calls: Iterable[InvalidCall]) -> dict[tuple[str, str], str]:
-    """Return the result of each call, in processes that begin again after a call that ended one."""
-    found = {}
-    handles: Handles | None = None
-    try:
-        for call in calls:
-            handles = handles or Handles(Caller(environment))
-            try:
-                found[call.symbol, call.what] = handles.answer(call)
-            except EOFError:
-                found[call.symbol, call.what] = ENDED
-                handles.usable = False
-            if not handles.usable:
-                handles.caller.close()
-                handles = None
-    finally:
-        if handles is not None:
-            handles.caller.close()
-    return found
 
 
 @pytest.mark.promise("program-error-codes")

@@ -1,4 +1,4 @@
-"""Invalid calls of every function that the hook wraps, generated from the table of entry points.
+"""Invalid calls of every function of the driver, generated from the table of entry points.
 
 Each call has arguments that fit the types of the parameters, except one bad argument: a null pointer, a null handle, a
 device that does not exist, a size or a number out of range.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hook.world.allocating import FLOAT
@@ -17,6 +17,7 @@ from table.render import Row, read_table
 
 ROOM = 512
 """Bytes behind each pointer: more than any structure that a call reads."""
+ENDED = "the process ended"
 FILL = b"\xa5" * 8
 """What variables hold that a call may write."""
 PAGE = 2 << 20
@@ -97,8 +98,10 @@ def _calls(row: Row) -> Iterator[InvalidCall]:
         )
 
 
-def invalid_calls() -> list[InvalidCall]:
-    return [call for row in read_table() if row.wrapped and not _WAITS.search(row.name) for call in _calls(row)]
+def invalid_calls(*, wrapped: bool = True) -> list[InvalidCall]:
+    """Return the calls of the functions that the hook wraps, or of the others."""
+    rows = [row for row in read_table() if row.wrapped == wrapped and not _WAITS.search(row.name)]
+    return [call for row in rows for call in _calls(row)]
 
 
 class Handles:
@@ -136,3 +139,24 @@ class Handles:
         )
         changed = [content != FILL for content in contents if len(content) == len(FILL)]
         return f"{code}" if code in (0, OUT_OF_MEMORY) else f"{code} {changed}"
+
+
+def answers(environment: Mapping[str, str], calls: Iterable[InvalidCall]) -> dict[tuple[str, str], str]:
+    """Return the result of each call, in processes that begin again after a call that ended one."""
+    found: dict[tuple[str, str], str] = {}
+    handles: Handles | None = None
+    try:
+        for call in calls:
+            handles = handles or Handles(Caller(environment))
+            try:
+                found[call.symbol, call.what] = handles.answer(call)
+            except EOFError:
+                found[call.symbol, call.what] = ENDED
+                handles.usable = False
+            if not handles.usable:
+                handles.caller.close()
+                handles = None
+    finally:
+        if handles is not None:
+            handles.caller.close()
+    return found

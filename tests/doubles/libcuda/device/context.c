@@ -362,6 +362,8 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active) {
+    if (flags == NULL || active == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     int device;
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS) {
@@ -417,6 +419,8 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *context) {
+    if (context == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     *context = depth > 0 ? (CUcontext)stack[depth - 1] : NULL;
@@ -424,6 +428,8 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context) {
 }
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
+    if (ordinal == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context;
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
@@ -433,6 +439,8 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
 }
 
 EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
+    if (id == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context = (struct context *)handle;
     CUresult result = handle == NULL ? fake_enter(&context) : fake_initialized();
     if (result != CUDA_SUCCESS)
@@ -446,6 +454,8 @@ EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
 }
 
 EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version) {
+    if (version == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     (void)context;
     *version = FAKE_CUDA_VERSION;
     return CUDA_SUCCESS;

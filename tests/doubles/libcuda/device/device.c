@@ -7,11 +7,15 @@
 #include "device/names.h"
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
+    if (version == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = FAKE_CUDA_VERSION;
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetCount(int *count) {
+    if (count == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (fake_initialized() != CUDA_SUCCESS)
         return CUDA_ERROR_NOT_INITIALIZED;
     for (*count = 0; fake_state_visible(*count) >= 0; ++*count)
@@ -20,6 +24,8 @@ EXPORT CUresult cuDeviceGetCount(int *count) {
 }
 
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    if (device == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (fake_initialized() != CUDA_SUCCESS)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (fake_state_visible(ordinal) < 0)
@@ -44,6 +50,8 @@ EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice ordinal) {
 }
 
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal) {
+    if (uuid == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     int device;
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS)
@@ -52,6 +60,8 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal) {
 }
 
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal) {
+    if (uuid == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     return cuDeviceGetUuid_v2(uuid, ordinal);
 }
 
@@ -89,6 +99,8 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice ordinal) {
 }
 
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
+    if (text == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     int device;
     char own[24];
     if (fake_initialized() != CUDA_SUCCESS)
@@ -104,6 +116,8 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
 }
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice one, CUdevice other) {
+    if (can == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     int device;
     CUresult result = fake_find_device(one, &device);
     if (result == CUDA_SUCCESS)
@@ -121,12 +135,16 @@ static const struct fake_error *find_error(CUresult error) {
 }
 
 EXPORT CUresult cuGetErrorName(CUresult error, const char **name) {
+    if (name == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     const struct fake_error *found = find_error(error);
     *name = found ? found->name : NULL;
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
+    if (text == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     const struct fake_error *found = find_error(error);
     *text = found ? found->text : NULL;
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -266,6 +266,8 @@ EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray handle, 
 }
 
 EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray handle) {
+    if (shape == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!fake_is(handle, MAGIC_ARRAY))
         return CUDA_ERROR_INVALID_HANDLE;
     *shape = ((const struct array *)handle)->shape;
@@ -273,6 +275,8 @@ EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarra
 }
 
 EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *shape, CUarray handle) {
+    if (shape == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!fake_is(handle, MAGIC_ARRAY))
         return CUDA_ERROR_INVALID_HANDLE;
     const CUDA_ARRAY3D_DESCRIPTOR *box = &((const struct array *)handle)->shape;

@@ -166,6 +166,8 @@ static CUresult add_host(void *memory, size_t bytes, void *owned) {
 }
 
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context;
     CUresult result = fake_enter(&context);
     (void)flags;
@@ -183,6 +185,8 @@ EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned int flags) {
 }
 
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     return cuMemHostAlloc(out, bytes, 0);
 }
 

@@ -50,6 +50,8 @@ EXPORT CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *
     if (attributes == NULL || values == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
+        if (values[i] == NULL)
+            return CUDA_ERROR_INVALID_VALUE;
         result = cuPointerGetAttribute(values[i], attributes[i], address);
         if (result == CUDA_ERROR_INVALID_VALUE)
             *(int *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? CU_DEVICE_INVALID : 0;

@@ -59,6 +59,8 @@ static void trim(struct pool *pool, uint64_t keep) {
     bool ended = pool->destroyed && pool->used + pool->returning == 0;
     if (pool->handles != CU_MEM_HANDLE_TYPE_NONE && !ended)
         return;
+    if (keep >= pool->reserved)
+        return;
     uint64_t needed = fake_round(pool->used + pool->returning, PAGE_BYTES);
     uint64_t left = needed > keep ? needed : fake_round(keep, PAGE_BYTES);
     if (left < pool->reserved)

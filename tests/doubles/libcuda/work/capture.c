@@ -208,6 +208,8 @@ static CUresult status_of(CUstream handle, CUstreamCaptureStatus *status, cuuint
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    if (status == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = status_of(stream, status, NULL, NULL);
     fake_take_time("FAKE_CUDA_CAPTURE_MS");
     fake_take_time("FAKE_CUDA_CAPTURE_MS"); /* longer than a capture takes to begin */
@@ -215,11 +217,15 @@ EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *stat
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
+    if (status == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     return status_of(stream, status, id, NULL);
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                           CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
+    if (status == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (dependencies != NULL)
         *dependencies = NULL;
     if (count != NULL)
@@ -230,6 +236,8 @@ EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus
 EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
                                           CUgraph *graph, const CUgraphNode **dependencies,
                                           const CUgraphEdgeData **edges, size_t *count) {
+    if (status == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (edges != NULL)
         *edges = NULL;
     return cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count);

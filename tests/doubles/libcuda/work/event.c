@@ -13,6 +13,8 @@ EXPORT int fake_live_events(void) {
 }
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context;
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
@@ -147,6 +149,8 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
 
 EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
     struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
+    if (milliseconds == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!is_event(start) || !is_event(end) || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);

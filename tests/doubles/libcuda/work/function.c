@@ -53,6 +53,8 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks
 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *least_grid, int *threads, CUfunction function,
                                                  CUoccupancyB2DSize shared_of, size_t shared, int limit) {
+    if (least_grid == NULL || threads == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context;
     int processors, ignored;
     CUresult result = fake_enter(&context);
@@ -71,6 +73,8 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *least_grid, int *threads, 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *least_grid, int *threads, CUfunction function,
                                                           CUoccupancyB2DSize shared_of, size_t shared, int limit,
                                                           unsigned int flags) {
+    if (least_grid == NULL || threads == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     (void)flags;
     return cuOccupancyMaxPotentialBlockSize(least_grid, threads, function, shared_of, shared, limit);
 }

@@ -60,6 +60,8 @@ void fake_graph_free(struct graph *graph) {
 }
 
 EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned int flags) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = fake_initialized();
     if (result == CUDA_SUCCESS && flags != 0)
         result = CUDA_ERROR_INVALID_VALUE;
@@ -69,6 +71,8 @@ EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned int flags) {
 }
 
 EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph original) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     if (!fake_is(original, MAGIC_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
     *out = (CUgraph)fake_graph_clone((const struct graph *)original);

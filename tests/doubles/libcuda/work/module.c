@@ -211,6 +211,8 @@ EXPORT CUresult cuModuleUnload(CUmodule handle) {
 }
 
 EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
+    if (mode == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     *mode = eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
     return CUDA_SUCCESS;
 }

@@ -32,6 +32,8 @@ static struct stream *take_again(struct context *context) {
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct context *context;
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
@@ -64,6 +66,8 @@ EXPORT CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned
 }
 
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    if (out == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     return cuStreamCreateWithPriority(out, flags, 0);
 }
 
@@ -125,6 +129,8 @@ EXPORT CUresult cuStreamQuery(CUstream handle) {
 }
 
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+    if (context == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS && stream->green)
@@ -136,6 +142,8 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
 
 /* Of a green context's stream the context is the device's primary one. */
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
+    if (context == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
@@ -147,6 +155,8 @@ EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCt
 }
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    if (flags == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
@@ -155,6 +165,8 @@ EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
 }
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+    if (priority == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
@@ -163,6 +175,8 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+    if (id == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
@@ -171,6 +185,8 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 }
 
 EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+    if (device == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
