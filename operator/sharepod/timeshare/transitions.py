@@ -233,7 +233,8 @@ class HoldTransitions:
                 hold.renewal_considered = True
                 if now < hold.deadline:
                     actions.extend(self._renew(now, tenant))
-            if hold.deadline is None or now < hold.deadline:
+                    continue
+            if now < hold.deadline:
                 continue
             # 4. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
