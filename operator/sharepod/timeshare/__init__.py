@@ -3,15 +3,18 @@
 from .account import Account, AccountSnapshot, TimeUsage
 from .actions import Action, Preemption, PreparedHandOff, Suspension, TokenGrant, TokenRevocation
 from .gpu_time import GpuTime
+from .hold import CoRunEnd
 from .parameters import Parameters, Sharing
 from .progress import Samples
-from .scheduler import Scheduler
+from .scheduler import CoRuns, Scheduler
 from .turn_history import TurnSpan, TurnSpans
 
 __all__ = [
     "Account",
     "AccountSnapshot",
     "Action",
+    "CoRunEnd",
+    "CoRuns",
     "GpuTime",
     "Parameters",
     "Preemption",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .account import Charge
-from .hold import Hold, HoldPhase
+from .hold import CoRunEnd, Hold, HoldPhase
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .progress import foretell
@@ -53,7 +53,8 @@ _WAKE_AFTER_NS = 1 * _MS
 class Changes:
     """Tenants of one GPU that begin and cease to co-run now."""
 
-    ends: list[TokenTenant] = field(default_factory=list)
+    ends: list[tuple[TokenTenant, CoRunEnd]] = field(default_factory=list)
+    """With the reason."""
     begins: list[tuple[TokenTenant, Charge]] = field(default_factory=list)
     """With the kind of the time that they are given."""
     cut: TokenTenant | None = None
@@ -103,7 +104,7 @@ class CoRunning:
         running = [tenant for tenant in runners if _hold(tenant).phase is HoldPhase.RUNNING]
         if gpu not in self._occupancy.concurrent or not self._occupancy.may_co_run(lead):
             self.forget(gpu)
-            return Changes(ends=running)
+            return Changes(ends=[(tenant, CoRunEnd.EXCLUSIVE) for tenant in running])
         state = self._states.setdefault(gpu, _GpuState())
         self._occupancy.settle_on(now, [gpu])
         gains = self._judge(now, gpu, state) and self._trial_goes_on(now, gpu, state)
@@ -113,11 +114,11 @@ class CoRunning:
         if owed is not None:
             self._trial_fails(now, gpu, state)
             others = [t for t in running if t is not owed and _hold(t).given_as is Charge.BORROWED]
-            return Changes(others, cut=lead)
+            return Changes([(tenant, CoRunEnd.OWED) for tenant in others], cut=lead)
         if not gains and state.trials.active:
             state.trials.end(now, self._occupancy.tenants_on[gpu])
         # 2. Co-runners that cease.
-        ends: list[TokenTenant] = []
+        ends: list[tuple[TokenTenant, CoRunEnd]] = []
         bears = self._bears(now, lead)
         probed = now >= lead.progress.probe_at and not state.trials.active
         for tenant in running:
@@ -126,9 +127,9 @@ class CoRunning:
                 if now - held.begun_at < _JOINS_NS:
                     continue
                 held.given_as = Charge.BORROWED
-            fits = tenant.account.ceiling_fits(self._parameters.quantum_min_ns)
-            if not (gains and bears and fits and self._occupancy.may_co_run(tenant)) or probed or lead.interactive:
-                ends.append(tenant)
+            end = self._end(tenant, lead, gains=gains, bears=bears, probed=probed)
+            if end is not None:
+                ends.append((tenant, end))
         if ends:
             self._trial_fails(now, gpu, state)
         # 3. Tenants with credit that join at once.
@@ -145,10 +146,11 @@ class CoRunning:
                 if tenant.woke_with_credit and tenant.habits.rests and hold.phase is HoldPhase.RUNNING:
                     cut = lead
         if cut is not None:
-            return Changes([t for t in running if _hold(t).given_as is Charge.BORROWED], begins, cut)
+            fillers = [tenant for tenant in running if _hold(tenant).given_as is Charge.BORROWED]
+            return Changes([(tenant, CoRunEnd.WAKE) for tenant in fillers], begins, cut)
         # 4. Tenants that fill gaps, the most owed first.
         joined = [tenant for tenant, _charge in begins]
-        stays = [lead, *(tenant for tenant in runners if tenant not in ends), *joined]
+        stays = [lead, *(tenant for tenant in runners if tenant not in dict(ends)), *joined]
         candidates = [tenant for tenant in waiting if tenant not in joined]
         for tenant in sorted(candidates, key=lambda tenant: _order(tenant, gpu)):
             if self._fills(now, state, lead, hold, stays, tenant):
@@ -162,6 +164,21 @@ class CoRunning:
                 stays.append(tried)
         state.due = self._next(now, gpu, state, lead, hold, [t for t in stays if t is not lead], candidates)
         return Changes(ends, begins)
+
+    def _end(
+        self, tenant: TokenTenant, lead: TokenTenant, *, gains: bool, bears: bool, probed: bool
+    ) -> CoRunEnd | None:
+        """Return why a co-runner ceases; None: it goes on."""
+        if lead.interactive or not self._occupancy.may_co_run(tenant):
+            return CoRunEnd.EXCLUSIVE
+        if not gains:
+            return CoRunEnd.NO_GAIN
+        if not bears:
+            return CoRunEnd.OWED
+        if probed:
+            return CoRunEnd.PROBE
+        fits = tenant.account.ceiling_fits(self._parameters.quantum_min_ns)
+        return None if fits else CoRunEnd.LIMIT
 
     def _judge(self, now: int, gpu: str, state: _GpuState) -> bool:
         """Judge the window that is over, if one is. Return whether those that hold gain by holding at once."""

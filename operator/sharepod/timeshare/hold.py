@@ -46,6 +46,34 @@ class HoldPlace(Enum):
     without draining."""
 
 
+class CoRunEnd(Enum):
+    """Reason why a tenant ceased to co-run. Its values are label values of the metric."""
+
+    NO_GAIN = "no_gain"
+    """Together the tenants did no more than one alone."""
+
+    OWED = "owed"
+    """The lead, or another co-runner, was owed time and lost work."""
+
+    PROBE = "probe"
+    """The lead is measured alone."""
+
+    LIMIT = "limit"
+    """Its limit is reached."""
+
+    WAKE = "wake"
+    """A tenant that woke with credit leads next."""
+
+    EXCLUSIVE = "exclusive"
+    """A tenant that takes exclusive turns leads, is interactive, or is the co-runner itself."""
+
+    LEADS = "leads"
+    """It has become the lead."""
+
+    DRAINED = "drained"
+    """It has no more work, has left, or was preempted."""
+
+
 _SUSPENDED, _PREEMPTED = HoldPhase.SUSPENDED, HoldPhase.PREEMPTED
 
 
@@ -92,6 +120,8 @@ class Hold:
     what had been launched by then does."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
+    co_run_end: CoRunEnd = CoRunEnd.DRAINED
+    """Why it ceases to co-run."""
     holds_up_group: bool = True
     """Other members of the tenant's group wait until it has drained."""
     place: HoldPlace = HoldPlace.LEAD

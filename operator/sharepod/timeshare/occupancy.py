@@ -11,11 +11,12 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from .account import Charge
 from .gpu_time import GpuBooks, GpuTime, GpuUse
-from .hold import Hold, HoldPhase, HoldPlace, Metering
+from .hold import CoRunEnd, Hold, HoldPhase, HoldPlace, Metering
 from .plan import Anticipation
 from .progress import divide, foretell
 from .tenant import TokenTenant
@@ -37,6 +38,8 @@ class Occupancy:
         """GPUs that tenants may hold at once."""
         self.co_runners: dict[str, dict[str, TokenTenant]] = {}
         """Tenants that hold while another leads, or drain since then, by GPU. GPUs without any are left out."""
+        self._co_run_ends: dict[str, Counter[CoRunEnd]] = {}
+        """How often co-running ended, by GPU and reason."""
         self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
@@ -122,8 +125,13 @@ class Occupancy:
         """Make a co-runner the lead of its GPU, which has none."""
         gpu = tenant.gpus[0]
         self._enter(now, gpu)
+        _hold_of(tenant).co_run_end = CoRunEnd.LEADS
         self._leave(tenant)
         self.occupy(tenant)
+
+    def co_run_ends(self, gpu: str) -> Mapping[CoRunEnd, int]:
+        """Return how often co-running has ended on a GPU, by reason."""
+        return self._co_run_ends.get(gpu, {})
 
     def occupants(self, gpu: str) -> list[TokenTenant]:
         """Return the tenants that may have work on the GPU by the rules, in order of their ids."""
@@ -371,8 +379,10 @@ class Occupancy:
                 if places.get(gpu) is tenant:
                     del places[gpu]
             runners = self.co_runners.get(gpu)
-            if runners is not None and runners.pop(tenant.id, None) is not None and not runners:
-                del self.co_runners[gpu]
+            if runners is not None and runners.pop(tenant.id, None) is not None:
+                self._co_run_ends.setdefault(gpu, Counter())[_hold_of(tenant).co_run_end] += 1
+                if not runners:
+                    del self.co_runners[gpu]
 
     def _possible_payers(self, gpu: str) -> Iterator[TokenTenant]:
         yield from self._preempted.get(gpu, ())

@@ -27,7 +27,8 @@ actions that it returns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, PreparedHandOff, TokenGrant
@@ -35,7 +36,7 @@ from .co_running import QUIET_NS, CoRunning
 from .foresight import Foresight
 from .gpu_time import GpuTime
 from .groups import contenders
-from .hold import Hold, HoldPhase, HoldPlace, Metering
+from .hold import CoRunEnd, Hold, HoldPhase, HoldPlace, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters, Sharing
 from .plan import Anticipation, Turn, waiting_with
@@ -49,6 +50,16 @@ from .waiting_tenants import WaitingTenants
 _SURCHARGED_NS = 60_000_000_000
 """Time after a surcharge in which a tenant takes exclusive turns, in ns: 60 s. Its hooks say less than NVML sees, so
 what they say of its progress counts for nothing."""
+
+
+@dataclass(frozen=True)
+class CoRuns:
+    """Co-running on one GPU."""
+
+    co_runners: int
+    """Tenants that hold it while another leads, or drain since then."""
+    ends: Mapping[CoRunEnd, int]
+    """How often co-running has ended, by reason."""
 
 
 class Scheduler:
@@ -410,6 +421,15 @@ class Scheduler:
         """Return what the time of a GPU went to up to `now`; None if it has no tenants."""
         return self._occupancy.gpu_time(self._advance_clock(now), gpu)
 
+    def co_runs(self, gpu: str) -> CoRuns:
+        """Return how tenants co-run on a GPU."""
+        return CoRuns(len(self._occupancy.co_runners.get(gpu, ())), dict(self._occupancy.co_run_ends(gpu)))
+
+    def alone_in_flight(self, now: int, tenant_id: str) -> float | None:
+        """Return the part of the time for which the tenant has work in flight while it holds alone, 0 to 1; None: it
+        was not measured for 30 s."""
+        return self._tenants[tenant_id].progress.known(self._advance_clock(now))
+
     def snapshot(self, now: int, tenant_id: str) -> AccountSnapshot:
         """Return the tenant's account as of `now`, for another process to resume."""
         now = self._advance_clock(now)
@@ -506,7 +526,7 @@ class Scheduler:
     def _change_co_runners(self, now: int, gpu: str) -> list[Action]:
         """Carry out what is decided on the co-runners of a GPU."""
         changes = self._co_running.changes(now, gpu)
-        actions: list[Action] = [self._end_co_run(now, tenant) for tenant in changes.ends]
+        actions: list[Action] = [self._end_co_run(now, tenant, end) for tenant, end in changes.ends]
         for tenant, charge in changes.begins:
             self._grants += 1
             hold = Hold(
@@ -527,8 +547,9 @@ class Scheduler:
             actions.extend(self._holds.tick(now))
         return actions
 
-    def _end_co_run(self, now: int, tenant: TokenTenant) -> Action:
+    def _end_co_run(self, now: int, tenant: TokenTenant, end: CoRunEnd) -> Action:
         assert tenant.hold is not None, "a co-runner has a hold"
+        tenant.hold.co_run_end = end
         self._stop_waiting(tenant, tenant.hold)
         return self._holds.end_co_run(now, tenant)
 
@@ -543,7 +564,7 @@ class Scheduler:
         if not runners or self._occupancy.may_co_run(tenant):
             return None
         running = [other for other in runners if other.hold is not None and other.hold.phase is HoldPhase.RUNNING]
-        return [self._end_co_run(now, other) for other in running]
+        return [self._end_co_run(now, other, CoRunEnd.EXCLUSIVE) for other in running]
 
     def _accompanied(self, tenant: TokenTenant) -> bool:
         return any(

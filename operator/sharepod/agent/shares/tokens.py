@@ -27,6 +27,7 @@ from sharepod import protocol
 from sharepod.timeshare import (
     AccountSnapshot,
     Action,
+    CoRuns,
     GpuTime,
     Parameters,
     Preemption,
@@ -305,6 +306,14 @@ class Tokens:
     def gpu_time(self, gpu: str) -> GpuTime | None:
         """Return what the time of a GPU went to up to now; None if it has no tenants."""
         return self._scheduler.gpu_time(self._now(), gpu)
+
+    def co_runs(self, gpu: str) -> CoRuns:
+        """Return how tenants co-run on a GPU."""
+        return self._scheduler.co_runs(gpu)
+
+    def alone_in_flight(self, tenant_id: str) -> float | None:
+        """Return the part of the time for which the tenant has work in flight while it holds alone; None: not known."""
+        return self._scheduler.alone_in_flight(self._now(), tenant_id)
 
     def snapshot(self, tenant_id: str) -> AccountSnapshot:
         """Return the tenant's time account up to now, for the next agent to resume."""

@@ -22,6 +22,7 @@ from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.view import ShareView, TenantView
 from sharepod.api.gpunode import OFFENCES, Gpu, Health, Mode, Tenant, TenantState
+from sharepod.timeshare import CoRunEnd
 
 from .families import FAMILIES
 
@@ -120,6 +121,10 @@ class AgentCollector(Collector):
             sheet.add("gpu_healthy", labels, int(gpu.health is Health.HEALTHY))
             sheet.add("gpu_shareable", labels, int(gpu.shareable))
             sheet.add("gpu_foreign_processes", labels, len(self._agent.foreign.get(gpu.uuid, ())))
+            co_runs = self._agent.tenants.co_runs(gpu.uuid)
+            sheet.add("gpu_co_runners", labels, co_runs.co_runners)
+            for reason in CoRunEnd:
+                sheet.add("gpu_co_runs_ended", (*labels, reason.value), co_runs.ends.get(reason, 0))
             for use, spent_ns in (self._agent.tenants.gpu_books(gpu.uuid) or {}).items():
                 sheet.add("gpu_time_seconds", (*labels, use), spent_ns / 1e9)
             busy = self._agent.tenants.gpu_busy_ratio(gpu.uuid)
@@ -163,6 +168,8 @@ class AgentCollector(Collector):
             sheet.add("tenant_waited_seconds", each, share.waited_ns / 1e9)
             sheet.add("tenant_co_run_seconds", each, usage.co_run_ns / 1e9)
             sheet.add("tenant_co_run_progress_seconds", each, usage.progress_ns / 1e9)
+            if share.alone_in_flight is not None:
+                sheet.add("tenant_in_flight_ratio", each, share.alone_in_flight)
             sheet.add("tenant_surcharged_seconds", each, usage.surcharged_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)
             sheet.add("tenant_suspended", each, usage.suspensions)

@@ -45,6 +45,11 @@ FAMILIES = {
         "Progress while other tenants held the GPU, too: the time in which the tenant would have done the same work "
         "alone",
     ),
+    "sharepod_tenant_in_flight_ratio": Family(
+        "gauge",
+        _EACH,
+        "Part of the time with work in flight while the tenant held the GPU alone; absent if not measured for 30 s",
+    ),
     "sharepod_tenant_surcharged_seconds": Family(
         "counter", _EACH, "Time that the tenant was charged because NVML saw its kernels run without the token"
     ),
@@ -80,6 +85,15 @@ FAMILIES = {
     "sharepod_gpu_tenants": Family("gauge", _GPU, "Tenants that have a share of the GPU"),
     "sharepod_gpu_busy_ratio": Family(
         "gauge", _GPU, "Part of the last 10 s in which any kernel ran on the GPU; absent if NVML does not report it"
+    ),
+    "sharepod_gpu_co_runners": Family("gauge", _GPU, "Tenants that co-run: they hold the GPU while another one leads"),
+    "sharepod_gpu_co_runs_ended": Family(
+        "counter",
+        (*_GPU, "reason"),
+        "How often a tenant ceased to co-run: no_gain (together the tenants did no more than one alone), owed (a "
+        "tenant lost work that it is owed), probe (the lead is measured alone), limit (the tenant's limit is reached), "
+        "wake (a tenant that woke with credit leads next), exclusive (a tenant takes exclusive turns), leads (the "
+        "tenant itself leads), drained (it has no work, has left, or was preempted)",
     ),
     "sharepod_gpu_time_seconds": Family(
         "counter",

@@ -29,6 +29,7 @@ from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.tenant_files import FilesWanted, TenantFiles
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
+from sharepod.timeshare import CoRuns
 
 from .entry import Entry, limits_text, not_servable, pod_of
 from .leftovers import Leftovers
@@ -233,6 +234,10 @@ class TenantRegistry:
     def turns_on(self, uuid: str, since: int) -> tuple[list[LoggedTurn], int]:
         """Return the turns on a GPU since a moment of the monotonic clock, as `Tokens.turns_on` does."""
         return self._tokens.turns_on(uuid, since)
+
+    def co_runs(self, uuid: str) -> CoRuns:
+        """Return how tenants co-run on a GPU."""
+        return self._tokens.co_runs(uuid)
 
     async def count(self, taken_in: Collection[str] = ()) -> None:
         """Bring the count of GPU time forward to now; nothing before a ledger is known. `taken_in`: series that the

@@ -30,6 +30,8 @@ class ShareView:
     """Durations of the tenant's waits for a grant. Live: the histogram goes on counting."""
     waited_ns: int
     """Total time that the tenant has waited, up to now."""
+    alone_in_flight: float | None
+    """Part of the time with work in flight while it holds alone, 0 to 1; None if not known."""
     throttled: int
     """Number of times that its processes were throttled because they sent too many frames."""
     denied_allocations: Mapping[str, int]
@@ -104,6 +106,7 @@ class TenantView:
             usage=self.usage,
             waits=self._tokens.waits(self.row.id),
             waited_ns=self._tokens.waited_ns(self.row.id),
+            alone_in_flight=self._tokens.alone_in_flight(self.row.id),
             throttled=self._served.throttled,
             denied_allocations=self._served.memory.denied(),
         )
