@@ -22,6 +22,7 @@ from hook.world.agent_node import built
 from packing_trace import TraceError
 from results import RESULTS, Row, write
 
+from throughput import eager
 from throughput.jobs import ASSUMPTIONS, Workload, drawn, of_trace, small_shares
 from throughput.plot import draw
 from throughput.rates import PLAYED_S, Mix, Rates, play
@@ -39,6 +40,9 @@ DAYS, WARM_UP_DAYS = 1.5, 0.5
 SAMPLED, SAMPLE_PLAYED_S = 30, 40
 """Mixes whose rates are compared with those of a longer play, and its simulated seconds."""
 
+POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
+"""Policies of jobs that pause between their steps."""
+
 Outcomes = dict[float, dict[Sharing, Outcome]]
 """Outcomes of one workload by load and policy."""
 
@@ -50,10 +54,22 @@ def replay(workload: Workload, rates: Rates, options: argparse.Namespace) -> Out
     for load in options.loads:
         began = time.monotonic()
         jobs = workload.draw(load, options.days, options.seed)
-        outcomes[load] = {sharing: Replay(sharing, workload.nodes, rates).run(jobs, *span) for sharing in Sharing}
+        outcomes[load] = {sharing: Replay(sharing, workload.nodes, rates).run(jobs, *span) for sharing in POLICIES}
         took = time.monotonic() - began
         print(f"{workload.name}, load {load:g}: {len(jobs)} jobs, {took:.0f} s", file=sys.stderr, flush=True)
     rates.keep()
+    return outcomes
+
+
+def replay_eager(workload: Workload, options: argparse.Namespace) -> Outcomes:
+    """Replay jobs whose gaps are between their kernels, at all loads."""
+    outcomes: Outcomes = {load: {} for load in options.loads}
+    span = (WARM_UP_DAYS * 86400, options.days * 86400)
+    for sharing in Sharing:
+        rates = eager.EagerRates(sharing)
+        for load in options.loads:
+            jobs = workload.draw(load, options.days, options.seed)
+            outcomes[load][sharing] = Replay(sharing, workload.nodes, rates, eager.guaranteed).run(jobs, *span)
     return outcomes
 
 
@@ -198,6 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += [row for workload, outcomes in results for row in rows_of(workload, outcomes)]
         rows += approximation(rates, options.seed)
         picture(results, options.plot)
+        pairs = eager.eager_pairs(options.nodes, options.seed)
+        results.append((pairs, replay_eager(pairs, options)))
+        rows += rows_of(*results[-1])
     if not options.simulated:
         more, lost = real_run()
         rows += more

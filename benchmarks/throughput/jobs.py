@@ -140,7 +140,7 @@ def drawn(node_count: int, seed: int) -> Workload:
     """Make a mixed workload for when there is no trace: requests of a large cluster on some of its nodes."""
     all_nodes, pods = generated()
     nodes, chance = sample(all_nodes, node_count), random.Random(seed)
-    lines = [(pod, _service_s(None, chance)) for pod in pods if pod.gpus and any(_takes(node, pod) for node in nodes)]
+    lines = [(pod, service_s(None, chance)) for pod in pods if pod.gpus and any(_takes(node, pod) for node in nodes)]
     return Workload("generated", nodes, tuple(lines))
 
 
@@ -151,7 +151,7 @@ def small_shares(node_count: int, seed: int) -> Workload:
         TraceNode(f"node-{number:03}", 128_000, 786_432, 8, "A", 40 * GIB) for number in range(node_count * 5 // 8)
     )
     lines = tuple(
-        (TracePod(2000, 8192, 1, chance.choice(SMALL_SHARES), ()), _service_s(None, chance)) for _ in range(5000)
+        (TracePod(2000, 8192, 1, chance.choice(SMALL_SHARES), ()), service_s(None, chance)) for _ in range(5000)
     )
     return Workload("small shares", nodes, lines)
 
@@ -169,7 +169,7 @@ def _lines(path: Path, nodes: Sequence[TraceNode]) -> tuple[tuple[TracePod, floa
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     lines = [
-        (pod, _service_s(_ran_s(row), chance))
+        (pod, service_s(_ran_s(row), chance))
         for pod, row in zip(pods, rows, strict=True)
         if pod.gpus and any(_takes(node, pod) for node in nodes)
     ]
@@ -191,6 +191,7 @@ def _ran_s(row: dict[str, str]) -> float | None:
         return None
 
 
-def _service_s(ran_s: float | None, chance: random.Random) -> float:
+def service_s(ran_s: float | None, chance: random.Random) -> float:
+    """Return the seconds of a job: as in the trace, or drawn, within the bounds of all jobs."""
     seconds = chance.lognormvariate(0.0, SIGMA) * MEDIAN_S if ran_s is None else ran_s
     return min(LONGEST_S, max(SHORTEST_S, seconds))

@@ -44,6 +44,8 @@ class Sharing(StrEnum):
     """The request is also the limit."""
     LENDING = "SharePod"
     """Idle time is lent, up to the whole GPU."""
+    CO_RUNNING = "SharePod, co-running"
+    """Jobs also use each other's gaps at the same time. Only for jobs whose gaps are between their kernels."""
 
 
 @dataclass(slots=True)
@@ -117,12 +119,20 @@ class Replay:
 
     Args:
         rates: Rate of each job of a sorted mix on one GPU.
+        guarantee: Rate that a tenancy guarantees.
     """
 
-    def __init__(self, sharing: Sharing, nodes: Sequence[TraceNode], rates: Callable[[Mix], tuple[float, ...]]) -> None:
+    def __init__(
+        self,
+        sharing: Sharing,
+        nodes: Sequence[TraceNode],
+        rates: Callable[[Mix], tuple[float, ...]],
+        guarantee: Callable[[Tenancy], float] = guaranteed,
+    ) -> None:
         policy = SharePod(nodes, ())
         self._sharing = sharing
         self._rates = rates
+        self._guarantee = guarantee
         self._cluster, self._engine = policy.cluster, policy.engine
         self._gpus = sum(node.gpus for node in nodes)
         self._waiting: dict[TracePod, deque[Job]] = {}
@@ -267,7 +277,7 @@ class Replay:
             outcome.counted_whole += running.job.pod.milli >= WHOLE_GPU
             took = (now - running.began_s) / running.job.service_s
             outcome.slowdowns.append(took)
-            of_guarantee = 1.0 / (took * guaranteed(running.tenancy))
+            of_guarantee = 1.0 / (took * self._guarantee(running.tenancy))
             outcome.worst = min(outcome.worst, of_guarantee)
             outcome.below += of_guarantee < TOLERANCE
         self._pace(running.gpus, now)

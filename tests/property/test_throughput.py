@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from packing_trace import GIB, TraceNode, TracePod
+from throughput import eager
 from throughput.jobs import Workload
 from throughput.rates import Mix, Rates
 from throughput.replay import Replay, Sharing
@@ -60,3 +61,12 @@ def test_a_replay_accounts_for_every_job_and_keeps_every_guarantee(sharing: Shar
     assert outcome.below == 0
     assert 0 < outcome.used <= 1
     assert 0 < outcome.worth <= WORKLOAD.bound()
+
+
+def test_co_running_uses_gaps_that_turns_cannot_use() -> None:
+    """Two jobs that keep the GPU busy for a quarter of the time, and for half of it."""
+    mix: Mix = ((500, 1000, 250, 160), (500, 1000, 500, 160))
+    in_turns, at_once = eager.EagerRates(Sharing.LENDING)(mix), eager.EagerRates(Sharing.CO_RUNNING)(mix)
+    assert sum(in_turns) <= 1.1
+    assert sum(at_once) >= 1.7
+    assert all(rate >= 0.95 * eager.guaranteed(tenancy) for rate, tenancy in zip(in_turns, mix, strict=True))
