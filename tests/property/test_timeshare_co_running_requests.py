@@ -14,7 +14,7 @@ from sharepod.timeshare import Samples, Sharing
 pytestmark = pytest.mark.promise("time-co-run-request")
 
 
-def done(make: Callable[[], list[Program]], sharing: Sharing) -> list[float]:
+def done(make: Callable[[], list[Program]], sharing: Sharing | None) -> list[float]:
     programs = make()
     return work(programs, WARM_UP, WARM_UP + 3 * S, TimeSlicedGpu(programs, sharing=sharing))
 
@@ -130,6 +130,20 @@ def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
     in_turns, at_once = done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
     for alone_part, part, each in zip(in_turns, at_once, (request_milli, 1000 - request_milli), strict=True):
         assert part >= min(alone_part, each / 1000) - 0.03, (in_turns, at_once)
+
+
+@pytest.mark.promise("time-co-run-slices")
+@pytest.mark.parametrize("request_milli", [300, 700, 900])
+def test_a_program_that_gives_the_gpu_back_after_each_kernel_gets_what_time_slices_leave_it(request_milli: int) -> None:
+    """Its pauses are as long as the time after which its hook gives the token back."""
+
+    def make() -> list[Program]:
+        waits = Program("a", request=request_milli, gpu_ns=20 * US, host_ns=500 * US, waits=True)
+        return [waits, Program("b", request=1000 - request_milli, starts_ns=MS, **busy(20 * MS))]
+
+    bare, in_turns, at_once = done(make, None), done(make, Sharing.EXCLUSIVE), done(make, Sharing.CONCURRENT)
+    assert at_once[0] >= min(bare[0], in_turns[0]) - 0.02, (bare, in_turns, at_once)
+    assert sum(at_once) >= sum(in_turns), (in_turns, at_once)
 
 
 @pytest.mark.parametrize("request_milli", [300, 700, 900])

@@ -82,6 +82,11 @@ class Contender:
         return (1, -lag, since, first.id)
 
 
+def is_parted(tenant: TokenTenant, groups: Mapping[str, Sequence[TokenTenant]]) -> bool:
+    """Return whether other members of the tenant's group have other GPUs. Members of one GPU take turns as any."""
+    return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in groups[tenant.group])
+
+
 def contenders(
     now: int,
     competing: Iterable[TokenTenant],
@@ -99,10 +104,10 @@ def contenders(
     found: list[Contender] = []
     by_group: dict[str, list[TokenTenant]] = {}
     for tenant in competing:
-        if tenant.group is None or tenant.starving:
+        if tenant.starving or not is_parted(tenant, groups):
             found.append(Contender((tenant,), tenant.gpus))
         else:
-            by_group.setdefault(tenant.group, []).append(tenant)
+            by_group.setdefault(tenant.group or "", []).append(tenant)
     for group, members in by_group.items():
         best = max([member.account.lag_ns() for member in members])
         least = max(min(0, best) - _RIDES_NS, best - _APART_NS)

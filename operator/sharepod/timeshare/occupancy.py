@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from .account import Charge
 from .gpu_time import GpuBooks, GpuTime, GpuUse
+from .groups import is_parted
 from .hold import CoRunEnd, Hold, HoldPhase, HoldPlace, Metering
 from .plan import Anticipation
 from .progress import divide, foretell
@@ -86,7 +87,7 @@ class Occupancy:
 
     def is_parted(self, tenant: TokenTenant) -> bool:
         """Return whether other members of the tenant's group have other GPUs."""
-        return tenant.group is not None and any(mate.gpus != tenant.gpus for mate in self.groups[tenant.group])
+        return is_parted(tenant, self.groups)
 
     def gpus_of_group(self, tenant: TokenTenant) -> Iterable[str]:
         """Return the GPUs of a tenant and of its group."""

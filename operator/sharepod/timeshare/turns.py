@@ -93,7 +93,7 @@ class TurnPolicy:
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()
         for tenant in competing:
-            simple = simple and len(tenant.gpus) == 1 and tenant.group is None
+            simple = simple and len(tenant.gpus) == 1 and not occupancy.is_parted(tenant)
             free[tenant.gpus[0]] = None
         if simple:
             turns: list[Turn | Anticipation] = []
