@@ -232,7 +232,7 @@ def doctor(kubectl: Kubectl) -> Page:
     """Return what keeps SharePod from working: exit status 1 if something does."""
     fleet = gpus(kubectl)
     lines = [[node, problem] for node, problem in fleet.problems]
-    lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why]
+    lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
     if not fleet.gpus:
         lines.append(["", "no node reports a GPU: label a GPU node with sharepod.dev/pool=dedicated"])
     for item in kubectl.items(f"/apis/apps/v1/deployments?{_OPERATOR}"):

@@ -32,7 +32,7 @@ def completions(words: Sequence[str], kubectl: Kubectl) -> list[str]:
         found = [option for action in parsers[command]._actions for option in action.option_strings]
     elif command == "explain":
         found = sorted(reasons())
-    elif command in ("who", "trace"):
+    elif command in ("who", "trace", "cordon", "uncordon", "drain"):
         found = [gpu.place for gpu in gpus(kubectl).gpus]
     elif command in _NAMED:
         namespace = next((after for flag, after in itertools.pairwise(before) if flag == "-n"), None)

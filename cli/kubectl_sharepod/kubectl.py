@@ -36,6 +36,10 @@ class ForbiddenError(KubectlError):
     """The user may not do this."""
 
 
+class ConflictError(KubectlError):
+    """The object has changed since it was read."""
+
+
 class NotFoundError(KubectlError):
     """There is no such object, or the API server does not know its kind."""
 
@@ -80,6 +84,13 @@ class Kubectl:
             ["patch", resource, name, "--namespace", namespace, "--type", "merge", "--patch", json.dumps(patch)]
         )
 
+    def evict(self, namespace: str, pod: str) -> None:
+        """Evict a Pod, within its PodDisruptionBudgets. Raise `KubectlError`."""
+        metadata = {"name": pod, "namespace": namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        where = f"{path('pods', namespace, pod, group='/api/v1')}/eviction"
+        self._output(["create", "--raw", where, "--filename", "-"], given=json.dumps(body))
+
     def token(self, namespace: str, account: str) -> str:
         """Return a token of a ServiceAccount for ten minutes. Raise `KubectlError`."""
         return self._output(["create", "token", account, "--namespace", namespace, "--duration", "10m"]).strip()
@@ -114,11 +125,11 @@ class Kubectl:
         except OSError as error:
             raise self._missing(error) from None
 
-    def _output(self, arguments: Sequence[str]) -> str:
+    def _output(self, arguments: Sequence[str], given: str = "") -> str:
         try:
             done = subprocess.run(
                 [self.program, *self.flags, *arguments],
-                stdin=subprocess.DEVNULL,
+                input=given,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -139,6 +150,8 @@ class Kubectl:
 _ERRORS: dict[str, type[KubectlError]] = {
     "(Forbidden)": ForbiddenError,
     "(NotFound)": NotFoundError,
+    "(Conflict)": ConflictError,
+    "the object has been modified": ConflictError,
     "could not find the requested resource": NotFoundError,
 }
 """Words of kubectl's messages."""

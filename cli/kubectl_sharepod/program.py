@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kubectl_sharepod import commands
+from kubectl_sharepod.cordon import cordon, drain
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
 from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
 from kubectl_sharepod.preflight import preflight
@@ -72,6 +73,13 @@ def arguments() -> argparse.ArgumentParser:
         "--for", dest="length", type=seconds, default=10.0, metavar="TIME", help="such as 5s (default: 10s)"
     )
     command.add_argument("--file", type=Path, help="default: sharepod-trace-NODE-INDEX.json")
+    for name, help_text in (
+        ("cordon", "let no new tenant on a GPU; its tenants stay"),
+        ("uncordon", "let tenants on a GPU again"),
+        ("drain", "cordon a GPU and restart elsewhere what may be moved"),
+    ):
+        command = add(name, help_text, f"{name} gpu-node-0:1", formats)
+        command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")
     command = add("why", "why a workload has no GPU, and the smallest change", "why pod/train", shared, formats)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
     command = add("bill", "GPU hours of namespaces in a month", "bill -A --month 2026-11", listed, formats)
@@ -144,6 +152,9 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
         "free": lambda: commands.free(scope),
         "gpus": lambda: commands.all_gpus(scope),
         "who": lambda: commands.who(scope, asked.gpu),
+        "cordon": lambda: cordon(kubectl, asked.gpu),
+        "uncordon": lambda: cordon(kubectl, asked.gpu, undo=True),
+        "drain": lambda: drain(kubectl, asked.gpu),
         "trace": lambda: trace(kubectl, asked.gpu, asked.length, asked.file),
         "bill": lambda: commands.bill(scope, asked.month),
         "budget": lambda: commands.budget(scope),

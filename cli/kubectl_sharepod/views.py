@@ -7,13 +7,15 @@ line.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from kubectl_sharepod.kubectl import Json
 
+CORDONED = "sharepod.dev/cordoned"
+"""Annotation of a GPUNode with the GPUs that take no new tenants."""
 WHOLE_MILLI = 1000
 """Thousandths of one GPU's time."""
 
@@ -71,6 +73,8 @@ class Gpu:
     why: str = ""
     """Why it takes no tenants; empty: it takes some."""
     tenants: tuple[Workload, ...] = ()
+    cordoned: bool = False
+    """An admin lets no new tenant on it."""
 
     @property
     def free_milli(self) -> int:
@@ -128,10 +132,10 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
         for tenant in tenants:
             for uuid in tenant.gpus:
                 on[uuid].append(tenant)
-        silent = _silent(status)
+        silent, cordoned = _silent(status), cordoned_of(item)
         for device in devices.values():
             here = tuple(on.get(text(device, "uuid"), ()))
-            gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent))
+            gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent, cordoned))
     return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), by_uid)
 
 
@@ -252,12 +256,21 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
     )
 
 
-def _gpu(node: str, pool: str, device: Json, tenants: tuple[Workload, ...], silent: str) -> Gpu:
+def cordoned_of(gpunode: Json) -> list[str]:
+    """Return the UUIDs and indexes of the GPUs that an admin has cordoned on a node."""
+    listed = text(mapping(mapping(gpunode.get("metadata")).get("annotations")), CORDONED)
+    return [part.strip() for part in listed.split(",") if part.strip()]
+
+
+def _gpu(
+    node: str, pool: str, device: Json, tenants: tuple[Workload, ...], silent: str, cordoned: Collection[str]
+) -> Gpu:
     why = text(device, "reason")
     if not why and (device.get("shareable") is False or text(device, "health") == "Unhealthy"):
         why = "unhealthy"
     if not why and device.get("taken") is True:
         why = "NVIDIA's device plugin gave it to another Pod"
+    listed = text(device, "uuid") in cordoned or str(whole(device.get("index"))) in cordoned
     return Gpu(
         node=node,
         uuid=text(device, "uuid"),
@@ -265,8 +278,9 @@ def _gpu(node: str, pool: str, device: Json, tenants: tuple[Workload, ...], sile
         model=text(device, "model"),
         memory=whole(device.get("memory")) or 0,
         pool=pool,
-        why=why or silent,
+        why=why or silent or ("cordoned" if listed else ""),
         tenants=tenants,
+        cordoned=listed,
     )
 
 

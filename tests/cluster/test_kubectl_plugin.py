@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from cluster.fake_agents import gpu_uuid, wait
 from cluster.operator_world import World
 from harness.api import Object
 
@@ -88,3 +89,53 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
     assert run(world, "top", "-n", "kube-system", kubeconfig=editor).returncode == 3
     resized = run(world, "resize", "mine", "-n", namespace, "--request", "0.3", kubeconfig=editor)
     assert resized.stdout == "sharepod/mine: request 0.3, limit 1, memory 4Gi\n", resized
+
+
+@pytest.mark.promise("placement-cordon")
+@pytest.mark.promise("security-cordon")
+def test_a_cordoned_gpu_takes_no_new_tenants_and_a_drained_one_loses_those_that_may_move(world: World) -> None:
+    (node,) = world.nodes("cordon", 1)
+    namespace = world.cluster.namespace("cordon")
+    movable = {"request": 0.6, "memory": "4Gi", "movable": True}
+    world.apply(namespace, "first", movable, on="cordon", restartPolicy="Always")
+    world.phase(namespace, "first", "Running", timeout=60)
+    world.apply(namespace, "stays", {"request": 0.3, "memory": "4Gi"}, on="cordon")
+    world.phase(namespace, "stays", "Running", timeout=60)
+    held = {row["podName"]: row["gpus"] for row in world.rows(node)}
+    assert held["first"] == held["stays"], "binpack"
+    gpu = held["first"][0]
+    editor = bind_editor(world, namespace)
+    assert run(world, "cordon", gpu, kubeconfig=editor).returncode == 3
+    annotation = f"sharepod.dev/cordoned={gpu}"
+    refused = world.cluster.kubectl("annotate", "gpunode", node, annotation, check=False, kubeconfig=editor)
+    assert "(Forbidden)" in refused.stderr, refused
+
+    others = [f"{node}:{index}" for index in (0, 1) if gpu_uuid(node, index) != gpu]
+    for place in (gpu, *others):
+        answer = run(world, "cordon", place)
+        assert (answer.returncode, answer.stderr) == (0, ""), answer
+    world.apply(namespace, "waits", {"request": 0.1, "memory": "1Gi"}, on="cordon")
+
+    def refusal(seen: Object) -> bool:
+        said = {item["type"]: item for item in seen.get("status", {}).get("conditions") or ()}
+        return "an admin has cordoned it" in said.get("Placed", {}).get("message", "")
+
+    world.until(namespace, "waits", refusal, what="the reason", timeout=40)
+    assert {"first", "stays"} <= {row["podName"] for row in world.rows(node)}
+    wide = world.cluster.kubectl("get", "gpunodes", node, "-o", "wide").stdout
+    assert gpu in wide
+    assert "cordoned" in run(world, "gpus", "-o", "wide").stdout
+
+    assert run(world, "uncordon", others[0]).returncode == 0
+    world.phase(namespace, "waits", "Running", timeout=60)
+    drained = run(world, "drain", gpu)
+    assert drained.returncode == 1, drained
+    answers = {line.split()[2]: line for line in drained.stdout.splitlines() if line.startswith(namespace)}
+    assert answers["first"].endswith("evicted"), drained
+    assert "stays: it may not be moved" in answers["stays"], drained
+
+    def moved() -> bool:
+        rows = {row["podName"]: row["gpus"] for row in world.rows(node)}
+        return rows.get("stays") == [gpu] and rows.get("first") not in (None, [gpu])
+
+    wait(moved, what="the SharePod that may be moved on the other GPU", timeout=60)

@@ -9,6 +9,7 @@ Docstrings of models become descriptions in the CRD.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from pydantic import Field, model_validator
 
 from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT, MAX_GROUP
 from .consumption import MAX_CONSUMPTION, Consumption, TimestampField
-from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model, Text
+from .objects import API_VERSION, CORDONED_ANNOTATION, MAX_GPUS, MAX_TENANTS, Condition, Model, Text
 
 KIND = "GPUNode"
 PLURAL = "gpunodes"
@@ -199,6 +200,12 @@ class GPUNodeSpec(Model):
     """Pods that take GPUs from NVIDIA's device plugin."""
 
 
+def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
+    """Return the UUIDs and indexes of the GPUs that the annotations of a GPUNode cordon."""
+    listed = annotations.get(CORDONED_ANNOTATION, "").split(",", MAX_GPUS)[:MAX_GPUS]
+    return frozenset(part.strip() for part in listed if part.strip())
+
+
 class Link(Model):
     """Connection to another GPU of the node."""
 
@@ -238,6 +245,10 @@ class Gpu(Model):
     offered: bool | None = None
     """In pool `device-plugin`: false where the device plugin gives the GPU to no pod, as it does with one that it calls
     unhealthy."""
+
+    def is_cordoned(self, listed: Collection[str]) -> bool:
+        """Return whether this GPU is listed in the annotation of its GPUNode."""
+        return self.uuid in listed or str(self.index) in listed
 
     @model_validator(mode="before")
     @classmethod

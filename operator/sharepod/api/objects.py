@@ -25,6 +25,10 @@ FORCE_RELEASE_ANNOTATION = f"{GROUP}/force-release"
 """Annotation of a GPUNode: comma-separated tenant ids whose rows an admin releases although no agent has confirmed that
 the tenants are gone."""
 
+CORDONED_ANNOTATION = f"{GROUP}/cordoned"
+"""Annotation of a GPUNode: comma-separated UUIDs or indexes of GPUs that take no new tenants. Users who may change
+GPUNodes set it, `kubectl sharepod cordon` for them; neither operator nor agents write it."""
+
 TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets nobody else set it and nobody change
 it, so it identifies the tenant, unless the Pod's controller is another object. See `LINE_TENANT` for plain Pods."""

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.agent.state import files
 from sharepod.agent.tenants.registry import UntakenRowsError
-from sharepod.api.gpunode import PLURAL, HolderState, PluginHolder, Pool, Tenant, TenantState
+from sharepod.api.gpunode import PLURAL, HolderState, PluginHolder, Pool, Tenant, TenantState, cordoned
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
 from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
 from sharepod.setting_faults import first_fault
@@ -125,6 +125,12 @@ class LedgerWatch:
     def object(self) -> Json | None:
         """The GPUNode as last seen; None if it does not exist."""
         return self._object
+
+    @property
+    def cordoned(self) -> frozenset[str]:
+        """UUIDs and indexes of the GPUs that an admin has cordoned, as last seen."""
+        annotations = _mapping(_mapping((self._object or {}).get("metadata")).get("annotations"))
+        return cordoned({name: value for name, value in annotations.items() if isinstance(value, str)})
 
     @property
     def of_scheduler(self) -> bool:

@@ -10,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -175,7 +175,7 @@ async def run(agent: AnyAgent) -> None:
             api,
             node=node,
             ledger=ledger,
-            gpus=lambda: attachable(agent, cdi),
+            gpus=lambda: attachable(agent, cdi, ledger.cordoned),
             settling=lambda: not agent.facts().gpus_known or kubelet.settling or dra_of_scheduler.settling,
             unfit=lambda: unfit(conditions(), dra_of_scheduler.problem, plugin_offers=plugin_pods.offers),
             changed=agent.changed.set,
@@ -275,9 +275,10 @@ def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration
     return Readiness(ReadyReason.SERVING)
 
 
-def attachable(agent: AnyAgent, cdi: CdiWatch) -> tuple[Gpu, ...]:
-    """Return the GPUs of this node that take tenants by claims."""
-    gpus = [gpu for gpu in agent.gpus() if gpu.shareable and gpu.health is Health.HEALTHY]
+def attachable(agent: AnyAgent, cdi: CdiWatch, cordoned: Collection[str]) -> tuple[Gpu, ...]:
+    """Return the GPUs of this node that take new tenants by claims, without the `cordoned` UUIDs and indexes."""
+    able = [gpu for gpu in agent.gpus() if gpu.shareable and gpu.health is Health.HEALTHY]
+    gpus = [gpu for gpu in able if not gpu.is_cordoned(cordoned)]
     attached = cdi.devices([gpu.uuid for gpu in gpus])
     return tuple(gpu for gpu in gpus if gpu.uuid in attached)
 

@@ -166,6 +166,13 @@ def gpunode_crd() -> dict[str, Any]:
             column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
             column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
             column("Simulated", "boolean", ".status.simulated", priority=1),
+            column(
+                "Cordoned",
+                "string",
+                r".metadata.annotations.sharepod\.dev/cordoned",
+                "GPUs that take no new tenants",
+                priority=1,
+            ),
             column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )

@@ -21,6 +21,8 @@ from sharepod.placement.state.types import GpuState, NodeState
 
 from .facts.node_facts import GpuNodeFacts, NodeFacts
 
+_CORDONED = "an admin has cordoned it"
+"""Reason of a GPU that takes no new tenants, for people."""
 _REASON_LIMIT = 256
 """Characters of a GPU's own reason that go into the explanation of a refusal."""
 
@@ -45,7 +47,11 @@ def node_state(
         allocatable=node.allocatable,
         pods=node.pods,
         gpus=tuple(
-            _gpu_state(gpu, held=gpu.uuid in held and gpu.held is True if plugin else gpu.held is not False)
+            _gpu_state(
+                gpu,
+                held=gpu.uuid in held and gpu.held is True if plugin else gpu.held is not False,
+                cordoned=gpunode is not None and gpu.is_cordoned(gpunode.cordoned),
+            )
             for gpu in (gpunode.status.gpus if gpunode else ())
         ),
         device_plugin=plugin,
@@ -58,7 +64,7 @@ def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that placement decides by."""
     spec, status = gpunode.spec, gpunode.status
     unfit = agent_unready(gpunode) or _fails_self_test(gpunode)
-    return status.gpus, gpunode.error, spec.pool, spec.holders, unfit, _no_claims(gpunode)
+    return status.gpus, gpunode.cordoned, gpunode.error, spec.pool, spec.holders, unfit, _no_claims(gpunode)
 
 
 def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> str | None:
@@ -122,10 +128,10 @@ def _no_claims(gpunode: GpuNodeFacts) -> str | None:
     return None
 
 
-def _gpu_state(gpu: Gpu, *, held: bool) -> GpuState:
-    available = gpu.health is Health.HEALTHY and gpu.shareable
-    reason = ""
-    if not available:
+def _gpu_state(gpu: Gpu, *, held: bool, cordoned: bool) -> GpuState:
+    able = gpu.health is Health.HEALTHY and gpu.shareable
+    reason = _CORDONED if cordoned else ""
+    if not able:
         reason = clipped(gpu.reason, _REASON_LIMIT) or (
             "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
         )
@@ -134,7 +140,7 @@ def _gpu_state(gpu: Gpu, *, held: bool) -> GpuState:
         index=gpu.index,
         model=gpu.model,
         memory=Bytes(gpu.memory),
-        available=available,
+        available=able and not cordoned,
         reason=reason,
         held=held,
         taken=gpu.taken is True or gpu.offered is False,

@@ -7,10 +7,17 @@ import datetime
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.objects import CORDONED_ANNOTATION
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import Bytes, Milli, TenantId
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.pod_facts import pod_facts
 from sharepod.kube import Json
+from sharepod.placement.engine import Engine
+from sharepod.placement.state.types import PlacementRequest
 from structlog.testing import capture_logs
 from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_object
 
@@ -366,6 +373,67 @@ def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
         assert account.state is not None
         says = None if status == "True" else "has an agent that is not ready: kubelet refused"
         assert account.state.unavailable == says
+
+
+@pytest.mark.promise("placement-cordon")
+@given(
+    gpus=st.integers(1, 8),
+    listed=st.sets(st.integers(0, 9)),
+    by_uuid=st.booleans(),
+    requests=st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 3)), max_size=12),
+)
+def test_no_request_is_placed_on_a_cordoned_gpu(
+    gpus: int, listed: set[int], by_uuid: bool, requests: list[tuple[int, int]]
+) -> None:
+    state = new_state()
+    state.put_node(node_object())
+    raw = gpunode_object()
+    raw["metadata"]["annotations"] = {
+        CORDONED_ANNOTATION: " , ".join(f"GPU-{index}" if by_uuid else str(index) for index in sorted(listed))
+    }
+    raw["status"]["gpus"] = [
+        {"uuid": f"GPU-{index}", "index": index, "model": "T", "memory": 1 << 34} for index in range(gpus)
+    ]
+    state.put_gpunode(raw)
+    engine = Engine(state.cluster)
+    free = {f"GPU-{index}" for index in range(gpus)} - {f"GPU-{index}" for index in listed}
+    used: set[str] = set()
+    for number, (request_milli, count) in enumerate(requests):
+        asked = GpuRequest(
+            request_milli=Milli(request_milli), limit_milli=Milli(1000), memory=Bytes(1 << 20), count=count
+        )
+        request = PlacementRequest(tenant=TenantId(f"t{number}"), namespace="n", name=f"t{number}", gpu=asked)
+        found = engine.find(request)
+        if found is not None:
+            used.update(found.gpus)
+            engine.reserve(request, found)
+    assert used <= free
+    if free and requests and requests[0][1] <= len(free):
+        assert used, "the first request has room"
+
+
+@pytest.mark.promise("placement-cordon")
+def test_a_gpu_that_is_uncordoned_is_room_again_and_says_why_it_was_not() -> None:
+    state = new_state()
+    rooms: list[bool] = []
+    state.on_room_changed = lambda: rooms.append(True)
+    state.put_node(node_object())
+    account = state.cluster.node("node-a")
+    assert account is not None
+    for version, value, reason in (
+        (1, "GPU-0", "an admin has cordoned it"),
+        (2, None, ""),
+        (3, "0", "an admin has cordoned it"),
+    ):
+        raw = gpunode_object()
+        raw["metadata"]["resourceVersion"] = str(version)
+        raw["metadata"]["annotations"] = {CORDONED_ANNOTATION: value} if value is not None else {}
+        rooms.clear()
+        state.put_gpunode(raw)
+        assert account.state is not None
+        [gpu] = account.state.gpus
+        assert (gpu.available, gpu.reason) == (not reason, reason)
+        assert rooms
 
 
 @pytest.mark.parametrize(("resources", "says"), [({"nvidia.com/gpu": "1"}, "gives its GPUs to other pods"), ({}, None)])

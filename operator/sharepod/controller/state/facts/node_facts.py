@@ -25,6 +25,7 @@ from sharepod.api.gpunode import (
     Pool,
     Tenant,
     TenantStatus,
+    cordoned,
 )
 from sharepod.api.objects import (
     FORCE_RELEASE_ANNOTATION,
@@ -105,6 +106,8 @@ class GpuNodeFacts(ObjectFacts):
     """Series of consumption that the annotation says were taken in."""
     error: str | None
     """Error in reading the GPUNode; with one, the node takes no tenants."""
+    cordoned: frozenset[str] = frozenset()
+    """UUIDs and indexes of GPUs that an admin has cordoned."""
     ledger_error: str | None = None
     """Error in reading its spec; with one, nothing is written to the GPUNode."""
     unreadable: frozenset[str] = frozenset()
@@ -190,16 +193,18 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
         consumption_at=as_of if isinstance(as_of, str) and re.match(TIMESTAMP_PATTERN, as_of) else None,
     )
     error = clipped(f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}") if faults else None
-    forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
+    annotations = texts(metadata.get("annotations"))
+    forced = annotations.get(FORCE_RELEASE_ANNOTATION, "")
     return GpuNodeFacts(
         **common(metadata),
         generation=whole_number(metadata.get("generation")),
         spec=spec,
         status=status,
         has_tenants="tenants" in spec_raw,
-        taken_in=frozenset(texts(metadata.get("annotations")).get(TAKEN_IN_ANNOTATION, "").split(",", MAX_CONSUMPTION)),
+        taken_in=frozenset(annotations.get(TAKEN_IN_ANNOTATION, "").split(",", MAX_CONSUMPTION)),
         forced=frozenset(part.strip() for part in forced.split(",", MAX_TENANTS)[:MAX_TENANTS] if part.strip()),
         error=error,
+        cordoned=cordoned(annotations),
         ledger_error=error if ledger_faults else None,
         unreadable=rows.unreadable,
         lists=GpuNodeLists(

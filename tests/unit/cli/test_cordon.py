@@ -1,0 +1,143 @@
+"""`kubectl sharepod cordon`, `uncordon` and `drain`, on a cluster in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from kubectl_sharepod import commands
+from kubectl_sharepod.cordon import cordon, drain
+from kubectl_sharepod.kubectl import ConflictError, Json, KubectlError
+from kubectl_sharepod.reading import Scope, gpus
+from kubectl_sharepod.views import CORDONED
+
+from .fleet import UUIDS, Memory, cluster
+from .test_commands import printed
+
+NODE = "/apis/sharepod.dev/v1alpha1/gpunodes/node-a"
+MOVABLE = {"sharepod.dev/gpu-movable": "true"}
+OWNED = [{"kind": "ReplicaSet", "controller": True}]
+
+
+@dataclass(frozen=True)
+class Evicting(Memory):
+    """kubectl of a cluster in memory that evicts Pods. `conflicts`: writes that fail first."""
+
+    evicted: list[tuple[str, str]] = field(default_factory=list)
+    conflicts: list[int] = field(default_factory=list)
+    protected: tuple[str, ...] = ()
+
+    def evict(self, namespace: str, pod: str) -> None:
+        if pod in self.protected:
+            raise KubectlError("Cannot evict pod as it would violate the pod's disruption budget.")
+        self.evicted.append((namespace, pod))
+
+    def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
+        if self.conflicts:
+            self.conflicts.pop()
+            raise ConflictError("the object has been modified")
+        super().merge(resource, namespace, name, patch)
+
+
+def node_with(value: str | None, **objects: Any) -> Evicting:
+    known = cluster().objects
+    items = known["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"]
+    items[0]["metadata"] |= {"resourceVersion": "7", "annotations": {CORDONED: value} if value else {}}
+    return Evicting(objects=known | {NODE: items[0]} | objects)
+
+
+def written(kubectl: Evicting) -> Any:
+    [(resource, _, name, patch)] = kubectl.patches
+    assert (resource, name, patch["metadata"]["resourceVersion"]) == ("gpunodes.sharepod.dev", "node-a", "7")
+    return patch["metadata"]["annotations"][CORDONED]
+
+
+def test_cordon_adds_a_gpu_and_uncordon_takes_it_away_by_uuid_or_index() -> None:
+    for value, undo, expected in (
+        (None, False, UUIDS[0]),
+        (UUIDS[1], False, f"{UUIDS[1]},{UUIDS[0]}"),
+        (f"0,{UUIDS[1]}", False, f"{UUIDS[1]},{UUIDS[0]}"),
+        (f"0 , {UUIDS[0]},1", True, "1"),
+        (UUIDS[0], True, None),
+    ):
+        kubectl = node_with(value)
+        page = cordon(kubectl, UUIDS[0], undo=undo)
+        assert written(kubectl) == expected
+        assert f"node-a:0 ({UUIDS[0]}) {'un' if undo else ''}cordoned" in printed(page)
+    assert "2 of its tenants stay" in printed(cordon(node_with(None), "node-a:0"))
+
+
+def test_a_conflict_is_tried_again_and_a_lasting_one_is_an_error() -> None:
+    kubectl = node_with(None)
+    kubectl.conflicts.extend(range(4))
+    cordon(kubectl, "node-a:0")
+    assert written(kubectl) == UUIDS[0]
+    kubectl.conflicts.extend(range(5))
+    with pytest.raises(ConflictError):
+        cordon(kubectl, "node-a:0")
+
+
+@pytest.mark.parametrize("value", [UUIDS[0], "0"])
+def test_a_cordoned_gpu_is_no_room_and_no_problem(value: str) -> None:
+    kubectl = node_with(value)
+    first, second, _ = gpus(kubectl).gpus
+    assert (first.why, first.free, second.why) == ("cordoned", None, "")
+    assert "cordoned" in printed(commands.all_gpus(Scope(kubectl, None)))
+    assert "cordoned" not in printed(commands.doctor(kubectl))
+
+
+def test_drain_evicts_what_may_be_moved_and_names_what_stays() -> None:
+    train = cluster().objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    train["spec"]["gpu"]["movable"] = True
+    notebook = {"metadata": {"annotations": {}, "ownerReferences": OWNED}}
+    kubectl = node_with(
+        None,
+        **{
+            "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": train,
+            "/api/v1/namespaces/team/pods/notebook": notebook,
+        },
+    )
+    page = drain(kubectl, "node-a:0")
+    assert written(kubectl) == UUIDS[0]
+    assert (kubectl.evicted, page.status) == ([("team", "train")], 1)
+    answers = {row[2]: row[3] for row in page.rows}
+    assert answers["train"] == "evicted"
+    assert answers["notebook"].startswith("stays: it may not be moved")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "owners", "users", "evicted"),
+    [
+        (MOVABLE, OWNED, ["web"], [("team", "web")]),
+        ({}, OWNED, ["web"], []),
+        (MOVABLE, [], ["web"], []),
+        (MOVABLE, OWNED, ["web", "other"], []),
+        (MOVABLE, OWNED, [], []),
+    ],
+)
+def test_a_claim_moves_with_its_only_pod_if_it_says_so_and_a_controller_makes_the_next(
+    annotations: dict[str, str], owners: list[Json], users: list[str], evicted: list[tuple[str, str]]
+) -> None:
+    claim = {"metadata": {"annotations": annotations}, "status": {"reservedFor": [{"name": name} for name in users]}}
+    kubectl = node_with(
+        None,
+        **{
+            "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/eval": claim,
+            "/api/v1/namespaces/team/pods/web": {"metadata": {"ownerReferences": owners}},
+        },
+    )
+    page = drain(kubectl, "node-a:1")
+    assert kubectl.evicted == evicted
+    assert page.status == (0 if evicted else 1)
+
+
+def test_what_a_budget_protects_or_cannot_be_read_stays_with_the_reason() -> None:
+    pod = {"metadata": {"annotations": MOVABLE, "ownerReferences": OWNED}}
+    kubectl = node_with(None, **{"/api/v1/namespaces/team/pods/notebook": pod})
+    protected = Evicting(objects=kubectl.objects, protected=("notebook",))
+    answers = {row[2]: row[3] for row in drain(protected, "node-a:0").rows}
+    assert "disruption budget" in answers["notebook"]
+    del protected.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    answers = {row[2]: row[3] for row in drain(protected, "node-a:0").rows}
+    assert answers["train"].startswith("stays: Error from server (NotFound)")
