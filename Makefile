@@ -219,6 +219,9 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 docs: shim promises ## docs/settings.md from the code, and build/promises.md
 	@$(BIN)/python docs/generate.py
 
+dashboards: .venv/installed ## examples/monitoring/dashboards/*.json, from dashboards.py
+	@$(BIN)/python examples/monitoring/dashboards.py
+
 figures: .venv/installed ## takes the figures of promises from build/results/ into docs/promises.toml
 	@$(BIN)/python docs/promises.py --figures
 

@@ -1,0 +1,136 @@
+"""Grafana's form of a dashboard: queries, panels and variables as its JSON has them.
+
+Guarantees: equal dashboards give equal files; a panel has an id and a place of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SCHEMA = 39
+"""Version of Grafana's dashboard schema, that of Grafana 10.4: later versions read and convert it."""
+_COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """Query of a panel. `legend`: name of its series."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel. `kind`: of Grafana; `unit`: Grafana's name of it; `width`: in columns, of 24."""
+
+    title: str
+    queries: tuple[Query, ...]
+    unit: str = "short"
+    kind: str = "timeseries"
+    width: int = 12
+    stacked: bool = False
+    text: str = ""
+    """Description, for the reader who does not know the figure."""
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """One dashboard. `variables`: name to the query of its values."""
+
+    uid: str
+    title: str
+    variables: tuple[tuple[str, str], ...]
+    panels: tuple[Panel, ...]
+    price: bool = False
+    """It has a field for the price of a GPU-hour."""
+
+
+def places(panels: Sequence[Panel]) -> Iterator[dict[str, int]]:
+    """Yield the place of each panel: rows from left to right, each as high as its first panel."""
+    x = y = height = 0
+    for panel in panels:
+        own = _STAT_HEIGHT if panel.kind == "stat" else _HEIGHT
+        if x + panel.width > _COLUMNS or (x and own != height):
+            x, y = 0, y + height
+        height = own
+        yield {"x": x, "y": y, "w": panel.width, "h": own}
+        x += panel.width
+
+
+def model(dashboard: Dashboard) -> dict[str, Any]:
+    """Return a dashboard as Grafana has it."""
+    panels = [
+        _panel(number, panel, place)
+        for number, (panel, place) in enumerate(zip(dashboard.panels, places(dashboard.panels), strict=True), 1)
+    ]
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["sharepod"],
+        "schemaVersion": _SCHEMA,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": list(_variables(dashboard))},
+        "links": [
+            {"type": "dashboards", "tags": ["sharepod"], "title": "SharePod", "asDropdown": True, "includeVars": True}
+        ],
+        "panels": panels,
+    }
+
+
+def _variables(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
+    yield {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    for name, query in dashboard.variables:
+        yield {
+            "name": name,
+            "label": name,
+            "type": "query",
+            "datasource": _SOURCE,
+            "query": {"query": query, "refId": name},
+            "definition": query,
+            "refresh": 2,
+            "includeAll": True,
+            "allValue": ".*",
+            "multi": True,
+            "sort": 1,
+        }
+    if dashboard.price:
+        yield {"name": "price", "label": "price of a GPU-hour", "type": "textbox", "query": "2.50"}
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit}
+    options: dict[str, Any] = {}
+    if panel.kind == "stat":
+        options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
+    else:
+        defaults["min"] = 0
+        defaults["custom"] = {
+            "fillOpacity": 60 if panel.stacked else 0,
+            "lineWidth": 1,
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }
+        options = {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+        "targets": [
+            {"refId": chr(ord("A") + letter), "datasource": _SOURCE, "expr": query.expr, "legendFormat": query.legend}
+            for letter, query in enumerate(panel.queries)
+        ],
+    }

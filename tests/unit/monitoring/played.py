@@ -1,0 +1,85 @@
+"""Metrics of a played agent and a played operator: one series of each family, whose counters grow with time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client.metrics import MetricWrapperBase
+from sharepod.agent.telemetry.families import FAMILIES
+from sharepod.controller import metrics
+
+VALUES = {"namespace": "team-a", "pod": "train", "gpu": "GPU-0", "index": "0", "use": "held"}
+"""Values of labels; others have their own name as value, `mode` has Shared, and `kind` two values."""
+TARGET = {"node": "gpu-node-0"}
+
+
+def families() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name of each family without suffix, its kind and its labels, of agents and operator."""
+    found = {name: (family.kind, family.labels) for name, family in FAMILIES.items()}
+    for registry in (metrics.REGISTRY, metrics.LEADERS):
+        for collector in registry._collector_to_names:
+            if isinstance(collector, MetricWrapperBase):
+                found[collector._name] = (str(collector._type), tuple(collector._labelnames))
+    return found
+
+
+def labels_of_series() -> dict[str, set[str]]:
+    """Labels of each series as Prometheus has it, and the labels of the target."""
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    return {
+        f"{name}{suffix}": {*labels, *TARGET, *(("le",) if suffix == "_bucket" else ())}
+        for name, (kind, labels) in families().items()
+        for suffix in suffixes[kind]
+    }
+
+
+def text(seconds: float) -> str:
+    """The metrics after so many seconds."""
+    lines: list[str] = []
+    for name, (kind, labels) in families().items():
+        known = {label: "Shared" if label == "mode" else VALUES.get(label, label) for label in labels}
+        lines.append(f"# TYPE {name}{'_total' if kind == 'counter' else ''} {kind}")
+        if kind == "histogram":
+            for bound in ("0.1", "1.0", "+Inf"):
+                lines.append(_line(f"{name}_bucket", known | {"le": bound}, seconds))
+            lines += [_line(f"{name}_sum", known, seconds / 10), _line(f"{name}_count", known, seconds)]
+            continue
+        for of_kind in ("held", "reserved") if "kind" in labels else ("",):
+            own = known | ({"kind": of_kind} if of_kind else {})
+            lines.append(_line(name, own, 1) if kind == "gauge" else _line(f"{name}_total", own, seconds / 2))
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, labels: dict[str, str], value: float) -> str:
+    return f"{name}{{{','.join(f'{label}={json.dumps(each)}' for label, each in labels.items())}}} {value}"
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serve the metrics; give the address."""
+    began = time.monotonic()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text(time.monotonic() - began).encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

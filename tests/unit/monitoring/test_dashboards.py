@@ -1,0 +1,120 @@
+"""Dashboards: their files are what the source makes, and every panel's query returns data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dashboards import DASHBOARDS, FOLDER
+from grafana import model
+from harness.prometheus import prometheus, promtool
+from unit.monitoring.played import TARGET, labels_of_series, serving
+from unit.monitoring.test_rules import GROUPS, RULES, needs_promtool
+
+PATIENCE_S = 60.0
+NAMES = sorted(DASHBOARDS)
+MODELS: dict[str, dict[str, Any]] = {name: model(dashboard) for name, dashboard in DASHBOARDS.items()}
+
+
+def queries() -> list[tuple[str, str]]:
+    """Title and query of each target, with Grafana's variables replaced."""
+    values = {"$__rate_interval": "5m", "$__range": "1h", "$price": "2.5"}
+    found: list[tuple[str, str]] = []
+    for name in NAMES:
+        for panel in MODELS[name]["panels"]:
+            for target in panel["targets"]:
+                query = target["expr"]
+                for variable, value in values.items():
+                    query = query.replace(variable, value)
+                found.append((f"{name}: {panel['title']}", re.sub(r"\$(namespace|pod|node|gpu)\b", ".*", query)))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_is_what_the_source_makes(name: str) -> None:
+    assert json.loads((FOLDER / f"{name}.json").read_text()) == MODELS[name], "run make dashboards"
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_have_ids_and_places_of_their_own_and_use_only_variables_that_exist(name: str) -> None:
+    found = MODELS[name]
+    panels = found["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    for left, right in itertools.combinations([panel["gridPos"] for panel in panels], 2):
+        apart = left["x"] + left["w"] <= right["x"] or right["x"] + right["w"] <= left["x"]
+        assert apart or left["y"] + left["h"] <= right["y"] or right["y"] + right["h"] <= left["y"]
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+    known = {variable["name"] for variable in found["templating"]["list"]} | {"__rate_interval", "__range"}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(found))) <= known
+    for panel in panels:
+        assert panel["type"] in ("stat", "timeseries")
+        assert panel["targets"]
+        assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs)
+
+
+def test_the_uids_of_dashboards_differ() -> None:
+    assert len({found["uid"] for found in MODELS.values()}) == len(MODELS)
+
+
+def test_queries_and_variables_read_labels_that_their_series_have() -> None:
+    labels = labels_of_series()
+    for rule in RULES:
+        if "record" in rule:
+            [by] = re.findall(r"^\w+\(?.*?by \(([^)]*)\)", rule["expr"].replace("0.99, ", ""), re.DOTALL)[:1]
+            labels[rule["record"]] = {each.strip() for each in by.split(",")} - {"le"}
+    labels["ALERTS"] = {"alertname", "alertstate"}
+    asked = [query for _, query in queries()]
+    for found in MODELS.values():
+        for variable in found["templating"]["list"]:
+            if variable["type"] == "query":
+                series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+                asked.append(f'{series.partition("{")[0]}{{{label}=""}}')
+    for query in asked:
+        for series, matchers in re.findall(r"([a-z_]+:\w+:\w+|\b(?:sharepod|ALERTS)\w*)(?:\{([^}]*)\})?", query):
+            assert series in labels, query
+            assert set(re.findall(r"(\w+)=", matchers)) <= labels[series], query
+
+
+@needs_promtool
+def test_every_panel_returns_data_from_a_prometheus(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump({"groups": GROUPS}))
+    asked = queries()
+    checked = [{"record": f"panel:{number}", "expr": query} for number, (_, query) in enumerate(asked)]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": checked}]}))
+    promtool("check", "rules", str(tmp_path / "panels.yaml"))
+    with serving() as target, prometheus(tmp_path, rules, target, TARGET) as url:
+        deadline = time.monotonic() + PATIENCE_S
+        empty = asked
+        while empty and time.monotonic() < deadline:
+            empty = [(title, query) for title, query in empty if not returns_data(url, query)]
+            time.sleep(0.2)
+    assert empty == [], (tmp_path / "prometheus.log").read_text()[-2000:]
+
+
+def returns_data(url: str, query: str) -> bool:
+    try:
+        with urllib.request.urlopen(
+            f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=10
+        ) as got:
+            found = json.load(got)
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it is starting
+            return False
+        raise AssertionError(f"{query}: {error.read().decode()}") from None
+    except OSError:  # it does not listen yet
+        return False
+    return any(value["value"][1] != "NaN" for value in found["data"]["result"])
