@@ -115,7 +115,7 @@ cluster: .venv/installed ## builds the test cluster's programs into the cache (o
 	@$(BIN)/python -m harness build
 
 prometheus: .venv/installed ## builds Prometheus and promtool into the cache, for the tests of rules (once, about three minutes)
-	@$(BIN)/python -m harness build --prometheus
+	@$(BIN)/python -m harness build --tool prometheus
 
 .PHONY: helm workflows dist
 helm: .venv/installed ## builds Helm, which the tests of the chart use, into the cache (once, one to three minutes)

