@@ -277,6 +277,8 @@ class FindingReason(StrEnum):
     """The tenant has more device memory than its limit: the driver took it, or a hook says so."""
     OVERTAKEN = "Overtaken"
     """The tenant was overtaken several times within a minute: its work did not end with its turn."""
+    MEMORY_REFUSED = "MemoryRefused"
+    """An allocation of the tenant was refused within the last minute, because of its memory limit."""
     PROCESSES_NOT_TOLD = "ProcessesNotTold"
     """The driver does not report which processes use the tenant's GPUs, so other findings cannot be made."""
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from sharepod.agent.shares.memory_ledger import DeniedAllocation
 from sharepod.api.gpunode import OFFENCES, Finding, FindingReason
 from sharepod.api.objects import PRELOAD_PATH
 
@@ -26,6 +27,8 @@ PREEMPTIONS_MAX = 3
 """Preemptions within `PREEMPTIONS_WITHIN_S` that make a finding: fewer happen to a sound program under load."""
 PREEMPTIONS_WITHIN_S = 60.0
 """Seconds over which preemptions are counted."""
+REFUSED_FOR_S = 60.0
+"""Seconds after the last refused allocation until its finding ends: a program that tries again makes one finding."""
 _LOOKED_AT_S = 3.0
 """Seconds after which a new agent has looked at the hook in every process: two readings, and a look between them."""
 _LISTED_PIDS = 4
@@ -67,6 +70,8 @@ class FindingRules:
         self._over_since: dict[str, float] = {}
         self._windows: dict[str, tuple[SlidingRate, SlidingRate, SlidingBeyond]] = {}
         self._overdue = SlidingRate(config.busy_window_s)
+        self._refused: dict[str, int] = {}
+        self._refused_at: float | None = None
         self._preempted_at: deque[float] = deque()
         self._preemptions: int | None = None
         self.unhooked: frozenset[int] = frozenset()
@@ -215,6 +220,20 @@ class FindingRules:
             )
         elif not beyond:
             self._end(FindingReason.MEMORY_BEYOND_LIMIT, now, self._config.gap_after_s)
+
+    def observe_refusals(self, now: float, refusals: Mapping[str, tuple[int, DeniedAllocation]]) -> None:
+        """Take in the allocations refused since the tenant is served: how many, and the last one, by GPU UUID."""
+        for uuid, (count, last) in refusals.items():
+            if count > self._refused.get(uuid, 0):
+                self._refused_at = now
+                self._begin(
+                    FindingReason.MEMORY_REFUSED,
+                    f"it asked for {-(-last.asked >> 20)} MiB more on {uuid} and was refused: {last.used >> 20} of its "
+                    f"{last.limit >> 20} MiB are in use; let the program use less, or raise spec.gpu.memory",
+                )
+        self._refused = {uuid: count for uuid, (count, _) in refusals.items()}
+        if self._refused_at is None or now - self._refused_at > REFUSED_FOR_S:
+            self._end(FindingReason.MEMORY_REFUSED, now, REFUSED_FOR_S)
 
     def observe_preemptions(self, now: float, total: int) -> None:
         """Take in how often the tenant was preempted since it is served."""

@@ -54,6 +54,19 @@ class RecallFrom:
 
 MemoryAction = Credited | RecallFrom
 
+
+@dataclass(frozen=True)
+class DeniedAllocation:
+    """Request that was refused because of the limit."""
+
+    asked: int
+    """Bytes that the request asked for, beyond the credits that its process did not use."""
+    used: int
+    """Bytes that counted against the limit then."""
+    limit: int
+    """Bytes that the tenant was allowed then."""
+
+
 PENDING_MAX = 64
 """Requests of one client that may wait at once; a hook has one per thread that allocates."""
 
@@ -105,6 +118,8 @@ class MemoryLedger:
         """Bytes credited by `grow` since the start."""
         self.refused = 0
         """Requests refused since the start, without those ahead of need."""
+        self.last_refusal: DeniedAllocation | None = None
+        """The last of these requests."""
         self._recall_ns = recall_ns
         self._credits: dict[ClientKey, int] = {}
         self._kept: dict[int, int] = {}
@@ -291,8 +306,10 @@ class MemoryLedger:
                 break
             else:
                 granted = 0
+            if granted < head.bytes:
+                self.refused += 1
+                self.last_refusal = DeniedAllocation(head.bytes, self.used, self.limit)
             self._add(head.client, granted)
-            self.refused += granted < head.bytes
             actions.append(Credited(head.client, head.seq, granted))
             decided += 1
             self._pending.popleft()

@@ -19,7 +19,7 @@ from sharepod.agent.state.handover import Handover, Inheritance
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError
 
-from .memory_ledger import Credited, LedgerError, MemoryAction, MemoryLedger, RecallFrom
+from .memory_ledger import Credited, DeniedAllocation, LedgerError, MemoryAction, MemoryLedger, RecallFrom
 
 
 class MemoryClient(Protocol):
@@ -172,6 +172,14 @@ class TenantMemory:
     def denied(self) -> dict[str, int]:
         """Return the number of requests refused because of the limit, by GPU UUID."""
         return {gpu: ledger.refused for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
+
+    def refusals(self) -> dict[str, tuple[int, DeniedAllocation]]:
+        """Return the number of refused requests, and the last of them, by the UUID of each GPU with any."""
+        return {
+            gpu: (ledger.refused, ledger.last_refusal)
+            for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)
+            if ledger.last_refusal is not None
+        }
 
     def credited(self, gpu: str, pid: int) -> int:
         """Return the credits of a process on a GPU by its open connections."""

@@ -279,6 +279,7 @@ class Observer:
         beyond = {uuid: used - row.memory for uuid, used in served.memory.used().items() if used > row.memory}
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         entry.rules.observe_limit(now, beyond if enforced else {})
+        entry.rules.observe_refusals(now, served.memory.refusals())
         entry.rules.observe_preemptions(now, usage.preemptions)
 
     def _end_offenders(self, entry: Entry, served: ServedTenant, owner_of: OwnerOf) -> None:

@@ -11,6 +11,7 @@ from sharepod.agent.findings.beyond_turns import LENGTHS, Beyond
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.sliding import SlidingRate
 from sharepod.agent.findings.utilization import UtilizationMeter
+from sharepod.agent.shares.memory_ledger import DeniedAllocation
 from sharepod.api.gpunode import FindingReason
 from unit.agent.client import GPU0, GPU1
 
@@ -56,6 +57,26 @@ def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() ->
     assert GPU0 in watch.findings[0].message
     watch.observe_unread(set())
     assert not watch.findings
+
+
+@pytest.mark.promise("node-memory-refused")
+def test_a_refused_allocation_is_reported_with_its_figures_until_a_minute_has_passed() -> None:
+    watch = FindingRules(FindingThresholds())
+    watch.observe_refusals(0, {})
+    assert not watch.findings
+    watch.observe_refusals(1, {GPU0: (2, DeniedAllocation(asked=2048 * MI - 1, used=3072 * MI, limit=4096 * MI))})
+    assert reasons(watch) == ["MemoryRefused"]
+    said = watch.findings
+    assert f"asked for 2048 MiB more on {GPU0} and was refused: 3072 of its 4096 MiB" in said[0].message
+    again = {GPU0: (9, DeniedAllocation(asked=MI, used=4096 * MI, limit=4096 * MI))}
+    watch.observe_refusals(50, again)
+    assert watch.findings == said, "a program that tries again makes one finding"
+    watch.observe_refusals(110, again)
+    assert watch.findings == said
+    watch.observe_refusals(111, again)
+    assert not watch.findings
+    watch.observe_refusals(200, {GPU0: (10, DeniedAllocation(asked=MI, used=4095 * MI, limit=4096 * MI))})
+    assert "4095 of its" in watch.findings[0].message
 
 
 @pytest.mark.promise("node-busy-beyond-held", "security-over-time")

@@ -43,6 +43,19 @@ async def test_a_view_does_not_change_when_the_tenant_does(tmp_path: Path) -> No
             before.processes = 0  # type: ignore[misc]
 
 
+async def test_a_refused_allocation_is_a_finding_with_what_was_asked_held_and_allowed(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path), [row("a", gpus=(GPU0, GPU1))]) as tenants:
+        client = await Client.connect(tenants.directory("a"))
+        assert await client.reserve(3 * GI, gpu=1) == 3 * GI
+        assert await client.reserve(2 * GI, gpu=1, seq=2) == 0
+        await tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+        (finding,) = view_of(tenants, "a").findings
+        assert finding.reason == "MemoryRefused"
+        assert f"asked for 2048 MiB more on {GPU1} and was refused: 3072 of its 4096 MiB" in finding.message
+        assert view_of(tenants, "a").enforced is True
+        client.close()
+
+
 async def test_only_a_tenant_that_is_being_served_has_a_share(tmp_path: Path) -> None:
     rows = [row("whole", 1000, 1000, gpus=(GPU1,), mode=Mode.EXCLUSIVE), row("a")]
     async with tenants_with(settings_in(tmp_path), rows) as tenants:
