@@ -46,7 +46,7 @@ def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None
     server.api.create(SHAREPODS, sharepod("columns", {"request": 0.25, "limit": 0.5, "memory": "4Gi"}))
     share = {"request": "0.25", "limit": "0.5", "memory": "4Gi"}
     shown = {"summary": "Running", "readyContainers": "1/1", "restarts": 2, "podIP": "10.0.0.1"}
-    usage = {"heldMilli": 240, "memory": 1, "shown": "0.24"}
+    usage = {"heldMilli": 240, "memory": 1 << 30, "shown": "0.24", "memoryShown": "1Gi"}
     status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1", "share": share, "usage": usage, **shown}
     server.api.patch(f"{SHAREPODS}/columns/status", {"status": status})
     header, row = server.kubectl("get", "shp", "columns").stdout.splitlines()
@@ -55,7 +55,8 @@ def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None
     words = ["columns", "1/1", "Running", "2", "0.24", "0.25", "0.5", "4Gi", "node-0", "0,1"]
     assert row.split()[:-1] == words
     wide, row = server.kubectl("get", "shp", "columns", "-o", "wide").stdout.splitlines()
-    assert wide.split()[-4:] == ["AGE", "PROGRESS", "IP", "WHY"]
+    assert wide.split()[-4:] == ["PROGRESS", "IN-USE", "IP", "WHY"]
+    assert "1Gi" in row.split()
     assert "10.0.0.1" in row
     everything = server.kubectl("get", "all").stdout
     assert "sharepod.sharepod.dev/columns" in everything

@@ -169,7 +169,7 @@ def test_usage_and_enforcement_are_shown_as_the_agent_reports_them(world: World)
     tenant = made["metadata"]["uid"]
     world.agents.report(tenant, connected=True, enforced=True, heldMilli=390, memory=GIB)
     world.condition(namespace, "one", "Enforced", status="True")
-    usage = {"heldMilli": 390, "memory": GIB, "shown": "0.39"}
+    usage = {"heldMilli": 390, "memory": GIB, "shown": "0.39", "memoryShown": "1Gi"}
     world.until(namespace, "one", lambda seen: seen["status"].get("usage") == usage, what="usage")
     world.agents.report(tenant, enforced=False)
     message = world.condition(namespace, "one", "Enforced", status="False")

@@ -259,6 +259,8 @@ class Usage(Model):
     """Device memory in use, in bytes."""
     shown: str = ""
     """The time as kubectl get shows it."""
+    memory_shown: str = ""
+    """The memory in use as kubectl get shows it."""
     progress: str | None = None
     """Work of the last 10 s as a fraction of the work that it would have done with its GPUs to itself."""
 

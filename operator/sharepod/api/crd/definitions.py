@@ -116,6 +116,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
                 "Work of the last 10 s as a fraction of the work that it would have done with its GPUs to itself",
                 priority=1,
             ),
+            column("In-use", "string", ".status.usage.memoryShown", "Device memory in use on each GPU", priority=1),
             column("IP", "string", ".status.podIP", priority=1),
             column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
         ],

@@ -270,7 +270,8 @@ def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Json | 
     if seen is None or seen.held_milli is None:
         return None
     progress = {} if seen.progress_milli is None else {"progress": format_fraction(seen.progress_milli)}
-    return {"heldMilli": seen.held_milli, "memory": seen.memory, "shown": format_fraction(seen.held_milli)} | progress
+    shown = {"shown": format_fraction(seen.held_milli), "memoryShown": size_near(seen.memory)}
+    return {"heldMilli": seen.held_milli, "memory": seen.memory} | shown | progress
 
 
 def _dated(was: SharePodStatus, item: Stated, now: str, generation: int) -> Json:

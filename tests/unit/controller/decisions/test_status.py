@@ -131,9 +131,10 @@ def test_usage_is_kept_as_it_was_until_it_is_due() -> None:
     kept = compose(own, placed(own, running, seen={"connected": True, "held_milli": 9}, usage_due=False))
     assert kept.usage is not None
     assert kept.usage.held_milli == 5
-    due = compose(own, placed(own, running, seen={"connected": True, "held_milli": 9}))
+    due = compose(own, placed(own, running, seen={"connected": True, "held_milli": 9, "memory": 3 << 29}))
     assert due.usage is not None
     assert due.usage.held_milli == 9
+    assert due.usage.memory_shown == "1.5Gi"
 
 
 def test_why_it_waits_is_what_placement_said() -> None:
