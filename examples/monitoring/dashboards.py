@@ -220,6 +220,11 @@ GPU = Dashboard(
             ),
             "bytes",
         ),
+        Panel("Tenants that co-run", (Query(f"sharepod_gpu_co_runners{{{_GPU}}}", "GPU {{index}}"),)),
+        Panel(
+            "Ends of co-running an hour, by reason",
+            (Query(f"sum by (reason) (increase(sharepod_gpu_co_runs_ended_total{{{_GPU}}}[1h]))", "{{reason}}"),),
+        ),
         Panel("Xids in a day", (Query(f"increase(sharepod_gpu_xids_total{{{_GPU}}}[1d])", "Xid {{xid}}"),)),
     ),
 )
@@ -290,7 +295,14 @@ WORKLOAD = Dashboard(
             (Query(f"sum(rate(sharepod_tenant_surcharged_seconds_total{{{_POD}}}{_RATE}))", "part of the time"),),
             "percentunit",
         ),
-        Panel("Busy by NVML", (Query(f"sharepod_tenant_busy_ratio{{{_POD}}}", "{{gpu}}"),), "percentunit"),
+        Panel(
+            "Work in flight while it holds alone, and busy by NVML",
+            (
+                Query(f"sharepod_tenant_in_flight_ratio{{{_POD}}}", "in flight"),
+                Query(f"sharepod_tenant_busy_ratio{{{_POD}}}", "busy"),
+            ),
+            "percentunit",
+        ),
     ),
 )
 

@@ -18,8 +18,8 @@ import yaml
 from dashboards import DASHBOARDS, FOLDER
 from grafana import model
 from harness.prometheus import prometheus, promtool
-from unit.monitoring.played import TARGET, labels_of_series, serving
-from unit.monitoring.test_rules import GROUPS, RULES, needs_promtool
+from unit.monitoring.played import TARGET, families, labels_of_series, serving
+from unit.monitoring.test_rules import GROUPS, RULES, needs_promtool, questions, read_by
 
 PATIENCE_S = 60.0
 NAMES = sorted(DASHBOARDS)
@@ -118,3 +118,10 @@ def returns_data(url: str, query: str) -> bool:
     except OSError:  # it does not listen yet
         return False
     return any(value["value"][1] != "NaN" for value in found["data"]["result"])
+
+
+def test_every_series_of_tenants_and_gpus_is_read_by_a_panel_a_rule_or_a_question() -> None:
+    asked = [*(query for _, query in queries()), *(rule["expr"] for rule in RULES), *questions()]
+    read = {name for query in asked for name in read_by(query)}
+    served = {name for name in families() if name.startswith(("sharepod_tenant_", "sharepod_gpu_"))}
+    assert {name for name in served if not any(each.startswith(name) for each in read)} == set()
