@@ -112,7 +112,7 @@ class PlacementLoop:
             state, memos, on_decided=on_decided, on_answered=on_answered, on_room=self.room_changed, clock=clock
         )
         self._line = WaitingLine(self.requests, self.leave, clock)
-        self._unexplained = Unexplained(lambda: self._line.lots)
+        self._unexplained = Unexplained(lambda: self._line.groups)
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS

@@ -6,8 +6,8 @@ Guarantees:
   (n+1)-th of any other, and of several that are n-th the oldest first.
 - One that comes during a pass has a turn with its namespace, whose next turn is the present one at the earliest: the
   first of a namespace waits for one of each other namespace, and not for all of them.
-- A lot is lined up as one: the oldest is tried first, and alone from then on, and each other one after it unless the
-  lot is left out.
+- A request group has one turn: its oldest request is tried first, and by itself from then on. The others follow,
+  unless the caller leaves out the group.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 
 from sharepod.placement.engine import QueueKey
 
-from .filing import Entry, NamespaceLine, Rank
-from .waiting import Lot, WaitingTenant
+from .queue_index import Entry, NamespaceLine, Rank
+from .waiting import RequestGroup, WaitingTenant
 
 Keyed = tuple[QueueKey, WaitingTenant]
 """One that waits, with its key."""
@@ -29,7 +29,7 @@ class NamespaceTurns:
     """Those that are still to be tried in a pass.
 
     Args:
-        filed: Lines of those that were filed before the pass. Nobody is added to them during it.
+        indexed: Lines of those that were indexed before the pass. Nobody is added to them during it.
         untried: Those that were never refused, or are to be tried whatever has changed since: it takes out who is
             tried, and puts in who comes.
     """
@@ -40,7 +40,7 @@ class NamespaceTurns:
         untried: set[str] | None = None,
     ) -> None:
         self._numbers = itertools.count()
-        self._filed = dict(filed or {})
+        self._indexed = dict(filed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
         """Heaps of the others of each namespace."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
@@ -50,10 +50,10 @@ class NamespaceTurns:
         """Next turn of each namespace."""
         self._present: dict[Rank, int] = {}
         """Turn of the one that was taken last."""
-        self.lot: Lot | None = None
-        """Lot of the one that was taken last."""
+        self.group: RequestGroup | None = None
+        """Request group of the one that was taken last."""
         self._untried = untried if untried is not None else set()
-        for rank, namespace in self._filed:
+        for rank, namespace in self._indexed:
             self._turns[rank, namespace] = 0
             self._push(rank, namespace)
 
@@ -67,20 +67,20 @@ class NamespaceTurns:
         self._add([(key, next(self._numbers), each, None) for key, each in waiting])
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Add some that wait, and lots."""
-        self._add([(key, next(self._numbers), each, lot) for key, _, each, lot in entries])
+        """Add some that wait, and request groups."""
+        self._add([(key, next(self._numbers), each, group) for key, _, each, group in entries])
 
-    def add_lot(self, lot: Lot) -> None:
-        """Add those of a lot."""
-        oldest = lot.oldest
+    def add_group(self, group: RequestGroup) -> None:
+        """Add those of a request group."""
+        oldest = group.oldest
         if oldest is not None and oldest.key is not None:
-            self._add([(oldest.key, next(self._numbers), oldest, lot)])
+            self._add([(oldest.key, next(self._numbers), oldest, group)])
 
     def take(self) -> WaitingTenant | None:
         """Take the next one; None if there is none."""
-        if self.lot is not None:
-            self.add_lot(self.lot)
-            self.lot = None
+        if self.group is not None:
+            self.add_group(self.group)
+            self.group = None
         while self._next:
             rank, turn, key, namespace = heapq.heappop(self._next)
             if self._turns[rank, namespace] != turn or (first := self._first(rank, namespace)) is None:
@@ -88,29 +88,29 @@ class NamespaceTurns:
             if first[0] != key:  # the one that was first has left, or an older one has come
                 self._push(rank, namespace)
                 continue
-            _, _, waiting, lot = first
+            _, _, waiting, group = first
             self._count(rank, namespace, first)
             self._untried.discard(waiting.tenant)
-            if lot is not None and lot.oldest is not waiting:  # it has left the lot meanwhile
+            if group is not None and group.oldest is not waiting:  # it has left the request group meanwhile
                 self._push(rank, namespace)
-                self.add_lot(lot)
+                self.add_group(group)
                 continue
-            if lot is not None:
-                lot.remove(waiting)
-            self.lot = lot
+            if group is not None:
+                group.remove(waiting)
+            self.group = group
             self._present[rank] = turn
             self._turns[rank, namespace] = turn + 1
             self._push(rank, namespace)
             return waiting
         return None
 
-    def leave_out_lot(self) -> None:
-        """Try those no more that are left in the lot of the one that was taken last."""
-        self.lot = None
+    def leave_out_group(self) -> None:
+        """Try those no more that are left in the request group of the one that was taken last."""
+        self.group = None
 
     def _first(self, rank: Rank, namespace: str) -> Entry | None:
-        """Return the first of a namespace, of those that were filed before the pass and the others."""
-        filed, others = self._filed.get((rank, namespace)), self._lines.get((rank, namespace))
+        """Return the first of a namespace, of those that were indexed before the pass and the others."""
+        filed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
         first = filed.first if filed is not None else None
         return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first
 
@@ -120,7 +120,7 @@ class NamespaceTurns:
         if others and others[0] is taken:
             heapq.heappop(others)
         else:
-            self._filed[rank, namespace].take()
+            self._indexed[rank, namespace].take()
 
     def _add(self, entries: list[Entry]) -> None:
         changed = set()
@@ -141,11 +141,11 @@ class NamespaceTurns:
             heapq.heappush(self._next, (rank, self._turns[rank, namespace], first[0], namespace))
 
     def __len__(self) -> int:
-        """Return how many are still to be tried; a lot that was filed before the pass counts as one."""
-        rest = len(self.lot) if self.lot is not None else 0
+        """Return how many are still to be tried; a request group that was indexed before the pass counts as one."""
+        rest = len(self.group) if self.group is not None else 0
         entries = itertools.chain.from_iterable(self._lines.values())
-        others = sum(len(lot) if lot is not None else 1 for _, _, _, lot in entries)
-        return rest + others + sum(map(len, self._filed.values()))
+        others = sum(len(group) if group is not None else 1 for _, _, _, group in entries)
+        return rest + others + sum(map(len, self._indexed.values()))
 
 
 def _key(entry: Entry) -> QueueKey:

@@ -11,14 +11,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from .waiting import ByExplanation, Lot, WaitingTenant
+from .waiting import ByExplanation, RequestGroup, WaitingTenant
 
 
 class Unexplained:
-    """Tenants whose refusal is to be explained. `lots`: returns the lots, which know that of their own."""
+    """Tenants whose refusal is to be explained. `groups`: returns the request groups, which know that of their own."""
 
-    def __init__(self, lots: Callable[[], Iterable[Lot]]) -> None:
-        self._lots = lots
+    def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
+        self._groups = groups
         self._alone: dict[str, WaitingTenant] = {}
         """The others."""
         self._by_namespace: dict[str, ByExplanation] = {}
@@ -26,8 +26,8 @@ class Unexplained:
 
     def add(self, waiting: WaitingTenant) -> None:
         """Add one."""
-        if waiting.lot is not None:
-            waiting.lot.not_explained(waiting)
+        if waiting.group is not None:
+            waiting.group.not_explained(waiting)
             return
         self._alone[waiting.tenant] = waiting
         namespace = _namespace(waiting)
@@ -36,7 +36,7 @@ class Unexplained:
         self._by_namespace[namespace].add(waiting)
 
     def _is_alone(self, waiting: WaitingTenant) -> bool:
-        if waiting.lot is not None:
+        if waiting.group is not None:
             self.leave_out(waiting)
         return self._alone.get(waiting.tenant) is waiting
 
@@ -47,7 +47,7 @@ class Unexplained:
 
     def has(self, waiting: WaitingTenant) -> bool:
         """Return whether the refusal of one that waits is still to be explained."""
-        if waiting.lot is None:
+        if waiting.group is None:
             return self._alone.get(waiting.tenant) is waiting
         return waiting.explained_version != waiting.refused_at_version
 
@@ -55,18 +55,19 @@ class Unexplained:
         """Take one out whose refusal was explained then, monotonic seconds."""
         waiting.explained_at, waiting.explained_version = at, waiting.refused_at_version
         self.leave_out(waiting)
-        if waiting.lot is not None:
-            waiting.lot.explained(waiting)
+        if waiting.group is not None:
+            waiting.group.explained(waiting)
 
     def leave_out(self, waiting: WaitingTenant) -> None:
-        """Take one out that is tried again, or waits no longer, or is in a lot by now."""
+        """Take one out that is tried again, or waits no longer, or is in a request group by now."""
         self._alone.pop(waiting.tenant, None)
 
     def next_after(self, latest: float) -> float | None:
-        """Return when the first of a namespace or lot was last explained whose last explanation is later than that;
-        None if there is none. Monotonic seconds."""
+        """Return when the first of a namespace or request group was last explained, if later than `latest`; else None.
+        Monotonic seconds."""
         firsts = itertools.chain(
-            (alone.first for alone in self._by_namespace.values()), (lot.first_unexplained for lot in self._lots())
+            (alone.first for alone in self._by_namespace.values()),
+            (group.first_unexplained for group in self._groups()),
         )
         return min((first.explained_at for first in filter(None, firsts) if first.explained_at > latest), default=None)
 
@@ -79,9 +80,9 @@ class Unexplained:
                 del self._by_namespace[namespace]
             else:
                 lines[namespace] = [self._waiting(places, alone.due(latest))]
-        for lot in self._lots():
-            if (first := lot.first_unexplained) is not None and first.explained_at <= latest:
-                lines.setdefault(_namespace(first), []).append(lot.due(latest))
+        for group in self._groups():
+            if (first := group.first_unexplained) is not None and first.explained_at <= latest:
+                lines.setdefault(_namespace(first), []).append(group.due(latest))
         in_turn = (heapq.merge(*some, key=_explained_at) for some in lines.values())
         return filter(None, itertools.chain.from_iterable(itertools.zip_longest(*in_turn)))
 

@@ -54,11 +54,11 @@ class WaitingTenant:
     tenant: str
     since: float
     on_changed: Callable[[WaitingTenant], None] = _nobody
-    """Called when it is to be tried whatever has changed since, or leaves its lot, or stands elsewhere in the queue."""
-    lot: Lot | None = None
+    """Called when it is to be tried whatever has changed, leaves its group, or has another place in the queue."""
+    group: RequestGroup | None = None
     """Those it was refused with as one; None: it is tried alone."""
     refused_alone_at: int | None = None
-    """Its `refused_at_version` while it is in no lot."""
+    """Its `refused_at_version` while it is in no request group."""
     key: QueueKey | None = None
     """Where it stands in the queue, as its last request said; None: no request was worked out."""
     retry_at: float = float("inf")
@@ -87,13 +87,13 @@ class WaitingTenant:
     @property
     def refused_at_version(self) -> int | None:
         """The cluster's `room_version` at its last refusal; None: try it whatever has changed. What is set is its own
-        alone: it leaves its lot."""
-        return self.lot.refused_at_version if self.lot is not None else self.refused_alone_at
+        alone: it leaves its request group."""
+        return self.group.refused_at_version if self.group is not None else self.refused_alone_at
 
     @refused_at_version.setter
     def refused_at_version(self, version: int | None) -> None:
-        if self.lot is not None:
-            self.lot.remove(self)
+        if self.group is not None:
+            self.group.remove(self)
         self.refused_alone_at = version
         if version is None:
             self.on_changed(self)
@@ -147,7 +147,7 @@ class ByExplanation:
             yielded = first
 
 
-class Lot:
+class RequestGroup:
     """Some of one namespace that ask the same and were refused as one: what a pass notes of them it notes once.
 
     Args:
@@ -156,7 +156,9 @@ class Lot:
         on_changed: Called when some have come or gone.
     """
 
-    def __init__(self, asks: str, refused_at_version: int | None, on_changed: Callable[[Lot], None] = _nobody) -> None:
+    def __init__(
+        self, asks: str, refused_at_version: int | None, on_changed: Callable[[RequestGroup], None] = _nobody
+    ) -> None:
         self.asks = asks
         self.refused_at_version = refused_at_version
         self._on_changed = on_changed
@@ -183,7 +185,7 @@ class Lot:
         return self._unexplained.first
 
     def _is_unexplained(self, waiting: WaitingTenant) -> bool:
-        if waiting.lot is not self:
+        if waiting.group is not self:
             return False
         if waiting.explained_version != self.refused_at_version:
             return True
@@ -191,12 +193,12 @@ class Lot:
         return False
 
     def add(self, waiting: list[WaitingTenant]) -> None:
-        """Take some in, which know their keys and have the lot's version."""
+        """Take some in, which know their keys and have the request group's version."""
         by_age = sorted(waiting, key=_age)
         youngest, oldest = next(reversed(self._members.values()), None), self.oldest
         self._on_changed(self)
         for each in by_age:
-            each.lot = self
+            each.group = self
             self._members[each.tenant] = each
             self.not_explained(each)
         if oldest is None or youngest is None or _age(youngest) < _age(by_age[0]):
@@ -216,7 +218,7 @@ class Lot:
 
     def remove(self, waiting: WaitingTenant) -> None:
         """Let one of them go: it is alone from now on, refused as it was."""
-        waiting.lot, waiting.refused_alone_at = None, self.refused_at_version
+        waiting.group, waiting.refused_alone_at = None, self.refused_at_version
         del self._members[waiting.tenant]
         self._on_changed(self)
         waiting.on_changed(waiting)

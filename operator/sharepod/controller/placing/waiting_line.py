@@ -18,10 +18,10 @@ from sharepod.placement.engine import QueueKey
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest
 
-from .filing import Filing
 from .namespace_turns import NamespaceTurns
+from .queue_index import QueueIndex
 from .requests import PlacementRequests
-from .waiting import Lot, WaitingTenant, who_asks_matters
+from .waiting import RequestGroup, WaitingTenant, who_asks_matters
 
 
 class WaitingLine:
@@ -43,7 +43,7 @@ class WaitingLine:
         """Those that have come since the turns were worked out."""
         self.arrived = asyncio.Event()
         """Set while there are any of these."""
-        self._filing = Filing(self.has, self._know_key, self.arrived)
+        self._queue_index = QueueIndex(self.has, self._know_key, self.arrived)
         self.arrivals = 0
         """Number of all that have ever come."""
 
@@ -51,7 +51,7 @@ class WaitingLine:
         """Take a tenant in; return False if it waits already, and asks for what it was refused."""
         waiting = self.places.get(tenant)
         if waiting is None:
-            self.places[tenant] = waiting = WaitingTenant(tenant, self._clock(), self._filing.changed)
+            self.places[tenant] = waiting = WaitingTenant(tenant, self._clock(), self._queue_index.changed)
             self._came.append(waiting)
             self.arrivals += 1
             self.arrived.set()
@@ -65,7 +65,7 @@ class WaitingLine:
         """Take a tenant out."""
         waiting = self.places.pop(tenant, None)
         if waiting is not None:
-            self._filing.leave(waiting)
+            self._queue_index.leave(waiting)
 
     def longest_wait_s(self) -> float:
         """Return the wait of the tenant that came first, in seconds; 0 if none waits."""
@@ -75,29 +75,29 @@ class WaitingLine:
     def clear(self) -> None:
         """Take all out."""
         self.places.clear()
-        self._filing.clear()
+        self._queue_index.clear()
         self._take_those_that_came()
-        self._filing.clear()
+        self._queue_index.clear()
 
     def has(self, waiting: WaitingTenant) -> bool:
         """Return whether this one waits still."""
         return self.places.get(waiting.tenant) is waiting
 
     @property
-    def lots(self) -> Iterator[Lot]:
-        """Lots of those that ask the same: empty ones may be among them."""
-        return self._filing.lots
+    def groups(self) -> Iterator[RequestGroup]:
+        """Request groups of those that ask the same: empty ones may be among them."""
+        return self._queue_index.groups
 
     def retry_at(self) -> float:
         """Return when the first is tried again even if nothing has changed, monotonic seconds; infinity if none is."""
-        return self._filing.retry_at()
+        return self._queue_index.retry_at()
 
     def of_priority(self, least: int) -> Iterator[WaitingTenant]:
         """Yield those of at least that priority that have been lined up."""
-        for (rank, _), line in list(self._filing.lines.items()):
+        for (rank, _), line in list(self._queue_index.lines.items()):
             if -rank[0] >= least:
-                for _, _, waiting, lot in line:
-                    yield from lot if lot is not None else (waiting,)
+                for _, _, waiting, group in line:
+                    yield from group if group is not None else (waiting,)
 
     def request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
         """Return its request; have it leave and return None if it asks for nothing any more."""
@@ -113,16 +113,16 @@ class WaitingLine:
         kept_for = {kept.tenant for kept in cluster.kept()}
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
-            self._filing.let_go_of_lots()
+            self._queue_index.dissolve_groups()
         for tenant in kept_for:  # whether there is a place depends on who asks
-            if (waiting := self.places.get(tenant)) is not None and waiting.lot is not None:
-                waiting.lot.remove(waiting)
+            if (waiting := self.places.get(tenant)) is not None and waiting.group is not None:
+                waiting.group.remove(waiting)
 
         def may_join(waiting: WaitingTenant) -> bool:
             return nobody_holds and waiting.tenant not in kept_for and waiting.is_like_others
 
-        late = await self._filing.file(cluster.room_version, self._clock(), may_join)
-        turns = NamespaceTurns(self._filing.lines, self._filing.untried)
+        late = await self._queue_index.refresh(cluster.room_version, self._clock(), may_join)
+        turns = NamespaceTurns(self._queue_index.lines, self._queue_index.untried)
         turns.add_entries(late)
         self.line_up_those_that_came(turns)
         return turns
@@ -131,24 +131,24 @@ class WaitingLine:
         """Note that one was refused, and with it those that were lined up with it if they ask the same: they are lined
         up no longer. The others that were are: it may ask for something else by now."""
         version = tried.refused_at_version = cluster.room_version
-        lot, known = turns.lot, tried.worked_out
-        self._filing.tried(tried, version)
-        if lot is None or known is None or known.asks != lot.asks or who_asks_matters(cluster, known.request):
+        group, known = turns.group, tried.worked_out
+        self._queue_index.tried(tried, version)
+        if group is None or known is None or known.asks != group.asks or who_asks_matters(cluster, known.request):
             return
         for kept in cluster.kept():
-            if (member := self.places.get(kept.tenant)) is not None and member.lot is lot:
-                lot.remove(member)
+            if (member := self.places.get(kept.tenant)) is not None and member.group is group:
+                group.remove(member)
                 turns.add_all(self._keyed([member]))
-        turns.leave_out_lot()
-        lot.refused(version)
+        turns.leave_out_group()
+        group.refused(version)
         if tried.is_like_others and self.has(tried):
-            lot.add([tried])
-            self._filing.came_back(tried, lot)
+            group.add([tried])
+            self._queue_index.came_back(tried, group)
 
     def passed_over(self, waiting: WaitingTenant) -> None:
         """Note that one had its turn and was neither placed nor refused: it has another in the next pass."""
         if self.has(waiting):
-            self._filing.changed(waiting)
+            self._queue_index.changed(waiting)
 
     def line_up_those_that_came(self, turns: NamespaceTurns) -> None:
         """Add those that have come meanwhile to the turns."""
@@ -158,7 +158,7 @@ class WaitingLine:
         came, self._came = self._came, []
         self.arrived.clear()
         for waiting in came:
-            self._filing.changed(waiting)
+            self._queue_index.changed(waiting)
         return came
 
     def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:

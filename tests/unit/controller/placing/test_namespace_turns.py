@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.controller.placing.namespace_turns import NamespaceTurns
-from sharepod.controller.placing.waiting import Lot, WaitingTenant
+from sharepod.controller.placing.waiting import RequestGroup, WaitingTenant
 from sharepod.placement.engine import QueueKey
 
 pytestmark = pytest.mark.promise("placement-namespace-turns")
@@ -53,37 +53,37 @@ def test_one_that_comes_later_waits_for_one_of_each_other_namespace() -> None:
     assert order(turns) == ["c1", "b3", *(f"a{number}" for number in range(3, 9)), "a9"]
 
 
-def lot_of(keyed: Iterable[tuple[QueueKey, WaitingTenant]]) -> Lot:
-    """A lot of these, all refused at version 1."""
-    lot, waiting = Lot("asks", 1), []
+def group_of(keyed: Iterable[tuple[QueueKey, WaitingTenant]]) -> RequestGroup:
+    """A request group of these, all refused at version 1."""
+    group, waiting = RequestGroup("asks", 1), []
     for key, each in keyed:
         each.key, each.refused_at_version = key, 1
         waiting.append(each)
-    lot.add(waiting)
-    return lot
+    group.add(waiting)
+    return group
 
 
 def test_of_a_lot_one_after_the_other_is_taken_or_the_rest_is_left_out() -> None:
     turns = NamespaceTurns()
     keyed = turns_of(["a1", "a2", "b1", "a3", "a4", "a5"])
-    lot = lot_of([keyed[4], keyed[0], keyed[3]])
-    turns.add_lot(lot)
+    group = group_of([keyed[4], keyed[0], keyed[3]])
+    turns.add_group(group)
     turns.add_all([keyed[1], keyed[2], keyed[5]])
     assert len(turns) == 6
     assert [turns.take().tenant for _ in range(3)] == ["a1", "b1", "a2"]  # type: ignore[union-attr]
-    assert turns.lot is None, "a2 is in none"
+    assert turns.group is None, "a2 is in none"
     assert turns.take().tenant == "a3"  # type: ignore[union-attr]
-    assert turns.lot is lot
-    assert [each.tenant for each in lot.take_apart()] == ["a4"], "who was taken is in it no longer"
-    turns.leave_out_lot()
+    assert turns.group is group
+    assert [each.tenant for each in group.take_apart()] == ["a4"], "who was taken is in it no longer"
+    turns.leave_out_group()
     assert (order(turns), len(turns)) == (["a5"], 0)
 
 
 def test_one_that_leaves_its_lot_meanwhile_is_passed_over_and_the_next_taken_in_its_turn() -> None:
     turns = NamespaceTurns()
     keyed = turns_of(["a1", "a2", "b1", "a3"])
-    lot = lot_of([keyed[0], keyed[1], keyed[3]])
-    turns.add_lot(lot)
+    group = group_of([keyed[0], keyed[1], keyed[3]])
+    turns.add_group(group)
     turns.add_all([keyed[2]])
     keyed[0][1].refused_at_version = None
     assert order(turns) == ["a2", "b1", "a3"]
@@ -93,14 +93,14 @@ def test_one_that_leaves_its_lot_meanwhile_is_passed_over_and_the_next_taken_in_
 def test_those_who_ask_the_same_are_taken_in_the_order_in_which_they_would_be_alone(
     keys: list[tuple[int, int, str, str]], kinds: int
 ) -> None:
-    lots: dict[tuple[object, ...], list[tuple[QueueKey, WaitingTenant]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[QueueKey, WaitingTenant]]] = {}
     alone, alike = NamespaceTurns(), NamespaceTurns()
     for number, (priority, standing, created, namespace) in enumerate(keys):
         key = (priority, standing, created, namespace, str(number))
-        lots.setdefault((key[:2], namespace, number % kinds), []).append((key, WaitingTenant(f"{number}", 0.0)))
-    for lot in lots.values():
-        alone.add_all(lot)
-        alike.add_lot(lot_of(lot))
+        groups.setdefault((key[:2], namespace, number % kinds), []).append((key, WaitingTenant(f"{number}", 0.0)))
+    for group in groups.values():
+        alone.add_all(group)
+        alike.add_group(group_of(group))
     assert order(alike) == order(alone)
 
 

@@ -1,10 +1,10 @@
-"""Filing of those that wait: by rank and namespace, each namespace's in the order of the queue, lots as one.
+"""Index of the queue: by rank and namespace, each namespace's in the order of the queue, request groups as one.
 
 Guarantees:
 - What a pass costs before its first decision grows with those that have changed since the pass before, not with those
-  that wait: they stay filed.
+  that wait: they stay indexed.
 - Of a namespace the first is taken that was not refused at the present version of the room.
-- Those that ask the same and were refused at the same version are one lot.
+- Those that ask the same and were refused at the same version are one request group.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import TypeAlias
 from sharepod.placement.engine import QueueKey
 
 from . import slices
-from .waiting import Lot, WaitingTenant
+from .waiting import RequestGroup, WaitingTenant
 
 _AT_ONCE = 64
-"""Those that have changed that are filed between two looks at the time: some 200 us of work."""
+"""Those that have changed that are indexed between two looks at the time: some 200 us of work."""
 
 Rank: TypeAlias = tuple[int, int]
 """Priority and standing, as a queue key begins."""
-Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, Lot | None]
-"""Key, number of the entry, and one that waits, with the lot of which it is the oldest."""
+Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, RequestGroup | None]
+"""Key, number of the entry, and one that waits, with the request group of which it is the oldest."""
 
 
 class NamespaceLine:
-    """Those of one namespace and rank that are tried alone, and lots, in the order of the queue.
+    """Those of one namespace and rank that are tried alone, and request groups, in the order of the queue.
 
     Those before `_next` have had their turn at `_version` of the room.
     """
@@ -82,21 +82,21 @@ class NamespaceLine:
 
     @property
     def is_empty(self) -> bool:
-        """True if nobody is filed."""
+        """True if nobody is indexed."""
         return not self._entries
 
 
 @dataclass(slots=True)
-class _Filed:
-    """Where one is filed. `asks`: what it asked then; None of a lot."""
+class _Indexed:
+    """Where one is indexed. `asks`: what it asked then; None of a request group."""
 
     where: tuple[Rank, str]
     entry: Entry
     asks: str | None
 
 
-class Filing:
-    """Files of those that wait.
+class QueueIndex:
+    """Index of pending requests.
 
     Args:
         has: Returns whether one waits still.
@@ -117,36 +117,36 @@ class Filing:
         self.untried: set[str] = set()
         """Those that were never refused, or are to be tried whatever has changed since."""
         self._changed: dict[str, WaitingTenant] = {}
-        """Those to be filed, or filed anew."""
-        self._changed_lots: dict[Lot, None] = {}
-        self._filed: dict[str, _Filed] = {}
-        self._filed_lots: dict[Lot, _Filed] = {}
+        """Those to be indexed, or indexed again."""
+        self._changed_groups: dict[RequestGroup, None] = {}
+        self._indexed: dict[str, _Indexed] = {}
+        self._indexed_groups: dict[RequestGroup, _Indexed] = {}
         self._asking: dict[str, dict[str, WaitingTenant]] = {}
-        """Those that are filed alone, by what they ask and by tenant."""
-        self._lots: dict[str, list[Lot]] = {}
-        """Lots by what is asked: empty ones may be among them."""
+        """Those that are indexed alone, by what they ask and by tenant."""
+        self._groups: dict[str, list[RequestGroup]] = {}
+        """Request groups by what is asked: empty ones may be among them."""
         self._timed: dict[str, WaitingTenant] = {}
         """Those that are tried again at a time."""
         self._numbers = itertools.count()
 
     @property
-    def lots(self) -> Iterator[Lot]:
-        """All lots: empty ones may be among them."""
-        return itertools.chain.from_iterable(self._lots.values())
+    def groups(self) -> Iterator[RequestGroup]:
+        """All request groups: empty ones may be among them."""
+        return itertools.chain.from_iterable(self._groups.values())
 
     def changed(self, waiting: WaitingTenant) -> None:
-        """Have one filed anew before the next pass, if it waits still."""
+        """Have one indexed again before the next pass, if it waits still."""
         if self._has(waiting):
             self._changed[waiting.tenant] = waiting
 
-    def lot_changed(self, lot: Lot) -> None:
-        """Have a lot filed anew before the next pass."""
-        self._changed_lots[lot] = None
+    def group_changed(self, group: RequestGroup) -> None:
+        """Have a request group indexed again before the next pass."""
+        self._changed_groups[group] = None
 
     def leave(self, waiting: WaitingTenant) -> None:
         """Take one out."""
-        if waiting.lot is not None:
-            waiting.lot.remove(waiting)
+        if waiting.group is not None:
+            waiting.group.remove(waiting)
         self._unfile(waiting.tenant)
         self.untried.discard(waiting.tenant)
         self._changed.pop(waiting.tenant, None)
@@ -154,51 +154,51 @@ class Filing:
 
     def clear(self) -> None:
         """Take all out."""
-        self.let_go_of_lots()
+        self.dissolve_groups()
         for part in (
             self.lines,
             self.untried,
             self._changed,
-            self._changed_lots,
-            self._filed,
-            self._filed_lots,
+            self._changed_groups,
+            self._indexed,
+            self._indexed_groups,
             self._asking,
-            self._lots,
+            self._groups,
             self._timed,
         ):
             part.clear()
 
-    def let_go_of_lots(self) -> None:
+    def dissolve_groups(self) -> None:
         """Have each be tried alone."""
-        for lot in self.lots:
-            lot.take_apart()
+        for group in self.groups:
+            group.take_apart()
 
     def tried(self, waiting: WaitingTenant, version: int) -> None:
-        """Note that one had its turn, at this version of the room. Where it was refused it stays as it is filed, unless
+        """Note that a request had its turn, at this version of the room. A refused request keeps its place, unless
         others ask the same or it asks for something else by now."""
         if waiting.retry_at < float("inf"):
             self._timed[waiting.tenant] = waiting
         else:
             self._timed.pop(waiting.tenant, None)
-        asks, filed = _asks(waiting), self._filed.get(waiting.tenant)
+        asks, filed = _asks(waiting), self._indexed.get(waiting.tenant)
         stays = filed is not None and (filed.asks, filed.entry[0]) == (asks, waiting.key)
-        if not stays or waiting.refused_at_version != version or len(self._asking[asks]) > 1 or self._lots.get(asks):
+        if not stays or waiting.refused_at_version != version or len(self._asking[asks]) > 1 or self._groups.get(asks):
             self.changed(waiting)
 
-    def came_back(self, waiting: WaitingTenant, lot: Lot) -> None:
-        """Note that one is in the lot again that it was taken from for its turn: if nothing else has changed both stay
-        as they are filed."""
-        filed = self._filed_lots.get(lot)
-        alone = len(self._lots.get(lot.asks, ())) == 1 and lot.asks not in self._asking
-        if filed is not None and filed.entry[2] is waiting and lot.oldest is waiting and alone:
-            self._changed_lots.pop(lot, None)
+    def came_back(self, waiting: WaitingTenant, group: RequestGroup) -> None:
+        """Note that a request is back in the group from which its turn took it. If nothing else has changed, both keep
+        their places."""
+        filed = self._indexed_groups.get(group)
+        alone = len(self._groups.get(group.asks, ())) == 1 and group.asks not in self._asking
+        if filed is not None and filed.entry[2] is waiting and group.oldest is waiting and alone:
+            self._changed_groups.pop(group, None)
             self._changed.pop(waiting.tenant, None)
 
     def retry_at(self) -> float:
         """Return when the first is tried again at a time, monotonic seconds; infinity if none is."""
         return min((waiting.retry_at for waiting in self._timed.values()), default=float("inf"))
 
-    async def file(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
+    async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
         """File those that have changed, for a pass at this version of the room; return those to be tried whose turn in
         their line is over. Others have turns meanwhile.
 
@@ -214,14 +214,14 @@ class Filing:
                 self.changed(waiting)
         late: list[Entry] = []
         began, number = time.monotonic(), 0
-        while self._changed or self._changed_lots:
+        while self._changed or self._changed_groups:
             number += 1
             if not number % _AT_ONCE:
                 began = await slices.turns_of_others(began, self._arrived)
             if self._changed:
                 self._file_anew(self._changed.pop(next(iter(self._changed))), version, now, may_join, late)
-            elif self._changed_lots:
-                self._file_lot(next(iter(self._changed_lots)), version, may_join, late)
+            elif self._changed_groups:
+                self._insert_group(next(iter(self._changed_groups)), version, may_join, late)
         return late
 
     def _file_anew(
@@ -233,31 +233,31 @@ class Filing:
         late: list[Entry],
     ) -> None:
         self._unfile(waiting.tenant)
-        if not self._has(waiting) or waiting.lot is not None or (key := self._know_key(waiting)) is None:
+        if not self._has(waiting) or waiting.group is not None or (key := self._know_key(waiting)) is None:
             return
         if not self._joins(waiting, may_join):
-            self._file(waiting, key, version, now, late)
+            self._insert(waiting, key, version, now, late)
 
     def _joins(self, waiting: WaitingTenant, may_join: Callable[[WaitingTenant], bool]) -> bool:
-        """Put one into the lot of those that ask the same and were refused at the same version; return False if there
-        are none."""
+        """Add a request to the group that asks the same and was refused at the same version; return False if there is
+        none."""
         version, known = waiting.refused_at_version, waiting.worked_out
         if version is None or known is None or not may_join(waiting):
             return False
-        for lot in self._lots.get(known.asks, ()):
-            if len(lot) and lot.refused_at_version == version:
-                lot.add([waiting])
+        for group in self._groups.get(known.asks, ()):
+            if len(group) and group.refused_at_version == version:
+                group.add([waiting])
                 return True
         same = self._same(known.asks, version, may_join)
         if not same:
             return False
-        lot = Lot(known.asks, version, self.lot_changed)
-        self._lots.setdefault(known.asks, []).append(lot)
-        lot.add([waiting, *same])
+        group = RequestGroup(known.asks, version, self.group_changed)
+        self._groups.setdefault(known.asks, []).append(group)
+        group.add([waiting, *same])
         return True
 
     def _same(self, asks: str, version: int, may_join: Callable[[WaitingTenant], bool]) -> list[WaitingTenant]:
-        """Take those out that are filed alone, ask this and were refused at this version."""
+        """Take those out that are indexed alone, ask this and were refused at this version."""
         same = [
             each
             for each in self._asking.get(asks, {}).values()
@@ -268,10 +268,10 @@ class Filing:
             self._changed.pop(each.tenant, None)
         return same
 
-    def _file(self, waiting: WaitingTenant, key: QueueKey, version: int, now: float, late: list[Entry]) -> None:
+    def _insert(self, waiting: WaitingTenant, key: QueueKey, version: int, now: float, late: list[Entry]) -> None:
         entry: Entry = (key, next(self._numbers), waiting, None)
         asks = _asks(waiting)
-        self._filed[waiting.tenant] = _Filed(_where(key), entry, asks)
+        self._indexed[waiting.tenant] = _Indexed(_where(key), entry, asks)
         self._asking.setdefault(asks, {})[waiting.tenant] = waiting
         if waiting.refused_at_version is None:
             self.untried.add(waiting.tenant)
@@ -279,30 +279,32 @@ class Filing:
         if self._line(key, version).add(entry, refused=refused):
             late.append(entry)
 
-    def _file_lot(self, lot: Lot, version: int, may_join: Callable[[WaitingTenant], bool], late: list[Entry]) -> None:
-        """File a lot, with all others that ask the same and were refused at the same version, by its oldest."""
-        self._changed_lots.pop(lot, None)
-        self._unfile_lot(lot)
-        alike = self._lots.get(lot.asks, [])
-        if len(lot) and lot.refused_at_version is not None:
+    def _insert_group(
+        self, group: RequestGroup, version: int, may_join: Callable[[WaitingTenant], bool], late: list[Entry]
+    ) -> None:
+        """Index a group by its oldest request, with all others that ask the same and were refused at its version."""
+        self._changed_groups.pop(group, None)
+        self._remove_group(group)
+        alike = self._groups.get(group.asks, [])
+        if len(group) and group.refused_at_version is not None:
             for other in alike:
-                if other is not lot and len(other) and other.refused_at_version == lot.refused_at_version:
-                    lot.add(other.take_apart())
-            if same := self._same(lot.asks, lot.refused_at_version, may_join):
-                lot.add(same)
-            self._changed_lots.pop(lot, None)
-        oldest = lot.oldest
+                if other is not group and len(other) and other.refused_at_version == group.refused_at_version:
+                    group.add(other.take_apart())
+            if same := self._same(group.asks, group.refused_at_version, may_join):
+                group.add(same)
+            self._changed_groups.pop(group, None)
+        oldest = group.oldest
         if oldest is None or oldest.key is None:
-            if lot in alike:
-                alike.remove(lot)
+            if group in alike:
+                alike.remove(group)
             if not alike:
-                self._lots.pop(lot.asks, None)
+                self._groups.pop(group.asks, None)
             return
-        entry: Entry = (oldest.key, next(self._numbers), oldest, lot)
-        self._filed_lots[lot] = _Filed(_where(oldest.key), entry, None)
-        if lot.refused_at_version is None:
+        entry: Entry = (oldest.key, next(self._numbers), oldest, group)
+        self._indexed_groups[group] = _Indexed(_where(oldest.key), entry, None)
+        if group.refused_at_version is None:
             self.untried.add(oldest.tenant)
-        if self._line(oldest.key, version).add(entry, refused=lot.refused_at_version == version):
+        if self._line(oldest.key, version).add(entry, refused=group.refused_at_version == version):
             late.append(entry)
 
     def _line(self, key: QueueKey, version: int) -> NamespaceLine:
@@ -313,7 +315,7 @@ class Filing:
         return line
 
     def _unfile(self, tenant: str) -> None:
-        if (filed := self._filed.pop(tenant, None)) is None:
+        if (filed := self._indexed.pop(tenant, None)) is None:
             return
         assert filed.asks is not None
         asking = self._asking[filed.asks]
@@ -322,11 +324,11 @@ class Filing:
             del self._asking[filed.asks]
         self._remove(filed)
 
-    def _unfile_lot(self, lot: Lot) -> None:
-        if (filed := self._filed_lots.pop(lot, None)) is not None:
+    def _remove_group(self, group: RequestGroup) -> None:
+        if (filed := self._indexed_groups.pop(group, None)) is not None:
             self._remove(filed)
 
-    def _remove(self, filed: _Filed) -> None:
+    def _remove(self, filed: _Indexed) -> None:
         line = self.lines[filed.where]
         line.remove(filed.entry)
         if line.is_empty:

@@ -7,7 +7,7 @@ import random
 import pytest
 from sharepod.controller.placing import slices
 from sharepod.controller.placing.namespace_turns import NamespaceTurns
-from sharepod.controller.placing.waiting import Lot, WaitingTenant
+from sharepod.controller.placing.waiting import RequestGroup, WaitingTenant
 from sharepod.controller.placing.waiting_line import WaitingLine
 from sharepod.placement.state.cluster import Cluster
 from unit.controller.loop_world import World, deciding
@@ -101,21 +101,21 @@ async def _history(seed: int, namespaces: str = "n") -> list[object]:
 async def test_each_gets_what_it_would_get_if_nobody_were_lined_up_with_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lots: list[int] = []
-    refused = Lot.refused
+    groups: list[int] = []
+    refused = RequestGroup.refused
 
-    def counted(self: Lot, version: int) -> None:
-        lots.append(len(self))
+    def counted(self: RequestGroup, version: int) -> None:
+        groups.append(len(self))
         refused(self, version)
 
-    monkeypatch.setattr(Lot, "refused", counted)
+    monkeypatch.setattr(RequestGroup, "refused", counted)
     monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
     together = await _history(seed)
-    assert max(lots) > 2
+    assert max(groups) > 2
     monkeypatch.setattr(WaitingTenant, "is_like_others", property(lambda _waiting: False))
-    lots.clear()
+    groups.clear()
     alone = await _history(seed)
-    assert not lots
+    assert not groups
     assert together == alone
 
 

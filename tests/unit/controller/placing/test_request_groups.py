@@ -1,10 +1,10 @@
-"""Lots: those that ask the same in the order of their age and of their explanations, however they come and go."""
+"""Request groups: requests that ask the same, by age and by explanation, in every order of arrival and departure."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.controller.placing.waiting import NEVER, Lot, WaitingTenant
+from sharepod.controller.placing.waiting import NEVER, RequestGroup, WaitingTenant
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(("add", "remove", "refused", "explain", "anew", "oldest")), st.integers(0, 9)),
@@ -21,37 +21,37 @@ def first_to_explain(members: list[WaitingTenant], version: int) -> float | None
 @settings(max_examples=150)
 @given(STEPS)
 def test_a_lot_knows_its_oldest_and_who_waits_longest_for_an_explanation(steps: list[tuple[str, int]]) -> None:
-    lot, now, version = Lot("asks", 0), 0.0, 0
+    group, now, version = RequestGroup("asks", 0), 0.0, 0
     everyone = {f"{number}": WaitingTenant(f"{number}", 0.0, refused_alone_at=0) for number in range(10)}
     for tenant, waiting in everyone.items():
         waiting.key = (0, 0, tenant, "n", "")
     for step, number in steps:
         now += 1.0
         waiting = everyone[f"{number}"]
-        if step == "add" and waiting.lot is None:
-            some = [each for each in (waiting, everyone[f"{(number + 5) % 10}"]) if each.lot is None]
+        if step == "add" and waiting.group is None:
+            some = [each for each in (waiting, everyone[f"{(number + 5) % 10}"]) if each.group is None]
             for each in some:
                 each.refused_at_version = version
-            lot.add(some)
-        elif step == "remove" and waiting.lot is lot:
-            lot.remove(waiting)
+            group.add(some)
+        elif step == "remove" and waiting.group is group:
+            group.remove(waiting)
             assert waiting.refused_at_version == version
         elif step == "refused":
             version += 1
-            lot.refused(version)
-        elif step == "explain" and (first := lot.first_unexplained) is not None:
+            group.refused(version)
+        elif step == "explain" and (first := group.first_unexplained) is not None:
             first.explained_at, first.explained_version = now, version
-            lot.explained(first)
-        elif step == "anew" and waiting.lot is lot:
+            group.explained(first)
+        elif step == "anew" and waiting.group is group:
             waiting.explained_at, waiting.explained_version = NEVER, None
-            lot.not_explained(waiting)
-        elif step == "oldest" and (oldest := lot.oldest) is not None:  # as it is tried and refused
-            lot.remove(oldest)
-            lot.add([oldest])
-        members = [each for each in everyone.values() if each.lot is lot]
-        assert len(lot) == len(members)
-        assert lot.oldest is min(members, key=lambda each: each.tenant, default=None)
-        next_one = lot.first_unexplained
+            group.not_explained(waiting)
+        elif step == "oldest" and (oldest := group.oldest) is not None:  # as it is tried and refused
+            group.remove(oldest)
+            group.add([oldest])
+        members = [each for each in everyone.values() if each.group is group]
+        assert len(group) == len(members)
+        assert group.oldest is min(members, key=lambda each: each.tenant, default=None)
+        next_one = group.first_unexplained
         assert (None if next_one is None else next_one.explained_at) == first_to_explain(members, version)
 
 
@@ -63,9 +63,9 @@ def test_what_is_set_for_one_of_a_lot_is_its_own() -> None:
         )
         for name in "abc"
     ]
-    lot = Lot("asks", 3)
-    lot.add(some)
+    group = RequestGroup("asks", 3)
+    group.add(some)
     some[1].refused_at_version = None
-    lot.refused(4)
+    group.refused(4)
     assert [each.refused_at_version for each in some] == [4, None, 4]
     assert set(left) == {"b"}
