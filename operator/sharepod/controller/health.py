@@ -19,7 +19,7 @@ from sharepod.placement.state.types import Outlook, Refusal
 from . import metrics
 from .apiserver.client import Client
 from .apiserver.leadership import Leadership
-from .apiserver.sights import BELIEF_S
+from .apiserver.watch_freshness import BELIEF_S
 from .apiserver.watches import Watches
 from .apiserver.workqueue import WorkQueue
 from .placing.loop import PlacementLoop
@@ -129,8 +129,8 @@ class OperatorHealth:
 
     def measure(self) -> None:
         """Bring the gauges up to date that are read when they are asked for."""
-        for sight in self._watches.sights():
-            metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
+        for watch in self._watches.freshness():
+            metrics.WATCH_AGE_SECONDS.labels(watch.kind).set(watch.silent_s)
         phases = Counter(item.status.phase for item in self._state.sharepods)
         for phase in Phase:
             metrics.SHAREPODS.labels(phase.value).set(phases[phase])

@@ -2,7 +2,7 @@
 
 Guarantees:
 - It acts only while it leads, and only after each watch has said what happened before it began to lead.
-- It places nothing on a belief older than `sights.BELIEF_S`.
+- It places nothing on a belief older than `watch_freshness.BELIEF_S`.
 - A part that fails ends `run` with its name.
 - On its way out it stops acting first, then gives up its Lease.
 """

@@ -42,7 +42,7 @@ from sharepod.kube import (
 )
 
 from .client import LONGEST_WAIT_S, Client, Resource, jittered
-from .sights import BELIEF_S, Sight
+from .watch_freshness import BELIEF_S, WatchFreshness
 
 _BACKOFF = Backoff(0.25, 3.0)
 """Seconds before a retry: an API server that is back is noticed within the longest."""
@@ -161,10 +161,10 @@ class Reflector:
         self.listed = False
         """True once everything was listed, and while the store is worth believing."""
 
-    def sight(self) -> Sight:
+    def freshness(self) -> WatchFreshness:
         """Return what is seen now."""
         now = self._clock()
-        return Sight(
+        return WatchFreshness(
             self.kind,
             self.listed,
             now - self._heard_at,

@@ -20,10 +20,10 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.unreadable_objects import UnreadableObjects
 from sharepod.kube import Json
 
-from . import sights
+from . import watch_freshness
 from .client import CLAIMS, GPUBUDGETS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
 from .reflector import Reflector
-from .sights import Sight
+from .watch_freshness import WatchFreshness
 
 _OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take room of a node, or wait for one with a claim."""
@@ -230,38 +230,38 @@ class Watches:
             self.budgets,
         )
 
-    def sights(self) -> list[Sight]:
+    def freshness(self) -> list[WatchFreshness]:
         """Return what is seen of each kind now."""
-        return [reflector.sight() for reflector in self.all]
+        return [reflector.freshness() for reflector in self.all]
 
     def unready(self) -> str | None:
         """Return which kinds have not been listed; None if all have."""
-        return sights.unready(self.sights())
+        return watch_freshness.unready(self.freshness())
 
     def stale(self) -> list[str]:
         """Return the kinds whose last word is too old to place by."""
-        return sights.stale(self.sights())
+        return watch_freshness.stale(self.freshness())
 
     def believed(self) -> bool:
         """Return whether the last word of each kind is young enough to place by."""
         now = self._clock()
         if now >= self._believed_until:
-            seen = [sight for sight in self.sights() if sight.needed]
-            if not all(sight.listed for sight in seen):
+            seen = [watch for watch in self.freshness() if watch.needed]
+            if not all(watch.listed for watch in seen):
                 return False
-            self._believed_until = now + sights.BELIEF_S - max(sight.silent_s for sight in seen)
+            self._believed_until = now + watch_freshness.BELIEF_S - max(watch.silent_s for watch in seen)
         return now < self._believed_until
 
     def blind(self) -> str | None:
         """Return why the process is unhealthy; None if it is not."""
-        return sights.blind(self.sights(), self._client.answered_s)
+        return watch_freshness.blind(self.freshness(), self._client.answered_s)
 
     async def catch_up(self) -> None:
         """Wait until each kind is listed, and its watch was opened after this call and has said what happened since."""
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        needed = [reflector for reflector in self.all if reflector.sight().needed]
+        needed = [reflector for reflector in self.all if reflector.freshness().needed]
         while not all(reflector.followed_since(asked) for reflector in needed):  # noqa: ASYNC110 - of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)

@@ -16,7 +16,7 @@ from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.backoff import Backoff
 from sharepod.controller.apiserver import reflector as reflectors
-from sharepod.controller.apiserver import sights
+from sharepod.controller.apiserver import watch_freshness
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.reflector import Reflector
 from sharepod.kube import Json, UnavailableError, connection
@@ -169,7 +169,7 @@ async def test_a_list_whose_pages_come_round_again_fails_and_is_read_once_the_se
 
     monkeypatch.setattr(idle.client, "page", forgetful)
     async with running(idle):
-        await idle.until(lambda: "RepeatedContinue" in str(idle.reflector.sight().failure))
+        await idle.until(lambda: "RepeatedContinue" in str(idle.reflector.freshness().failure))
         assert not idle.reflector.listed
         is_well = True
         await idle.shows(*names)
@@ -278,8 +278,8 @@ async def test_a_list_that_takes_long_to_arrive_is_no_reason_to_restart_and_none
         for _ in range(9):
             moment += 9.0
             heard()
-            health.append(sights.blind([reflector.sight()], 1.0))
-            listed.append(sights.stale([reflector.sight()]))
+            health.append(watch_freshness.blind([reflector.freshness()], 1.0))
+            listed.append(watch_freshness.stale([reflector.freshness()]))
         return await page(*arguments, heard=heard, **named)
 
     monkeypatch.setattr(idle.client, "page", slow)
@@ -287,8 +287,8 @@ async def test_a_list_that_takes_long_to_arrive_is_no_reason_to_restart_and_none
     await idle.client.close()
     assert health == [None] * 9
     assert listed == [["sharepods"]] * 9
-    moment += sights.BLIND_S + 1
-    assert sights.blind([reflector.sight()], 1.0) == "the watch of sharepods has been silent for 61 s"
+    moment += watch_freshness.BLIND_S + 1
+    assert watch_freshness.blind([reflector.freshness()], 1.0) == "the watch of sharepods has been silent for 61 s"
 
 
 @pytest.mark.promise("operator-watch-lost")
@@ -392,14 +392,14 @@ async def test_a_resource_that_is_not_served_yet_is_picked_up_once_it_is(idle: W
     idle.server.unserved.add("sharepods")
     async with running(idle):
         await idle.until(lambda: len(idle.server.made("list", "sharepods")) >= 3)
-        sight = idle.reflector.sight()
-        assert not sight.listed
-        assert sight.failure is not None
-        assert sight.failure.status == 404
+        freshness = idle.reflector.freshness()
+        assert not freshness.listed
+        assert freshness.failure is not None
+        assert freshness.failure.status == 404
         idle.server.unserved.clear()
         idle.create("a")
         await idle.shows("a")
-        assert idle.reflector.sight().failure is None
+        assert idle.reflector.freshness().failure is None
 
 
 @pytest.mark.promise("operator-unreadable-object")
@@ -481,14 +481,14 @@ async def test_a_sight_ages_while_nothing_is_heard(idle: World) -> None:
     now = 100.0
     reflector = Reflector(idle.client, SHAREPODS, idle.mirror, kind="sharepods", clock=lambda: now)
     now = 130.0
-    assert (reflector.sight().silent_s, reflector.sight().listed) == (30.0, False)
+    assert (reflector.freshness().silent_s, reflector.freshness().listed) == (30.0, False)
     await reflector.list_all()
-    assert (reflector.sight().silent_s, reflector.sight().listed) == (0.0, True)
+    assert (reflector.freshness().silent_s, reflector.freshness().listed) == (0.0, True)
     now = 140.0
     idle.server.fail("list", "sharepods", times=9, refusal=Refused(503, "ServiceUnavailable", "not now"))
     with pytest.raises(UnavailableError):
         await reflector.list_all()
-    assert reflector.sight().silent_s == 10.0
+    assert reflector.freshness().silent_s == 10.0
     await idle.client.close()
 
 

@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
-from sharepod.controller.apiserver.sights import BELIEF_S
+from sharepod.controller.apiserver.watch_freshness import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState

@@ -1,29 +1,29 @@
-"""Sight of the kinds: what is placed by, what is ready, and when a restart can help."""
+"""Freshness of watches: what is placed by, what is ready, and when a restart can help."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
-from sharepod.controller.apiserver.sights import BELIEF_S, BLIND_S, Sight, blind, stale, unready
+from sharepod.controller.apiserver.watch_freshness import BELIEF_S, BLIND_S, WatchFreshness, blind, stale, unready
 from sharepod.kube import ApiError, ForbiddenError, NotFoundError, UnauthorizedError, UnavailableError
 
-GOOD = Sight("nodes", True, 1.0)
+GOOD = WatchFreshness("nodes", True, 1.0)
 UNAVAILABLE = UnavailableError("LIST", 503, "ServiceUnavailable", "not now")
 
 
 def test_a_kind_is_stale_that_was_silent_for_too_long_or_is_not_listed() -> None:
-    old = Sight("pods", True, BELIEF_S + 0.1)
-    unlisted = Sight("leases", False, 1.0)
-    spare = Sight("namespaces", False, 1e9, needed=False)
-    assert stale([GOOD, Sight("pods", True, BELIEF_S), spare]) == []
+    old = WatchFreshness("pods", True, BELIEF_S + 0.1)
+    unlisted = WatchFreshness("leases", False, 1.0)
+    spare = WatchFreshness("namespaces", False, 1e9, needed=False)
+    assert stale([GOOD, WatchFreshness("pods", True, BELIEF_S), spare]) == []
     assert stale([GOOD, old, unlisted, spare]) == ["pods", "leases"]
 
 
 def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
-    missing = Sight("sharepods", False, 1.0, NotFoundError("LIST", 404, "NotFound", "not served"))
-    assert unready([GOOD, Sight("pods", True, 1e9)]) is None
-    said = unready([GOOD, missing, Sight("pods", False, 1.0)])
+    missing = WatchFreshness("sharepods", False, 1.0, NotFoundError("LIST", 404, "NotFound", "not served"))
+    assert unready([GOOD, WatchFreshness("pods", True, 1e9)]) is None
+    said = unready([GOOD, missing, WatchFreshness("pods", False, 1.0)])
     assert said is not None
     assert said.startswith("not listed: sharepods (LIST: 404 NotFound: not served); pods")
 
@@ -46,7 +46,7 @@ def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
 def test_a_process_is_unhealthy_only_where_a_restart_can_help(
     failure: ApiError | None, failed_s: float, answered_s: float | None, healthy: bool
 ) -> None:
-    sight = Sight("pods", True, BLIND_S + 1, failure, failed_s)
-    assert (blind([GOOD, sight], answered_s) is None) is healthy
-    assert blind([GOOD, Sight("pods", True, BLIND_S, failure, failed_s)], answered_s) is None
-    assert blind([GOOD, dataclasses.replace(sight, arriving=True)], answered_s) is None
+    watch = WatchFreshness("pods", True, BLIND_S + 1, failure, failed_s)
+    assert (blind([GOOD, watch], answered_s) is None) is healthy
+    assert blind([GOOD, WatchFreshness("pods", True, BLIND_S, failure, failed_s)], answered_s) is None
+    assert blind([GOOD, dataclasses.replace(watch, arriving=True)], answered_s) is None

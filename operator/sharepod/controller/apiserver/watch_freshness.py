@@ -1,4 +1,4 @@
-"""Sight of the kinds that are watched: whether it is good enough to place by, to be ready, to be healthy. Pure.
+"""Freshness of watches: whether it is good enough to place by, to be ready, to be healthy. Pure.
 
 Guarantees:
 - Nothing is placed on a belief older than `BELIEF_S`.
@@ -20,8 +20,8 @@ BLIND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """Sight of one kind at a moment. Times are seconds before it."""
+class WatchFreshness:
+    """Freshness of the watch of one kind at a moment. Times are seconds before it."""
 
     kind: str
     listed: bool
@@ -38,30 +38,30 @@ class Sight:
     """A piece of a list of the kind arrived within the last `BELIEF_S`."""
 
 
-def unready(sights: Iterable[Sight]) -> str | None:
+def unready(freshness: Iterable[WatchFreshness]) -> str | None:
     """Return which kinds have not been listed; None if all have."""
-    missing = [_unlisted(sight) for sight in sights if sight.needed and not sight.listed]
+    missing = [_unlisted(watch) for watch in freshness if watch.needed and not watch.listed]
     return f"not listed: {'; '.join(missing)}" if missing else None
 
 
-def stale(sights: Iterable[Sight]) -> list[str]:
+def stale(freshness: Iterable[WatchFreshness]) -> list[str]:
     """Return the kinds, of those that placement depends on, whose last word is too old to place by."""
-    return [sight.kind for sight in sights if sight.needed and (not sight.listed or sight.silent_s > BELIEF_S)]
+    return [watch.kind for watch in freshness if watch.needed and (not watch.listed or watch.silent_s > BELIEF_S)]
 
 
-def blind(sights: Iterable[Sight], answered_s: float | None) -> str | None:
+def blind(freshness: Iterable[WatchFreshness], answered_s: float | None) -> str | None:
     """Return why the process sees nothing of a kind although a restart could help; None if it is healthy.
 
     `answered_s`: seconds since the API server has answered any call; None if it never has.
     """
     away = answered_s is None or answered_s > BELIEF_S
-    for sight in sights:
-        trying = sight.failure is not None and sight.failed_s < BLIND_S
-        refused = isinstance(sight.failure, NotFoundError | ForbiddenError | UnauthorizedError)
-        if sight.silent_s > BLIND_S and not sight.arriving and not (trying and (refused or away)):
-            return f"the watch of {sight.kind} has been silent for {sight.silent_s:.0f} s"
+    for watch in freshness:
+        trying = watch.failure is not None and watch.failed_s < BLIND_S
+        refused = isinstance(watch.failure, NotFoundError | ForbiddenError | UnauthorizedError)
+        if watch.silent_s > BLIND_S and not watch.arriving and not (trying and (refused or away)):
+            return f"the watch of {watch.kind} has been silent for {watch.silent_s:.0f} s"
     return None
 
 
-def _unlisted(sight: Sight) -> str:
-    return sight.kind if sight.failure is None else f"{sight.kind} ({sight.failure})"
+def _unlisted(watch: WatchFreshness) -> str:
+    return watch.kind if watch.failure is None else f"{watch.kind} ({watch.failure})"
