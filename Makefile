@@ -90,7 +90,7 @@ doubles: build/doubles.built ## fake CUDA and the programs of the tests
 
 build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 	@mkdir -p build
-	@$(MAKE) --no-print-directory -C tests/doubles PYTHON=$(abspath $(BIN)/python)
+	@$(MAKE) --silent -C tests/doubles PYTHON=$(abspath $(BIN)/python)
 	@touch $@
 
 # Programs that only releases need: the locks' and the audit's, and the writer of SPDX documents.
@@ -207,7 +207,7 @@ promises: .venv/installed ## build/promises.md: each promise of the docs, the te
 
 lint: .venv/installed shim ## format, lint, spelling, dead code, types, import contract, promises
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/ruff check .
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/vulture
