@@ -2,8 +2,8 @@
 
 asyncio's own waits for whole milliseconds, rounded up: a GPU would idle for half a millisecond, on average, wherever a
 hand-off goes by a timer. The wait itself is C (native/timed_wait.c): every hand-off begins and ends with one. So are
-the looks at who gives signs of life, which are due some 200 times a second while tenants share a GPU (`Vigil`), and the
-hand-offs that were decided on before (`LoopHandOffs`, native/hand_offs.c).
+the checks for signs of life, due some 200 times a second while tenants share a GPU (`SilenceWatch`), and prepared
+hand-offs (`LoopHandOffs`, native/hand_offs.c).
 
 Guarantees:
 - A timer that is due within `_EXACT_NS` fires when it is due; one that is due later, up to a millisecond after it.
@@ -52,7 +52,7 @@ class OnTimeSelector(selectors.EpollSelector):
     def __init__(self) -> None:
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
-        self.vigil = _ffi.new("shp_vigil *")
+        self.silence_watch = _ffi.new("shp_silence_watch *")
         """Alarm and tenants that are looked after while this waits."""
         self.hand_offs = LoopHandOffs()
         """Hand-offs that are carried out while this waits."""
@@ -60,7 +60,7 @@ class OnTimeSelector(selectors.EpollSelector):
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:
             self._selector.register(self._timer, select.EPOLLIN | select.EPOLLET)  # type: ignore[attr-defined]
-        self.vigil.timer, self.vigil.alarm = self._timer, _NEVER_NS
+        self.silence_watch.timer, self.silence_watch.alarm = self._timer, _NEVER_NS
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait until a descriptor is ready or `timeout` is over, in seconds; None: without end."""
@@ -70,7 +70,7 @@ class OnTimeSelector(selectors.EpollSelector):
         # A timeout is rounded up: a timer that fired early would be set again for the rest.
         wait_ns = -1 if timeout is None else int(timeout * 1e9) + 1 if timeout > 0 else 0
         timer = self._timer if 0 < wait_ns < _EXACT_NS else -1
-        count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.vigil, hand_offs.kept)
+        count = _wait(self._poller, timer, wait_ns, self._found, _MOST, self.silence_watch, hand_offs.kept)
         if hand_offs.kept.made:
             hand_offs.tell()
         if count < 0:
@@ -223,11 +223,11 @@ class LoopAlarm:
     """Moment at which the loop calls a function, and which is moved without a system call or a new object.
 
     Args:
-        vigil: What the loop's wait looks after.
+        silence_watch: What the loop's wait looks after.
     """
 
-    def __init__(self, vigil: Any) -> None:
-        self._vigil = vigil
+    def __init__(self, silence_watch: Any) -> None:
+        self._silence_watch = silence_watch
         self._ring: Callable[[], object] | None = None
 
     def claim(self, ring: Callable[[], object]) -> bool:
@@ -244,7 +244,7 @@ class LoopAlarm:
 
     def set(self, at_ns: int | None) -> None:
         """Let it ring once, at that moment in nanoseconds of CLOCK_MONOTONIC, and at no other; None: not at all."""
-        self._vigil.alarm = _NEVER_NS if at_ns is None or at_ns > _NEVER_NS else at_ns
+        self._silence_watch.alarm = _NEVER_NS if at_ns is None or at_ns > _NEVER_NS else at_ns
 
     def rung(self) -> None:
         """Call the function."""
@@ -252,15 +252,15 @@ class LoopAlarm:
             self._ring()
 
 
-class Vigil:
+class SilenceWatch:
     """Watch over tenants that are expected to give signs of life, while the loop waits and without waking Python.
 
     Args:
-        vigil: What the loop's wait looks after.
+        silence_watch: What the loop's wait looks after.
     """
 
-    def __init__(self, vigil: Any) -> None:
-        self._vigil = vigil
+    def __init__(self, silence_watch: Any) -> None:
+        self._silence_watch = silence_watch
         self._watched: dict[str, tuple[int, Sequence[Beat]]] = {}
         """First place and processes of each tenant. They keep the memory in which the processes write."""
         self._free: dict[int, list[int]] = {}
@@ -286,7 +286,7 @@ class Vigil:
             if not self.put(tenant, beats, over):
                 self.end()
                 return False
-        self._vigil.due = due_ns
+        self._silence_watch.due = due_ns
         return bool(tenants)
 
     def put(self, tenant: str, beats: Sequence[Beat], over: Callable[[int], None]) -> bool:
@@ -294,12 +294,12 @@ class Vigil:
         place for it, and it is not watched. A look is due once its patience may end. Arguments as for `keep`."""
         if tenant in self._watched:
             self.drop(tenant)
-        vigil, size, due = self._vigil, len(beats), 0
+        silence_watch, size, due = self._silence_watch, len(beats), 0
         first = self._place_for(size)
         if first is None:
             return False
         for place, beat in enumerate(beats, first):
-            vigil.beats[place] = (
+            silence_watch.beats[place] = (
                 beat.address,
                 beat.offset_ns,
                 beat.since_ns,
@@ -308,10 +308,10 @@ class Vigil:
                 first,
             )
             due = max(due, beat.since_ns + beat.patience_ns)
-        if not self._watched or due < vigil.due:
-            vigil.due = due
-        if first == vigil.count:
-            vigil.count = first + size
+        if not self._watched or due < silence_watch.due:
+            silence_watch.due = due
+        if first == silence_watch.count:
+            silence_watch.count = first + size
         self._watched[tenant] = first, beats
         self._over = over
         return True
@@ -326,7 +326,7 @@ class Vigil:
             return
         first, beats = watched
         for place in range(first, first + len(beats)):
-            self._vigil.beats[place].pulse = 0
+            self._silence_watch.beats[place].pulse = 0
         self._free.setdefault(len(beats), []).append(first)
 
     def _place_for(self, size: int) -> int | None:
@@ -334,13 +334,13 @@ class Vigil:
         gaps = self._free.get(size)
         if gaps:
             return gaps.pop()
-        if self._free and self._vigil.count + size > _BEATS_MOST:  # the gaps are of other sizes: close them
-            due, watched = self._vigil.due, self._watched.copy()
+        if self._free and self._silence_watch.count + size > _BEATS_MOST:  # the gaps are of other sizes: close them
+            due, watched = self._silence_watch.due, self._watched.copy()
             self.end()
             for tenant, (_first, beats) in watched.items():
                 self.put(tenant, beats, self._over or _ignored)
-            self._vigil.due = due
-        return int(self._vigil.count) if 0 < size <= _BEATS_MOST - self._vigil.count else None
+            self._silence_watch.due = due
+        return int(self._silence_watch.count) if 0 < size <= _BEATS_MOST - self._silence_watch.count else None
 
     def watches(self, tenant: str) -> bool:
         """Return whether a tenant is watched."""
@@ -348,13 +348,13 @@ class Vigil:
 
     def end(self) -> None:
         """Watch nobody any more."""
-        self._vigil.count = self._vigil.silent = 0
+        self._silence_watch.count = self._silence_watch.silent = 0
         self._watched.clear()
         self._free.clear()
 
     def silent(self) -> None:
         """Say that a tenant is silent."""
-        over, due = self._over, int(self._vigil.due)
+        over, due = self._over, int(self._silence_watch.due)
         self.end()
         if over is not None:
             over(due)
@@ -365,14 +365,14 @@ def _ignored(_due: int) -> None:
 
 
 class OnTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose timers are on time, with an alarm, a vigil and hand-offs."""
+    """Event loop whose timers are on time, with an alarm, a silence watch and hand-offs."""
 
     def __init__(self) -> None:
         selector = OnTimeSelector()
         super().__init__(selector)
-        self._looked_after = selector.vigil
-        self.alarm = LoopAlarm(selector.vigil)
-        self.vigil = Vigil(selector.vigil)
+        self._looked_after = selector.silence_watch
+        self.alarm = LoopAlarm(selector.silence_watch)
+        self.silence_watch = SilenceWatch(selector.silence_watch)
         self.hand_offs = selector.hand_offs
         # Never written: the wait tells of it when the alarm rings and when a tenant is silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -383,7 +383,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         """Close the loop and what it has open."""
         if not self.is_closed():
             self.alarm.release()
-            self.vigil.end()
+            self.silence_watch.end()
             self.hand_offs.release()
             self.remove_reader(self._bell)
             os.close(self._bell)
@@ -395,7 +395,7 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
             found.rang = 0
             self.alarm.rung()
         if found.silent:
-            self.vigil.silent()
+            self.silence_watch.silent()
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:

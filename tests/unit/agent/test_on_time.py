@@ -105,7 +105,7 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
     assert len(list(OPEN.iterdir())) == before
 
 
-# ---- vigil
+# ---- silence watch
 
 PATIENCE_NS = 200_000_000
 """Far more than a busy machine takes from a thread that lives."""
@@ -149,14 +149,14 @@ async def silence(tenants: dict[str, list[Beat]]) -> tuple[int, int]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, OnTimeLoop)
     over: asyncio.Future[int] = loop.create_future()
-    assert loop.vigil.keep(tenants, time.monotonic_ns(), over.set_result)
+    assert loop.silence_watch.keep(tenants, time.monotonic_ns(), over.set_result)
     due = await over
-    assert not loop.vigil.keeps, "nobody is watched any more"
+    assert not loop.silence_watch.keeps, "nobody is watched any more"
     return due, time.monotonic_ns()
 
 
 @pytest.mark.parametrize("ahead_ns", [0, 3600 * 10**9])
-def test_a_vigil_is_over_once_a_process_is_silent_and_wakes_python_only_then(
+def test_a_silence_watch_ends_once_a_process_is_silent_and_wakes_python_only_then(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, ahead_ns: int
 ) -> None:
     waits: list[int] = []
@@ -206,7 +206,7 @@ def test_whatever_a_process_writes_it_is_silent_unless_it_has_just_been_heard(va
 
 
 @pytest.mark.usefixtures("kernel")
-def test_other_events_and_timers_come_while_a_vigil_is_kept() -> None:
+def test_other_events_and_timers_come_during_a_silence_watch() -> None:
     living = Living()
 
     async def main() -> None:
@@ -229,11 +229,11 @@ def test_more_than_it_can_watch_are_not_watched(kernel: Kernel) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OnTimeLoop)
-        assert not loop.vigil.keep(named(*[[living.beat()]] * 65), 0, print)
-        assert not loop.vigil.keeps
-        assert loop.vigil.keep(named(*[[living.beat()]] * 64), 0, print)
-        loop.vigil.end()
-        assert not loop.vigil.keeps
+        assert not loop.silence_watch.keep(named(*[[living.beat()]] * 65), 0, print)
+        assert not loop.silence_watch.keeps
+        assert loop.silence_watch.keep(named(*[[living.beat()]] * 64), 0, print)
+        loop.silence_watch.end()
+        assert not loop.silence_watch.keeps
 
     on_time.run(main())
 
@@ -247,11 +247,11 @@ def test_one_that_is_put_beside_others_is_watched_and_one_that_is_dropped_is_not
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OnTimeLoop)
         over: asyncio.Future[int] = loop.create_future()
-        assert loop.vigil.put("living", [living.beat()], over.set_result)
-        assert loop.vigil.put("stopped", [stopped.beat()], over.set_result)
-        loop.vigil.drop("stopped")
+        assert loop.silence_watch.put("living", [living.beat()], over.set_result)
+        assert loop.silence_watch.put("stopped", [stopped.beat()], over.set_result)
+        loop.silence_watch.drop("stopped")
         await asyncio.sleep(0.3)
-        assert loop.vigil.put("last", [last.beat()], over.set_result)
+        assert loop.silence_watch.put("last", [last.beat()], over.set_result)
         await asyncio.sleep(0.3)
         assert not over.done(), "both live"
         last.stop()
@@ -270,19 +270,19 @@ def test_gaps_that_were_left_by_others_are_closed_where_there_is_no_place(kernel
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, OnTimeLoop)
-        vigil = loop.vigil
+        silence_watch = loop.silence_watch
         for name, beats in named(*[[living.beat()]] * 64).items():
-            assert vigil.put(name, beats, print)
-        assert not vigil.put("a", [living.beat()] * 2, print)
-        vigil.drop("3")
-        vigil.drop("40")
-        assert vigil.put("a", [living.beat()] * 2, print)
-        assert [name for name in ("3", "40", "63", "a") if vigil.watches(name)] == ["63", "a"]
+            assert silence_watch.put(name, beats, print)
+        assert not silence_watch.put("a", [living.beat()] * 2, print)
+        silence_watch.drop("3")
+        silence_watch.drop("40")
+        assert silence_watch.put("a", [living.beat()] * 2, print)
+        assert [name for name in ("3", "40", "63", "a") if silence_watch.watches(name)] == ["63", "a"]
         tenants = [loop._looked_after.beats[place].tenant for place in range(64)]
         assert len(set(tenants)) == 63
         assert all(loop._looked_after.beats[place].pulse for place in range(64))
-        assert not vigil.put("b", [living.beat()], print)
-        vigil.end()
+        assert not silence_watch.put("b", [living.beat()], print)
+        silence_watch.end()
 
     on_time.run(main())
 

@@ -68,14 +68,14 @@ static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
 
 /* Look at all tenants. Return whether each gives signs of life, or is not missed yet. The next look is due when one
  * could be silent and missed. */
-static bool all_alive(shp_vigil *vigil, int64_t now) {
+static bool all_alive(shp_silence_watch *silence_watch, int64_t now) {
     int64_t due = INT64_MAX;
-    for (int i = 0; i < vigil->count;) {
-        int32_t tenant = vigil->beats[i].tenant;
+    for (int i = 0; i < silence_watch->count;) {
+        int32_t tenant = silence_watch->beats[i].tenant;
         int64_t silent_at = INT64_MIN, missed_at = INT64_MIN;
         bool any = false;
-        for (; i < vigil->count && vigil->beats[i].tenant == tenant; i++) {
-            const shp_beat *beat = &vigil->beats[i];
+        for (; i < silence_watch->count && silence_watch->beats[i].tenant == tenant; i++) {
+            const shp_beat *beat = &silence_watch->beats[i];
             const struct shp_pulse *pulse = (const struct shp_pulse *)beat->pulse;
             if (pulse == NULL)
                 continue;
@@ -92,40 +92,41 @@ static bool all_alive(shp_vigil *vigil, int64_t now) {
         look = look - now < PUT_OFF_NS ? look : now + PUT_OFF_NS;
         due = look < due ? look : due;
     }
-    vigil->due = due;
+    silence_watch->due = due;
     return true;
 }
 
-static int64_t next_look(const shp_vigil *vigil) {
-    return vigil->count > 0 && !vigil->silent ? vigil->due : INT64_MAX;
+static int64_t next_look(const shp_silence_watch *silence_watch) {
+    return silence_watch->count > 0 && !silence_watch->silent ? silence_watch->due : INT64_MAX;
 }
 
 /* Take the look and ring the alarm that are due. Return whether Python has to know. */
-static bool looked_after(shp_vigil *vigil, int64_t now) {
-    bool silent = next_look(vigil) <= now && !all_alive(vigil, now), rings = vigil->alarm <= now;
+static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
+    bool silent = next_look(silence_watch) <= now && !all_alive(silence_watch, now),
+         rings = silence_watch->alarm <= now;
     if (silent)
-        vigil->silent = 1;
+        silence_watch->silent = 1;
     if (rings) {
-        vigil->alarm = INT64_MAX;
-        vigil->rang = 1;
+        silence_watch->alarm = INT64_MAX;
+        silence_watch->rang = 1;
     }
     return silent || rings;
 }
 
-/* Wait, and look after what `vigil` says. As `shp_timed_wait`, but for signals: -EINTR. */
-static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil,
-                         shp_hand_offs *hand_offs) {
+/* Wait, and look after what `silence_watch` says. As `shp_timed_wait`, but for signals: -EINTR. */
+static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
+                         shp_silence_watch *silence_watch, shp_hand_offs *hand_offs) {
     if (hand_offs->made > 0)
         timeout_ns = 0;
     int64_t now = monotonic(), end = timeout_ns < 0 ? INT64_MAX : now + timeout_ns;
     for (;;) {
-        int64_t look = next_look(vigil), own = vigil->alarm < look ? vigil->alarm : look;
+        int64_t look = next_look(silence_watch), own = silence_watch->alarm < look ? silence_watch->alarm : look;
         int64_t until = own < end ? own : end, left = until > now ? until - now : 0;
-        int exact = own < end ? (left < SHP_EXACT_NS ? vigil->timer : -1) : timer;
+        int exact = own < end ? (left < SHP_EXACT_NS ? silence_watch->timer : -1) : timer;
         int count = wait_once(poller, exact, until == INT64_MAX ? -1 : left, ready, most - 1);
         if (count < 0)
             return count;
-        bool only_timer = count == 1 && ready[0].descriptor == vigil->timer;
+        bool only_timer = count == 1 && ready[0].descriptor == silence_watch->timer;
         if (count > 0 && !only_timer && shp_hand_on(hand_offs) > 0) {
             count = wait_once(poller, -1, 0, ready, most - 1); /* what they have taken is there no more */
             if (count < 0)
@@ -133,12 +134,12 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
             int64_t rested = monotonic() + REST_NS;
             if (rested < end) {
                 end = rested;
-                timer = vigil->timer;
+                timer = silence_watch->timer;
             }
         }
         now = monotonic();
-        if (looked_after(vigil, now)) {
-            ready[count] = (shp_ready){.descriptor = vigil->descriptor, .events = EPOLLIN};
+        if (looked_after(silence_watch, now)) {
+            ready[count] = (shp_ready){.descriptor = silence_watch->descriptor, .events = EPOLLIN};
             return count + 1;
         }
         if ((count > 0 && !only_timer) || now >= end)
@@ -146,8 +147,8 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
     }
 }
 
-int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil,
-                   shp_hand_offs *hand_offs) {
-    int count = wait_and_look(poller, timer, timeout_ns, ready, most, vigil, hand_offs);
+int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
+                   shp_silence_watch *silence_watch, shp_hand_offs *hand_offs) {
+    int count = wait_and_look(poller, timer, timeout_ns, ready, most, silence_watch, hand_offs);
     return count == -EINTR ? 0 : count;
 }

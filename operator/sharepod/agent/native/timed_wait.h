@@ -39,16 +39,16 @@ typedef struct {
     int64_t due;        /* when the next look is due */
     int32_t count;      /* places of `beats` that are looked at, the first ones; 0: no look is taken */
     shp_beat beats[SHP_BEATS_MOST];
-} shp_vigil;
+} shp_silence_watch;
 
 /* Wait until a descriptor in `poller`, an epoll instance, is ready, or `timeout_ns` is over; negative: without end.
  * `timer`: a timerfd in `poller` that is set for that long; negative, or where it cannot be set: the wait is for whole
- * milliseconds, rounded up. A signal ends the wait. Whenever a look of `vigil` is due meanwhile it is taken, and the
- * wait goes on unless a tenant is silent or the alarm rings. Where a descriptor is ready, the hand-offs of `hand_offs`
- * that are due are carried out; the wait ends a tenth of a millisecond after them at the latest, and does not begin
- * while one is to be taken note of. Return how many of at most `most` are ready and stand in `ready`; negative: an
- * errno. */
-int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most, shp_vigil *vigil,
-                   shp_hand_offs *hand_offs);
+ * milliseconds, rounded up. A signal ends the wait. Whenever a look of `silence_watch` is due meanwhile it is taken,
+ * and the wait goes on unless a tenant is silent or the alarm rings. Where a descriptor is ready, the hand-offs of
+ * `hand_offs` that are due are carried out; the wait ends a tenth of a millisecond after them at the latest, and does
+ * not begin while one is to be taken note of. Return how many of at most `most` are ready and stand in `ready`;
+ * negative: an errno. */
+int shp_timed_wait(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
+                   shp_silence_watch *silence_watch, shp_hand_offs *hand_offs);
 
 #endif

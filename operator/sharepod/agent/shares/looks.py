@@ -1,7 +1,7 @@
 """Looks at the signs of life of tenants that hold: when the next one is due, and who takes it.
 
-The event loop looks itself, in its wait (`on_time.Vigil`), at each tenant from its grant until it has drained, and
-Python is woken where one is silent. On another loop, or where a process gives no signs, each look is a timer.
+The event loop checks each tenant from its grant until it has drained, in its wait (`on_time.SilenceWatch`), and wakes
+Python where one is silent. On another loop, or where a process gives no signs, each look is a timer.
 
 Guarantees:
 - A look is taken when it is due.
@@ -22,7 +22,7 @@ ms, beyond what a busy machine does to a program at nice -10."""
 
 
 class Watch(Protocol):
-    """The event loop's watch over tenants, see `on_time.Vigil`."""
+    """The event loop's watch over tenants, see `on_time.SilenceWatch`."""
 
     @property
     def keeps(self) -> bool:
@@ -58,13 +58,13 @@ class Looks:
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0
         """Moment for which the timer is set."""
-        self._vigil: Watch | None = None
+        self._silence_watch: Watch | None = None
         """The loop's, once anybody was watched by it."""
 
     @property
     def pending(self) -> bool:
         """True if a look is due at some moment."""
-        return self._timer is not None or (self._vigil is not None and self._vigil.keeps)
+        return self._timer is not None or (self._silence_watch is not None and self._silence_watch.keeps)
 
     def by(self, at: int) -> None:
         """Look at all tenants at that moment at the latest."""
@@ -83,35 +83,35 @@ class Looks:
             tenants: By tenant the processes of which one has to give signs of life; none: it cannot be watched.
             at: Moment of the first look.
         """
-        vigil = self._loops_vigil()
-        if vigil is None or not all(tenants.values()) or not vigil.keep(tenants, at, self._over):
+        silence_watch = self._of_the_loop()
+        if silence_watch is None or not all(tenants.values()) or not silence_watch.keep(tenants, at, self._over):
             self.by(at)
 
     def put(self, tenant: str, beats: Sequence[protocol.Beat]) -> bool:
         """Look whenever this tenant may be silent, too. Return False where the loop cannot: a look is to be asked
         for."""
-        vigil = self._loops_vigil()
-        return vigil is not None and bool(beats) and vigil.put(tenant, beats, self._over)
+        silence_watch = self._of_the_loop()
+        return silence_watch is not None and bool(beats) and silence_watch.put(tenant, beats, self._over)
 
     def drop(self, tenant: str) -> None:
         """Look at a tenant no more: it holds nothing."""
-        if self._vigil is not None:
-            self._vigil.drop(tenant)
+        if self._silence_watch is not None:
+            self._silence_watch.drop(tenant)
 
     def watches(self, tenant: str) -> bool:
         """Return whether a look is taken whenever this tenant may be silent."""
-        return self._vigil is not None and self._vigil.watches(tenant)
+        return self._silence_watch is not None and self._silence_watch.watches(tenant)
 
     def close(self) -> None:
         """Take no more looks."""
         self._cancel()
-        if self._vigil is not None:
-            self._vigil.end()
+        if self._silence_watch is not None:
+            self._silence_watch.end()
 
-    def _loops_vigil(self) -> Watch | None:
-        if self._vigil is None:
-            self._vigil = getattr(asyncio.get_running_loop(), "vigil", None)
-        return self._vigil
+    def _of_the_loop(self) -> Watch | None:
+        if self._silence_watch is None:
+            self._silence_watch = getattr(asyncio.get_running_loop(), "silence_watch", None)
+        return self._silence_watch
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -120,8 +120,8 @@ class Looks:
 
     def _due(self) -> None:
         self._timer = None
-        if self._vigil is not None:
-            self._vigil.end()
+        if self._silence_watch is not None:
+            self._silence_watch.end()
         self._look(self._clock() - self._at >= STALL_NS)
 
     def _over(self, due: int) -> None:

@@ -185,5 +185,5 @@ def test_where_the_loop_cannot_watch_each_look_is_a_timer(monkeypatch: pytest.Mo
         one.stop()
         await until(lambda: one.grant_id in barred)
 
-    monkeypatch.setattr(on_time.Vigil, "keep", lambda *_: False)
+    monkeypatch.setattr(on_time.SilenceWatch, "keep", lambda *_: False)
     assert on_the_loop(life) >= 2
