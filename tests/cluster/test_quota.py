@@ -93,6 +93,30 @@ def test_a_quota_counts_sharepods_and_plain_pods_together_and_says_so_in_the_con
     world.phase(namespace, "third", "Running")
 
 
+@pytest.mark.promise("security-quota")
+@pytest.mark.parametrize("way", ["deleted with its Pod left", "the Pod's owner removed"])
+def test_a_pod_without_its_sharepod_counts_until_it_ends(world: World, way: str) -> None:
+    name = "orphan" if way.startswith("deleted") else "unowned"
+    (node,) = world.nodes(name)
+    namespace = world.cluster.namespace(name)
+    path = quota(world, namespace, milli="500")
+    world.apply(namespace, "first", SHARE, on=name)
+    world.phase(namespace, "first", "Running")
+    if name == "orphan":
+        world.cluster.kubectl("delete", "sharepod", "first", "-n", namespace, "--cascade=orphan", timeout=60)
+    else:
+        pod = f"/api/v1/namespaces/{namespace}/pods/first"
+        world.api.patch(pod, {"metadata": {"ownerReferences": None}})
+        world.cluster.kubectl("delete", "sharepod", "first", "-n", namespace, "--wait=false", timeout=60)
+    world.apply(namespace, "second", SHARE, on=name)
+    said = world.condition(namespace, "second", "PodReady", status="False", reason="PodForbidden")
+    assert "exceeded quota: gpu" in said
+    assert used(world, path)[f"requests.{MILLI}"] == "400"
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/first", grace=0)
+    world.phase(namespace, "second", "Running", timeout=60)
+    assert row(world, node, "second") == 400
+
+
 @pytest.mark.promise("operator-sharepod-line-resize")
 def test_a_live_resize_changes_the_share_and_not_the_line_and_kube_scheduler_believes_it(world: World) -> None:
     (node,) = world.nodes("resize")
