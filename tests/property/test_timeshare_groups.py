@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from property.time_sliced_gpu import MS, US, Program, S, TimeSlicedGpu
 from property.timeshare_mixes import FEW
@@ -70,7 +70,7 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
 members = st.tuples(
     st.sampled_from(["g0", "g1", "g2"]),
     st.sampled_from([None, "a", "b"]),
-    st.integers(1, 8),
+    st.integers(0, 8),
     st.sampled_from([1 * MS, 5 * MS, 20 * MS]),
     st.sampled_from(["busy", "busy", "pauses", "leaves", "stops"]),
     st.integers(0, 1000),
@@ -112,6 +112,20 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
 
 
 @pytest.mark.promise("time-group-guarantee")
+@pytest.mark.parametrize("mate_milli", [100, 900])
+def test_a_best_effort_member_takes_nothing_from_the_request_of_others(mate_milli: int) -> None:
+    """Nothing is guaranteed to it, so it can ride on nothing."""
+    victim = Busy("victim", ("g0",), request=900, kernel_ns=2 * MS)
+    programs = [
+        Busy("m0", ("g0",), group="a", request=0, kernel_ns=5 * MS),
+        Busy("m1", ("g1",), group="a", request=mate_milli, kernel_ns=5 * MS),
+        Busy("other", ("g1",), request=1000 - mate_milli, kernel_ns=2 * MS),
+    ]
+    Simulation([victim, *programs], announces=True).run(20 * S)
+    assert victim.share(5 * S, 20 * S) >= 0.9
+
+
+@pytest.mark.promise("time-group-guarantee")
 @FEW
 @given(limits=st.tuples(st.integers(3, 9), st.integers(3, 9)), requests=st.tuples(st.integers(1, 3), st.integers(1, 3)))
 def test_limits_of_a_groups_members_stay_their_own(limits: tuple[int, int], requests: tuple[int, int]) -> None:
@@ -149,3 +163,46 @@ def test_members_of_a_group_begin_and_end_their_turns_together() -> None:
         max(0, min(end, ends) - max(begin, begins)) for begin, end in one for begins, ends in other if begins < end
     )
     assert together >= 0.95 * members[0].held(0, 20 * S)
+
+
+trainings = st.tuples(
+    st.sampled_from([1, 3, 5, 10]),
+    st.sampled_from([1 * MS, 5 * MS, 30 * MS]),
+    st.sampled_from([300 * US, 1 * MS, 3 * MS]),
+    st.booleans(),
+)
+
+
+@pytest.mark.promise("time-group-guarantee")
+@FEW
+@given(gpus=st.integers(2, 3), groups=st.lists(trainings, min_size=2, max_size=4), request=st.sampled_from([100, 250]))
+@example(gpus=2, groups=[(5, 10 * MS, 1 * MS, True), (3, 3 * MS, 300 * US, False)], request=250)
+def test_groups_that_pause_next_to_each_other_keep_the_invariants_on_gpus_that_are_shared_concurrently(
+    gpus: int, groups: list[tuple[int, int, int, bool]], request: int
+) -> None:
+    """A co-runner that its group makes the lead may be on a GPU that is kept idle for another tenant."""
+    programs: list[Program] = []
+    for i, (kernels, pause_ns, kernel_ns, collective) in enumerate(groups):
+        ranks = [
+            Program(
+                f"t{i}{rank}",
+                gpu=f"g{rank}",
+                group=f"t{i}",
+                request=request,
+                gpu_ns=kernel_ns,
+                host_ns=50 * US,
+                kernels=kernels,
+                ahead=1,
+                waits=True,
+                pause_ns=pause_ns,
+                jitter_ns=300 * US,
+                starts_ns=rank * 100 * US,
+            )
+            for rank in range(gpus)
+        ]
+        for program in ranks if collective else ():
+            program.ranks = ranks
+        programs += ranks
+    spare = 1000 - request * len(groups)
+    programs += [Program(f"o{rank}", gpu=f"g{rank}", request=spare, gpu_ns=3 * MS) for rank in range(gpus)]
+    TimeSlicedGpu(programs, sharing=Sharing.CONCURRENT).run(4 * S)

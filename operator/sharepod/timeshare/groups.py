@@ -5,7 +5,8 @@ Guarantees:
 - A member that wants nothing, runs already, starves, or does not drain within `_ENDS_NS` holds up no other.
 - A member rides on the credit of its group until it is `_RIDES_NS` behind. So no tenant of a GPU loses more by a group
   than that once, and a group gets no more than its members are due in sum.
-- Each member keeps its own charges, buckets and limit.
+- Each member keeps its own charges, buckets and limit. Best-effort members, to which nothing is guaranteed, contend by
+  themselves and hold up no other.
 """
 
 from __future__ import annotations
@@ -104,10 +105,11 @@ def contenders(
     found: list[Contender] = []
     by_group: dict[str, list[TokenTenant]] = {}
     for tenant in competing:
-        if tenant.starving or not is_parted(tenant, groups):
+        if tenant.starving or not tenant.account.request_milli or not is_parted(tenant, groups):
             found.append(Contender((tenant,), tenant.gpus))
         else:
             by_group.setdefault(tenant.group or "", []).append(tenant)
+    contend_again = {tenant.id for tenant in again}
     for group, members in by_group.items():
         best = max([member.account.lag_ns() for member in members])
         least = max(min(0, best) - _RIDES_NS, best - _APART_NS)
@@ -119,7 +121,7 @@ def contenders(
                 taken.update(member.gpus)
             else:
                 found.append(Contender((member,), member.gpus))
-        mates = [mate for mate in groups[group] if mate not in again]
+        mates = [mate for mate in groups[group] if mate.account.request_milli and mate.id not in contend_again]
         ending, until = _others(now, mates, taken)
         late = any(_is_late(mate) for mate in mates)
         joins = (late or until is not None) and riders[-1].account.lag_ns() >= -_RIDES_NS

@@ -50,18 +50,26 @@ def waiting_with(
         groups: The tenants of each group.
     """
     found: dict[str, TokenTenant] = {}
-    pending, seen = sorted(gpus), set[str]()
+    pending = sorted(gpus)
     if len(pending) == 1 and all(len(t.gpus) == 1 and t.group is None for t in tenants_on.get(pending[0], ())):
         return [t for t in tenants_on.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
+    seen, joined = set(pending), set[str]()
+
+    def reach(others: Iterable[str]) -> None:
+        for other in others:
+            if other not in seen:
+                seen.add(other)
+                pending.append(other)
+
     while pending:
-        gpu = pending.pop()
-        seen.add(gpu)
-        for tenant in tenants_on.get(gpu, ()):
+        for tenant in tenants_on.get(pending.pop(), ()):
             if tenant.runnable and tenant.id not in found:
                 found[tenant.id] = tenant
-                pending.extend(other for other in tenant.gpus if other not in seen)
-            if tenant.group is not None:
-                pending.extend(other for mate in groups[tenant.group] for other in mate.gpus if other not in seen)
+                reach(tenant.gpus)
+            if tenant.group is not None and tenant.group not in joined:
+                joined.add(tenant.group)
+                for mate in groups[tenant.group]:
+                    reach(mate.gpus)
     return list(found.values())
 
 

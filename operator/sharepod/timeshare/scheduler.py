@@ -625,6 +625,7 @@ class Scheduler:
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
         """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
         tenant, charged_ns = turn.tenant, 0
+        self._cease_waiting(now, tenant)
         if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
             return self._promote(now, turn, tenant.hold)
         if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
@@ -633,7 +634,6 @@ class Scheduler:
                 charged_ns = tenant.hold.charged_ns
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
-        self._cease_waiting(now, tenant)
         self._occupancy.settle_on(now, tenant.gpus)
         unlimited = self._policy.unlimited(now, tenant) and not turn.backfill
         deadline = None if unlimited else now + turn.quantum_ns
