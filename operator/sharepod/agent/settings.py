@@ -210,7 +210,7 @@ class AgentSettings(BaseSettings):
     """Port of `/metrics`; 0: any free port."""
 
     metrics_access: MetricsAccess = MetricsAccess.TOKEN
-    """Readers of `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
+    """Readers of `/metrics` and `/trace`: `Token` (who sends a token that may `get` that path, by the ClusterRole
     `sharepod-metrics-reader`) or `Open` (whoever reaches the port). In mode `standalone`, which has no API server, it
     is open."""
 

@@ -3,6 +3,7 @@
 Guarantees:
 - Who floods the one does not keep clients of the other waiting.
 - A scrape is computed when it is asked for, at most once a second however many ask.
+- One trace is written at a time: a second reader is refused with status 429.
 - A scrape holds up no hand-off: figures are gathered in short steps, and their text is made in another thread.
 """
 
@@ -73,7 +74,7 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
 
     `guard`: decides who may read the metrics; None: whoever asks.
     """
-    collector, computing = AgentCollector(agent), asyncio.Lock()
+    collector, computing, tracing = AgentCollector(agent), asyncio.Lock(), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -86,7 +87,10 @@ async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | Non
         return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def traced(request: web.Request) -> web.Response:
-        return await _trace(agent, request.query)
+        if tracing.locked():
+            return web.Response(status=429, text="another trace is being written: ask again in a second\n")
+        async with tracing:
+            return await _trace(agent, request.query)
 
     async def healthz(_request: web.Request) -> web.Response:
         if agent.stands_by() and agent.unfit is not None:

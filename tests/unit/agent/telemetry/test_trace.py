@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,24 @@ async def test_the_agent_serves_the_trace_of_one_gpu(directory: Path) -> None:
             -1
         ] == "default/a"
         client.close()
+
+
+async def test_one_trace_is_written_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> dict[str, object]:
+        begun.set()
+        assert ends.wait(30)
+        return {}
+
+    monkeypatch.setattr("sharepod.agent.telemetry.endpoints.trace", slow)
+    question = f"GET /trace?gpu={GPU0}&seconds=5 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    async with started(directory) as agent, served_http(agent) as ask:
+        first = asyncio.ensure_future(ask(question))
+        await asyncio.to_thread(begun.wait, 30)
+        assert (await ask(question)).startswith(b"HTTP/1.1 429 ")
+        ends.set()
+        assert (await first).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
