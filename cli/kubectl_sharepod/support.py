@@ -19,7 +19,8 @@ from typing import Any
 from kubectl_sharepod.kubectl import GROUP, Json, Kubectl, KubectlError
 from kubectl_sharepod.output import Page
 
-_SYSTEM = "sharepod-system"
+SYSTEM = "sharepod-system"
+"""Namespace of operator and agents."""
 _REDACTED = "<redacted>"
 _LOG_LINES = 5000
 _OBJECTS = {
@@ -31,9 +32,9 @@ _OBJECTS = {
     "resourceclaims": "/apis/resource.k8s.io/v1/resourceclaims",
     "deviceclasses": "/apis/resource.k8s.io/v1/deviceclasses",
     "policies": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-    "system-pods": f"/api/v1/namespaces/{_SYSTEM}/pods",
-    "system-events": f"/api/v1/namespaces/{_SYSTEM}/events",
-    "settings": f"/api/v1/namespaces/{_SYSTEM}/configmaps",
+    "system-pods": f"/api/v1/namespaces/{SYSTEM}/pods",
+    "system-events": f"/api/v1/namespaces/{SYSTEM}/events",
+    "settings": f"/api/v1/namespaces/{SYSTEM}/configmaps",
     "gpunode-events": "/api/v1/events?fieldSelector=involvedObject.kind%3DGPUNode",
     "sharepod-events": "/api/v1/events?fieldSelector=involvedObject.kind%3DSharePod",
 }
@@ -47,7 +48,7 @@ def support(kubectl: Kubectl, target: Path | None = None) -> Page:
         for name, where in _OBJECTS.items():
             _add(bundle, f"{name}.json", missing, partial(_object, kubectl, where))
         for part in ("operator", "agent"):
-            _add(bundle, f"{part}.log", missing, partial(kubectl.logs, _SYSTEM, part, _LOG_LINES))
+            _add(bundle, f"{part}.log", missing, partial(kubectl.logs, SYSTEM, part, _LOG_LINES))
         _add(bundle, "missing.json", {}, lambda: _readable(missing))
     lines = [f"{name} is missing: {reason}" for name, reason in missing.items()]
     return Page(before=[f"{path}: read it before you send it", *lines], names=[str(path)])

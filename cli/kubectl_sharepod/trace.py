@@ -19,6 +19,7 @@ from kubectl_sharepod.commands import find
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError
 from kubectl_sharepod.output import Column, Page
 from kubectl_sharepod.reading import gpus
+from kubectl_sharepod.support import SYSTEM
 from kubectl_sharepod.views import mapping, rows, text, whole
 
 ACCOUNT = "sharepod-trace"
@@ -49,12 +50,13 @@ def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = N
 
 
 def _agent(kubectl: Kubectl, node: str) -> Json:
-    """Return the Pod of the agent on a node."""
+    """Return the Pod of the agent on a node. A Pod of another namespace may have the same label."""
     select = urlencode(
         {"labelSelector": "app.kubernetes.io/name=sharepod-agent", "fieldSelector": f"spec.nodeName={node}"},
         quote_via=quote,
     )
-    running = [pod for pod in kubectl.items(f"/api/v1/pods?{select}") if text(pod, "status", "phase") == "Running"]
+    pods = kubectl.items(f"/api/v1/namespaces/{SYSTEM}/pods?{select}")
+    running = [pod for pod in pods if text(pod, "status", "phase") == "Running"]
     if not running:
         raise KubectlError(f"no agent runs on node {node}; `kubectl sharepod doctor` shows why")
     return max(running, key=lambda pod: text(pod, "metadata", "creationTimestamp"))
@@ -91,7 +93,7 @@ def _page(found: Json, path: Path) -> Page:
     return Page(
         before=[f"{path}: {whole_us / 1e6:.1f} s; open it at https://ui.perfetto.dev or in chrome://tracing"],
         columns=[Column("GPU", grows=True), Column("SECONDS", right=True), Column("PART", right=True)],
-        rows=[[name, f"{us / 1e6:.3f}", f"{us / whole_us:.1%}"] for name, us in lines],
+        rows=[[name, f"{us / 1e6:.3f}", f"{us / (whole_us or 1):.1%}"] for name, us in lines],
         items=lambda: [{"state": name, "seconds": us / 1e6} for name, us in lines],
         names=[str(path)],
     )

@@ -71,7 +71,7 @@ def asked() -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
 
 
 def with_agent(port: int, **agent: Json) -> Forwarding:
-    known = cluster().objects | {"/api/v1/pods": {"items": [AGENT | agent]}}
+    known = cluster().objects | {"/api/v1/namespaces/sharepod-system/pods": {"items": [AGENT | agent]}}
     return Forwarding(objects=known, port=port)
 
 
