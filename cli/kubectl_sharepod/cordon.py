@@ -71,7 +71,7 @@ def _write(kubectl: Kubectl, gpu: Gpu, *, undo: bool) -> None:
     """Write the annotation of the GPUNode, on the version that was read."""
     for attempt in range(_TRIES):
         gpunode = kubectl.get(path("gpunodes", name=gpu.node))
-        others = [each for each in cordoned_of(gpunode) if each not in (gpu.uuid, str(gpu.index))]
+        others = [each for each in cordoned_of(gpunode) if each.lower() not in (gpu.uuid.lower(), str(gpu.index))]
         listed = others if undo else [*others, gpu.uuid]
         version = text(gpunode, "metadata", "resourceVersion")
         annotations = {CORDONED: ",".join(listed) or None}

@@ -270,7 +270,7 @@ def _gpu(
         why = "unhealthy"
     if not why and device.get("taken") is True:
         why = "NVIDIA's device plugin gave it to another Pod"
-    listed = text(device, "uuid") in cordoned or str(whole(device.get("index"))) in cordoned
+    listed = text(device, "uuid").lower() in map(str.lower, cordoned) or str(whole(device.get("index"))) in cordoned
     return Gpu(
         node=node,
         uuid=text(device, "uuid"),

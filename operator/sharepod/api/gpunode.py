@@ -201,9 +201,9 @@ class GPUNodeSpec(Model):
 
 
 def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
-    """Return the UUIDs and indexes of the GPUs that the annotations of a GPUNode cordon."""
+    """Return the UUIDs, in lower case, and indexes of the GPUs that the annotations of a GPUNode cordon."""
     listed = annotations.get(CORDONED_ANNOTATION, "").split(",", MAX_GPUS)[:MAX_GPUS]
-    return frozenset(part.strip() for part in listed if part.strip())
+    return frozenset(part.strip().lower() for part in listed if part.strip())
 
 
 class Link(Model):
@@ -248,7 +248,7 @@ class Gpu(Model):
 
     def is_cordoned(self, listed: Collection[str]) -> bool:
         """Return whether this GPU is listed in the annotation of its GPUNode."""
-        return self.uuid in listed or str(self.index) in listed
+        return self.uuid.lower() in listed or str(self.index) in listed
 
     @model_validator(mode="before")
     @classmethod

@@ -40,7 +40,7 @@ CHANGEABLE = ", ".join(f"gpu.{field}" for field in MUTABLE) + f" and {TTL}"
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 NO_GROUP = "None"
-"""Value of `group` of a tenant that is in none, although its controller makes it one of several."""
+"""Value of `group`, in any case, of a tenant that is in none, although its controller makes it one of several."""
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
 Total = Annotated[int, Field(ge=0, le=MAX_COUNTER)]

@@ -58,7 +58,8 @@ def test_a_group_is_as_long_as_a_row_takes() -> None:
 
 @pytest.mark.promise("placement-default-group")
 @pytest.mark.parametrize(
-    ("named", "default", "group"), [(None, "Job/u", "Job/u"), ("own", "Job/u", "own"), (NO_GROUP, "Job/u", None)]
+    ("named", "default", "group"),
+    [(None, "Job/u", "Job/u"), ("own", "Job/u", "own"), (NO_GROUP, "Job/u", None), ("none", "Job/u", None)],
 )
 def test_a_named_group_replaces_the_default_and_none_turns_it_off(
     named: str | None, default: str, group: str | None

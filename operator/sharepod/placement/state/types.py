@@ -286,7 +286,7 @@ class PlacementRequest:
     def group(self) -> str | None:
         """Return the group of the tenant in its namespace; None: it is in none."""
         named = self.gpu.group
-        return None if named == NO_GROUP else named or self.default_group
+        return None if (named or "").lower() == NO_GROUP.lower() else named or self.default_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ GPUS = tuple(Gpu(uuid=f"GPU-{index}", index=index, model="m", memory=1 << 34) fo
         (None, [0, 1, 2]),
         ({}, [0, 1, 2]),
         ({CORDONED_ANNOTATION: "GPU-1"}, [0, 2]),
+        ({CORDONED_ANNOTATION: "gpu-1"}, [0, 2]),
         ({CORDONED_ANNOTATION: " 0, GPU-2 ,7,"}, [1]),
         ({CORDONED_ANNOTATION: 5}, [0, 1, 2]),
     ],
