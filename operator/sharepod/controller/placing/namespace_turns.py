@@ -29,18 +29,18 @@ class NamespaceTurns:
     """Those that are still to be tried in a pass.
 
     Args:
-        indexed: Lines of those that were indexed before the pass. Nobody is added to them during it.
+        indexed: Lines of the queue index, which do not change during the pass.
         untried: Those that were never refused, or are to be tried whatever has changed since: it takes out who is
             tried, and puts in who comes.
     """
 
     def __init__(
         self,
-        filed: Mapping[tuple[Rank, str], NamespaceLine] | None = None,
+        indexed: Mapping[tuple[Rank, str], NamespaceLine] | None = None,
         untried: set[str] | None = None,
     ) -> None:
         self._numbers = itertools.count()
-        self._indexed = dict(filed or {})
+        self._indexed = dict(indexed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
         """Heaps of the others of each namespace."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
@@ -110,8 +110,8 @@ class NamespaceTurns:
 
     def _first(self, rank: Rank, namespace: str) -> Entry | None:
         """Return the first of a namespace, of those that were indexed before the pass and the others."""
-        filed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
-        first = filed.first if filed is not None else None
+        indexed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
+        first = indexed.first if indexed is not None else None
         return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first
 
     def _count(self, rank: Rank, namespace: str, taken: Entry) -> None:

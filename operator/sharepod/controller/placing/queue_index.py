@@ -48,7 +48,7 @@ class NamespaceLine:
             self._version, self._next = version, 0
 
     def add(self, entry: Entry, *, refused: bool) -> bool:
-        """File an entry; return whether it is to have a turn, and those behind it have had theirs. `refused`: it was,
+        """Index an entry; return whether it is to have a turn, and those behind it have had theirs. `refused`: it was,
         at the version of this pass."""
         at = bisect.bisect_left(self._entries, entry[:2], key=_place)
         self._entries.insert(at, entry)
@@ -180,17 +180,17 @@ class QueueIndex:
             self._timed[waiting.tenant] = waiting
         else:
             self._timed.pop(waiting.tenant, None)
-        asks, filed = _asks(waiting), self._indexed.get(waiting.tenant)
-        stays = filed is not None and (filed.asks, filed.entry[0]) == (asks, waiting.key)
+        asks, indexed = _asks(waiting), self._indexed.get(waiting.tenant)
+        stays = indexed is not None and (indexed.asks, indexed.entry[0]) == (asks, waiting.key)
         if not stays or waiting.refused_at_version != version or len(self._asking[asks]) > 1 or self._groups.get(asks):
             self.changed(waiting)
 
     def came_back(self, waiting: WaitingTenant, group: RequestGroup) -> None:
         """Note that a request is back in the group from which its turn took it. If nothing else has changed, both keep
         their places."""
-        filed = self._indexed_groups.get(group)
+        indexed = self._indexed_groups.get(group)
         alone = len(self._groups.get(group.asks, ())) == 1 and group.asks not in self._asking
-        if filed is not None and filed.entry[2] is waiting and group.oldest is waiting and alone:
+        if indexed is not None and indexed.entry[2] is waiting and group.oldest is waiting and alone:
             self._changed_groups.pop(group, None)
             self._changed.pop(waiting.tenant, None)
 
@@ -199,7 +199,8 @@ class QueueIndex:
         return min((waiting.retry_at for waiting in self._timed.values()), default=float("inf"))
 
     async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
-        """File those that have changed, for a pass at this version of the room; return those to be tried whose turn in
+        """Index the requests that have changed, for a pass at this version of the room. Return those to be tried whose
+        turn in
         their line is over. Others have turns meanwhile.
 
         Args:
@@ -315,24 +316,24 @@ class QueueIndex:
         return line
 
     def _unfile(self, tenant: str) -> None:
-        if (filed := self._indexed.pop(tenant, None)) is None:
+        if (indexed := self._indexed.pop(tenant, None)) is None:
             return
-        assert filed.asks is not None
-        asking = self._asking[filed.asks]
+        assert indexed.asks is not None
+        asking = self._asking[indexed.asks]
         del asking[tenant]
         if not asking:
-            del self._asking[filed.asks]
-        self._remove(filed)
+            del self._asking[indexed.asks]
+        self._remove(indexed)
 
     def _remove_group(self, group: RequestGroup) -> None:
-        if (filed := self._indexed_groups.pop(group, None)) is not None:
-            self._remove(filed)
+        if (indexed := self._indexed_groups.pop(group, None)) is not None:
+            self._remove(indexed)
 
-    def _remove(self, filed: _Indexed) -> None:
-        line = self.lines[filed.where]
-        line.remove(filed.entry)
+    def _remove(self, indexed: _Indexed) -> None:
+        line = self.lines[indexed.where]
+        line.remove(indexed.entry)
         if line.is_empty:
-            del self.lines[filed.where]
+            del self.lines[indexed.where]
 
 
 def _place(entry: Entry) -> tuple[QueueKey, int]:

@@ -125,7 +125,7 @@ async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pa
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 1e9)  # what is tried between two turns of others takes the machine's time
-    filed = await _history(seed, namespaces="mnn")
+    indexed = await _history(seed, namespaces="mnn")
     line_up = WaitingLine.line_up
 
     async def anew(self: WaitingLine, cluster: Cluster) -> NamespaceTurns:
@@ -134,4 +134,4 @@ async def test_each_gets_what_it_would_get_if_all_were_filed_anew_before_each_pa
         return await line_up(self, cluster)
 
     monkeypatch.setattr(WaitingLine, "line_up", anew)
-    assert filed == await _history(seed, namespaces="mnn")
+    assert indexed == await _history(seed, namespaces="mnn")
