@@ -200,8 +200,7 @@ class QueueIndex:
 
     async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
         """Index the requests that have changed, for a pass at this version of the room. Return those to be tried whose
-        turn in
-        their line is over. Others have turns meanwhile.
+        turn in their line is over. Others have turns during the pass.
 
         Args:
             version: The `room_version`.
