@@ -1,6 +1,6 @@
 """Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
 
-`agent killed`: steward and teller; `container killed`: the supervisor too, and all are started again; `agent
+`agent killed`: privileged process and worker; `container killed`: the supervisor too, and all are started again; `agent
 upgraded`: SIGTERM once the next one stands by. The agent is two processes, as in its DaemonSet: needs root. Three
 busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to 100 ms,
 so that any single second is some points off what was asked: `second_off` is how far the shares of what all got are

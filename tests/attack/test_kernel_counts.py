@@ -130,7 +130,7 @@ async def test_the_agents_processes_are_counted_by_users_that_no_pod_can_name_an
         async with apart(directory) as program:
             users = {name: real_user(pid) for name, pid in parts(program).items()}
             assert min(users.values()) > LARGEST_OF_A_POD
-            assert users["teller"] != users["steward"]
+            assert users["worker"] != users["privileged"]
             assert not seen & set(users.values())
             seen |= set(users.values())
             clients = [await asking(directory, tenant) for tenant in ("a", "b")]

@@ -22,13 +22,13 @@ _OF_NODE = (
     *(f"/var/lib/kubelet/{folder}" for folder in ("pods", "plugins", "plugins_registry", "pod-resources")),
 )
 _PROGRAM = ("/usr", "/lib", "/lib64", "/bin", "/opt", "/etc/ld.so.cache")
-"""Where the teller's program and its libraries are, read-only."""
+"""Where the worker's program and its libraries are, read-only."""
 _OF_RUNTIME = ("/usr", "/run/fake-cuda-state")
 """Where NVIDIA's runtime, here its double, puts the driver."""
 
 
 def expect_rights(cluster: Cluster, machine: RealNode) -> None:
-    """Expect that operator and teller can do nothing on the node, the agent reaches its own node only, and none of them
+    """Expect that operator and worker can do nothing on the node, the agent reaches its own node only, and none of them
     what the ClusterRoles do not say."""
     operator = _processes(cluster, machine, "sharepod-operator")
     for pid in operator:
@@ -43,24 +43,24 @@ def expect_rights(cluster: Cluster, machine: RealNode) -> None:
         _expect_mounts(machine, pid, _OF_POD)
     agent = _processes(cluster, machine, "sharepod-agent")
     of_user = {pid: _status(machine, pid) for pid in agent}
-    tellers = [pid for pid, status in of_user.items() if status["Uid"] != "0"]
-    stewards = [pid for pid in agent if pid not in tellers]
-    assert tellers, of_user
-    assert stewards, of_user
-    for pid in tellers:
+    workers = [pid for pid, status in of_user.items() if status["Uid"] != "0"]
+    privileged = [pid for pid in agent if pid not in workers]
+    assert workers, of_user
+    assert privileged, of_user
+    for pid in workers:
         told = of_user[pid]
         assert (told["CapEff"], told["CapBnd"], told["NoNewPrivs"], told["Seccomp"]) == (_NONE, _NONE, "1", "2")
         mounts = _mounts(machine, pid)
         _expect_mounts(machine, pid, ("/proc", *_PROGRAM))
         writable = [point for point in mounts if not mounts[point].startswith("ro") and point != "/proc"]
         assert not writable, writable
-    for pid in stewards:
+    for pid in privileged:
         mounts = _mounts(machine, pid)
         assert mounts["/"].startswith("ro")
         _expect_mounts(machine, pid, _OF_POD + _OF_NODE + _OF_RUNTIME)
         assert {"/var/lib/kubelet/pods", "/var/lib/sharepod"} <= mounts.keys()
         assert mounts["/var/lib/kubelet/pod-resources"].startswith("ro")
-    _agents_token(cluster, _api(cluster, machine, stewards[0]), machine.node)
+    _agents_token(cluster, _api(cluster, machine, privileged[0]), machine.node)
     _operators_token(_api(cluster, machine, operator[0]))
 
 

@@ -38,7 +38,7 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import on_time, standalone
 from .agent import Agent, agent_version
-from .apart import confinement, pair, teller
+from .apart import confinement, pair, worker
 from .apart.control_end import ControlEnd
 from .apart.distant_agent import AnyAgent, DistantAgent
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
@@ -110,15 +110,15 @@ def _run_apart(settings: AgentSettings, early: EarlySockets) -> int:
         log.error("agent cannot run", error=str(error))
         return 1
 
-    def steward(control: socket.socket, kept: KeptDescriptors) -> int:
+    def privileged(control: socket.socket, kept: KeptDescriptors) -> int:
         http.metrics.close()
         http.health.close()
         return on_time.run(run(settings, kept, control))
 
     try:
         return pair.keep_pair(
-            steward,
-            lambda control: teller.run(settings, control, http),
+            privileged,
+            lambda control: worker.run(settings, control, http),
             lambda: [http.metrics.fileno(), http.health.fileno()],
             settings.niceness,
             kept,
@@ -140,7 +140,7 @@ def inventory_of(settings: AgentSettings) -> Inventory:
 async def run(
     settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT, control: socket.socket | None = None
 ) -> int:
-    """Run one agent from its start to a signal; return the exit status. `control`: brings the way to the teller, where
+    """Run one agent from its start to a signal; return the exit status. `control`: brings the way to the worker, where
     tenants are served by one."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
@@ -173,7 +173,7 @@ async def run(
                     stopping = True
             finally:
                 if isinstance(agent, DistantAgent):
-                    await succession.pass_on(agent.stewardship.state.heirlooms())
+                    await succession.pass_on(agent.services.state.heirlooms())
                 await agent.close()
                 succession.left_to_supervisor = isinstance(agent, DistantAgent) and agent.may_serve
         return 0
@@ -204,12 +204,12 @@ def _agent(
     asks: ApiReviews | None,
     stop: asyncio.Event,
 ) -> AnyAgent:
-    """Return the agent; one whose tenants a teller serves where `control` brings the way to it."""
+    """Return the agent; one whose tenants a worker serves where `control` brings the way to it."""
     inventory = inventory_of(settings)
     if control is None:
         return Agent(settings, inventory, on_this_node(settings))
     agent = DistantAgent(settings, inventory, kept)
-    agent.stewardship.review = asks.reviews.create if asks is not None else None
+    agent.services.review = asks.reviews.create if asks is not None else None
     agent.link_lost = ControlEnd(control, agent.line, stop.set).say_lost
     return agent
 

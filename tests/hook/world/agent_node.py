@@ -129,7 +129,7 @@ class Node:
             return callers.settled()
 
     def kill_agent(self) -> Interruption:
-        """Kill steward and teller. Return what callers saw until the next ones served."""
+        """Kill privileged process and worker. Return what callers saw until the next ones served."""
         children = [(pid, os.pidfd_open(pid)) for pid in self.agent_pids[1:]]
         with self._callers() as callers:
             for pid, _pidfd in children:

@@ -1,6 +1,6 @@
 """Calls between the agent's two processes: their names, arguments and results.
 
-The *steward* has the node's rights; the *teller* has none, and serves tenants. A name says who is called.
+The *privileged process* has the node's rights; the *worker* has none, and serves tenants. A name says who is called.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ReviewWanted:
 
 @dataclass(frozen=True)
 class Told:
-    """Facts that the teller knows, for the GPUNode's status."""
+    """Facts that the worker knows, for the GPUNode's status."""
 
     gpus: tuple[Gpu, ...]
     gpus_known: bool
@@ -198,41 +198,41 @@ _ID: TypeAdapter[str] = TypeAdapter(_Id)
 _IDS: TypeAdapter[tuple[str, ...]] = TypeAdapter(_Ids)
 _TEXT = TypeAdapter(str)
 
-STEWARD_PREPARE = Call("prepare", _NOTHING, _TEXT)
-STEWARD_CREATE = Call("create", TypeAdapter(DirectoryWanted), _NOTHING)
-STEWARD_COMPLETE: Call[DirectoryWanted, Failure | None] = Call(
+PRIVILEGED_PREPARE = Call("prepare", _NOTHING, _TEXT)
+PRIVILEGED_CREATE = Call("create", TypeAdapter(DirectoryWanted), _NOTHING)
+PRIVILEGED_COMPLETE: Call[DirectoryWanted, Failure | None] = Call(
     "complete", TypeAdapter(DirectoryWanted), TypeAdapter(Failure | None)
 )
-STEWARD_OPEN: Call[tuple[FilesAsked, ...], tuple[FilesMade | Failure, ...]] = Call(
+PRIVILEGED_OPEN: Call[tuple[FilesAsked, ...], tuple[FilesMade | Failure, ...]] = Call(
     "open",
     TypeAdapter(Annotated[tuple[FilesAsked, ...], Field(max_length=OPENED_MAX)]),
     TypeAdapter(tuple[FilesMade | Failure, ...]),
 )
-STEWARD_UNHEARD = Call("unheard", _ID, _NOTHING)
-STEWARD_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING, _MANY_IDS)
-STEWARD_WATCH: Call[tuple[WatchWanted, ...], tuple[bool, ...]] = Call(
+PRIVILEGED_UNHEARD = Call("unheard", _ID, _NOTHING)
+PRIVILEGED_UNHEARD_ALL_BUT = Call("unheard all but", _IDS, _NOTHING, _MANY_IDS)
+PRIVILEGED_WATCH: Call[tuple[WatchWanted, ...], tuple[bool, ...]] = Call(
     "watch",
     TypeAdapter(Annotated[tuple[WatchWanted, ...], Field(max_length=DESCRIPTORS_MAX)]),
     TypeAdapter(tuple[bool, ...]),
 )
-STEWARD_SHUT = Call("shut", _ID, _NOTHING)
-STEWARD_REMOVE = Call("remove", _ID, _NOTHING)
-STEWARD_EXISTING = Call("existing", _NOTHING, TypeAdapter(tuple[str, ...]))
-STEWARD_READ_FILE = Call("read file", _ID, _TEXT)
-STEWARD_REPLACE_FILE = Call("replace file", TypeAdapter(FileContent), _NOTHING, _A_FILE)
-STEWARD_IDENTIFY = Call("identify", _ID, TypeAdapter(Identity))
-STEWARD_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode), _A_READING)
-STEWARD_END = Call("end", TypeAdapter(EndWanted), _NOTHING)
-STEWARD_REVIEW = Call("review", TypeAdapter(ReviewWanted), TypeAdapter(dict[str, Any]))
-STEWARD_TOLD = Call("told", TypeAdapter(Told), _NOTHING, _A_TELLING)
+PRIVILEGED_SHUT = Call("shut", _ID, _NOTHING)
+PRIVILEGED_REMOVE = Call("remove", _ID, _NOTHING)
+PRIVILEGED_EXISTING = Call("existing", _NOTHING, TypeAdapter(tuple[str, ...]))
+PRIVILEGED_READ_FILE = Call("read file", _ID, _TEXT)
+PRIVILEGED_REPLACE_FILE = Call("replace file", TypeAdapter(FileContent), _NOTHING, _A_FILE)
+PRIVILEGED_IDENTIFY = Call("identify", _ID, TypeAdapter(Identity))
+PRIVILEGED_READ = Call("read", TypeAdapter(ReadingWanted), TypeAdapter(SeenOnNode), _A_READING)
+PRIVILEGED_END = Call("end", TypeAdapter(EndWanted), _NOTHING)
+PRIVILEGED_REVIEW = Call("review", TypeAdapter(ReviewWanted), TypeAdapter(dict[str, Any]))
+PRIVILEGED_TOLD = Call("told", TypeAdapter(Told), _NOTHING, _A_TELLING)
 
-TELLER_START = Call("start", _NOTHING, _NOTHING)
-TELLER_TAKE_STOCK = Call("take stock", _FLAG, _NOTHING)
-TELLER_APPLY: Call[tuple[Tenant, ...], InForce] = Call(
+WORKER_START = Call("start", _NOTHING, _NOTHING)
+WORKER_TAKE_STOCK = Call("take stock", _FLAG, _NOTHING)
+WORKER_APPLY: Call[tuple[Tenant, ...], InForce] = Call(
     "apply", TypeAdapter(tuple[Tenant, ...]), TypeAdapter(InForce), _A_LEDGER
 )
-TELLER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING, _A_LEDGER)
-TELLER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING, _A_LEDGER)
-TELLER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING, _A_TELLING)
-TELLER_STAND = Call("stand", TypeAdapter(ServingState), _NOTHING)
-TELLER_CLOSE = Call("close", _NOTHING, _NOTHING)
+WORKER_KNOW_LEDGER = Call("know ledger", TypeAdapter(LedgerHeader), _NOTHING, _A_LEDGER)
+WORKER_KNOW_PODS = Call("know pods", TypeAdapter(Pods), _NOTHING, _A_LEDGER)
+WORKER_TAKEN_IN: Call[tuple[str, ...], None] = Call("taken in", TypeAdapter(tuple[str, ...]), _NOTHING, _A_TELLING)
+WORKER_STAND = Call("stand", TypeAdapter(ServingState), _NOTHING)
+WORKER_CLOSE = Call("close", _NOTHING, _NOTHING)

@@ -29,7 +29,7 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Tell the supervisor that the last link has ended: a teller that still runs then is started anew."""
+        """Tell the supervisor that the last link has ended: a worker that still runs then is started anew."""
         with contextlib.suppress(OSError):  # it has gone
             self._control.send(lost(self._number))
 

@@ -1,8 +1,8 @@
-"""The agent as the steward sees it: the teller does what a driver calls, and has told what a driver reads.
+"""The agent as the privileged process sees it: the worker does what a driver calls, and has told what a driver reads.
 
 Guarantees:
-- A teller that is started anew is told all that the one before it knew, the rows in force last.
-- A steward that is started anew finds a teller that serves, and changes nothing of it but by a newer ledger.
+- A worker that is started anew is told all that the one before it knew, the rows in force last.
+- A privileged process that is started anew finds a worker that serves, and changes nothing of it but by a newer ledger.
 - A tenant counts as drained only if this process finds nothing of it either.
 """
 
@@ -25,23 +25,23 @@ from sharepod.api.gpunode import Gpu, PluginHolder, Pool, Tenant
 
 from . import calls
 from .link import Line, LinkLostError, NoAnswerError
-from .stewardship import Stewardship
+from .privileged_services import PrivilegedServices
 
 log = structlog.get_logger(__name__)
 
 _AWAY_S = 10.0
-"""Seconds that a call waits for a teller that is away."""
+"""Seconds that a call waits for a worker that is away."""
 _APPLY_S = 120.0
 """Seconds that a whole ledger may take: each new row costs some files."""
 _ATTEMPTS = 6
-"""Lives of the teller; the fifth that is killed within a minute ends the agent."""
+"""Lives of the worker; the fifth that is killed within a minute ends the agent."""
 _CLOSE_S = 5.0
 _STALE_S = 10.0
-"""Seconds after which what the teller has told is stale: it tells each second."""
+"""Seconds after which what the worker has told is stale: it tells each second."""
 
 
 class DistantTenants:
-    """Tenants of the teller, as a driver uses them."""
+    """Tenants of the worker, as a driver uses them."""
 
     def __init__(self, agent: DistantAgent) -> None:
         self._agent = agent
@@ -54,8 +54,8 @@ class DistantTenants:
 
     def directory(self, tenant_id: str) -> Path | None:
         """Return the directory to publish to a tenant's pod, if there is one."""
-        state = self._agent.stewardship.state
-        return state.path(tenant_id) if tenant_id in self.ready and tenant_id in self._agent.stewardship.rows else None
+        state = self._agent.services.state
+        return state.path(tenant_id) if tenant_id in self.ready and tenant_id in self._agent.services.rows else None
 
     def unservable(self, tenant_id: str) -> str | None:
         """Return why a row cannot be served, or None."""
@@ -73,12 +73,12 @@ class DistantAgent:
         self.successor_waits: Callable[[], bool] = lambda: False
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
-        self.stewardship = Stewardship(settings, inventory, kept, self._take_told)
+        self.services = PrivilegedServices(settings, inventory, kept, self._take_told)
         self.link_lost: Callable[[], None] = lambda: None
-        """Called when the link to the teller has ended."""
+        """Called when the link to the worker has ended."""
         self.may_serve = False
-        """Once this is closed: whether the teller has not said that it has closed everything."""
-        self.line = Line(self.stewardship.service(), self._revive_soon, lambda: self.link_lost())
+        """Once this is closed: whether the worker has not said that it has closed everything."""
+        self.line = Line(self.services.service(), self._revive_soon, lambda: self.link_lost())
         self.tenants = DistantTenants(self)
         self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
         self._order = asyncio.Lock()
@@ -94,35 +94,35 @@ class DistantAgent:
     @property
     def residue(self) -> Residue:
         """Remains of a tenant outside the agent."""
-        return self.stewardship.residue
+        return self.services.residue
 
     @residue.setter
     def residue(self, residue: Residue) -> None:
-        self.stewardship.residue = residue
+        self.services.residue = residue
 
     @property
     def owner_of(self) -> OwnerOf:
         """Tenant in whose pod a process runs."""
-        return self.stewardship.owner_of
+        return self.services.owner_of
 
     @owner_of.setter
     def owner_of(self, owner_of: OwnerOf) -> None:
-        self.stewardship.owner_of = owner_of
+        self.services.owner_of = owner_of
 
     @property
     def replaced(self) -> Replaced:
         """Processes of a tenant in which the hook was replaced."""
-        return self.stewardship.replaced
+        return self.services.replaced
 
     @replaced.setter
     def replaced(self, replaced: Replaced) -> None:
-        self.stewardship.replaced = replaced
+        self.services.replaced = replaced
 
     # ---- life
 
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
-        await self.stewardship.prepare()
+        await self.services.prepare()
         self._started = True
         await self._insist(self._revive)
 
@@ -135,7 +135,7 @@ class DistantAgent:
         """Have the inventory read and followed. See `Agent.take_stock`."""
 
         async def take() -> None:
-            await self.line.call(calls.TELLER_TAKE_STOCK, needed, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+            await self.line.call(calls.WORKER_TAKE_STOCK, needed, timeout_s=_APPLY_S, wait_s=_AWAY_S)
 
         await self._insist(take)
         self._stocked = True
@@ -149,15 +149,15 @@ class DistantAgent:
         self.may_serve = self._started
         if self._started and self.line.up:
             try:
-                await self.line.call(calls.TELLER_CLOSE, None, timeout_s=_CLOSE_S)
+                await self.line.call(calls.WORKER_CLOSE, None, timeout_s=_CLOSE_S)
                 self.may_serve = False
             except OSError as error:
                 log.warning("the process that serves tenants does not end by itself", error=error.strerror)
         self.line.close()
-        self.stewardship.close()
+        self.services.close()
 
     async def put_in_force(self, rows: tuple[Tenant, ...]) -> None:
-        """Make these rows the teller's. Raises `UntakenRowsError`, `OSError`."""
+        """Make these rows the worker's. Raises `UntakenRowsError`, `OSError`."""
 
         async def apply() -> None:
             self._rows = rows
@@ -171,10 +171,10 @@ class DistantAgent:
         """Take the pods that have a GPU of their own now, and which GPUs the device plugin offers."""
         self.held_gpus.know_pods(given, problem, offered)
         self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
-        self.line.tell(calls.TELLER_KNOW_PODS, self._pods)
+        self.line.tell(calls.WORKER_KNOW_PODS, self._pods)
         self.changed.set()
 
-    # ---- what the teller has told
+    # ---- what the worker has told
 
     @property
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
@@ -190,7 +190,7 @@ class DistantAgent:
             gpus_known=told is not None and told.gpus_known,
             tenants=tuple(
                 row.model_copy(update={"drained": False})
-                if row.drained and self.stewardship.residue(row.id) is not None
+                if row.drained and self.services.residue(row.id) is not None
                 else row
                 for row in tenants
             ),
@@ -215,13 +215,13 @@ class DistantAgent:
         self._told, self._told_at = told, asyncio.get_running_loop().time()
         if told.moved or first:
             self.changed.set()
-        self.line.tell(calls.TELLER_TAKEN_IN, tuple(self.taken_in()))
+        self.line.tell(calls.WORKER_TAKEN_IN, tuple(self.taken_in()))
 
     def _tell_standing(self) -> None:
-        self.line.tell(calls.TELLER_STAND, calls.ServingState(self.stands_by(), self.unfit))
+        self.line.tell(calls.WORKER_STAND, calls.ServingState(self.stands_by(), self.unfit))
 
     def _revive_soon(self) -> None:
-        """Tell a teller that has just been started what the one before it knew."""
+        """Tell a worker that has just been started what the one before it knew."""
         self._tell_standing()
         if self._started:
             if self._reviving is not None:
@@ -236,7 +236,7 @@ class DistantAgent:
             log.error("cannot tell the process that serves tenants all of it", error=str(error))
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do what tells the teller something, again with the next one where it was killed meanwhile."""
+        """Do what tells the worker something, again with the next one where it was killed meanwhile."""
         for attempt in range(1, _ATTEMPTS + 1):
             async with self._order:
                 try:
@@ -250,22 +250,22 @@ class DistantAgent:
                     return
 
     async def _revive(self) -> None:
-        await self.line.call(calls.TELLER_START, None, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+        await self.line.call(calls.WORKER_START, None, timeout_s=_APPLY_S, wait_s=_AWAY_S)
         self._tell_standing()
         if self._pods is not None:
-            self.line.tell(calls.TELLER_KNOW_PODS, self._pods)
+            self.line.tell(calls.WORKER_KNOW_PODS, self._pods)
         self.held_gpus.tell_again()
         if self._stocked:
-            await self.line.call(calls.TELLER_TAKE_STOCK, False, timeout_s=_APPLY_S)
+            await self.line.call(calls.WORKER_TAKE_STOCK, False, timeout_s=_APPLY_S)
         if self._rows is not None:
             await self._apply(self._rows)
 
     async def _apply(self, rows: tuple[Tenant, ...]) -> None:
-        stewardship = self.stewardship
+        services = self.services
         wanted = {row.id: row for row in rows}
         self.tenants.ready &= {row.id for row in rows}
-        stewardship.rows, stewardship.known = wanted, True
-        in_force, _none = await self.line.call(calls.TELLER_APPLY, rows, timeout_s=_APPLY_S, wait_s=_AWAY_S)
+        services.rows, services.known = wanted, True
+        in_force, _none = await self.line.call(calls.WORKER_APPLY, rows, timeout_s=_APPLY_S, wait_s=_AWAY_S)
         self.tenants.ready, self.tenants.problems = frozenset(in_force.directories), in_force.unservable
         self._take_told(in_force.told)
         if in_force.failure is not None:
@@ -274,7 +274,7 @@ class DistantAgent:
 
 
 class _HeldGpusElsewhere(HeldGpus):
-    """GPUs that are open to tenants: known here, closed and opened by the teller."""
+    """GPUs that are open to tenants: known here, closed and opened by the worker."""
 
     def __init__(self, namespace: str, line: Line) -> None:
         super().__init__(namespace, lambda gpus: None)
@@ -288,9 +288,9 @@ class _HeldGpusElsewhere(HeldGpus):
         self.tell_again()
 
     def tell_again(self) -> None:
-        """Tell the teller pool and holders."""
+        """Tell the worker pool and holders."""
         if self._ledger is not None:
-            self._line.tell(calls.TELLER_KNOW_LEDGER, self._ledger)
+            self._line.tell(calls.WORKER_KNOW_LEDGER, self._ledger)
 
 
 AnyAgent = Agent | DistantAgent

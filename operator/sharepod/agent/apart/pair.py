@@ -1,8 +1,9 @@
 """Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a killed one.
 
-Nothing is lost by it: the teller has its connections while the steward is away; while the teller is, the steward has
-the tenants' listening sockets, and this process copies of them. A process that ends by itself ends all, with its exit
-status; so does one that is killed again and again. A teller that lives and has no link any more is killed.
+Nothing is lost by it: the worker has its connections while the privileged process is away; while the worker is, the
+privileged process has the tenants' listening sockets, and this process copies of them. A process that ends by itself
+ends all, with its exit status; so does one that is killed again and again. A worker that lives and has no link any more
+is killed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from . import confinement, control_end
 log = structlog.get_logger(__name__)
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that are passed on to the steward."""
+"""Signals that are passed on to the privileged process."""
 MOST_KILLED = 5
 WITHIN_S = 60.0
 """`MOST_KILLED` children that were killed within so many seconds end this process."""
 _PR_SET_PDEATHSIG = 1
 _ENDING_S = 5.0
-"""Seconds that the teller may take to end once the steward has ended."""
+"""Seconds that the worker may take to end once the privileged process has ended."""
 
 
 @dataclass
@@ -48,101 +49,101 @@ class _Child:
 
 
 def keep_pair(
-    steward: Callable[[socket.socket, KeptDescriptors], int],
-    teller: Callable[[socket.socket], int],
-    left_to_teller: Callable[[], list[int]],
+    privileged: Callable[[socket.socket, KeptDescriptors], int],
+    worker: Callable[[socket.socket], int],
+    left_to_worker: Callable[[], list[int]],
     niceness: int,
     kept: Mapping[str, KeptDescriptor] | None = None,
 ) -> int:
-    """Run both in child processes, the teller confined, and again after one was killed; return the exit status.
+    """Run both in child processes, the worker confined, and again after one was killed; return the exit status.
 
-    To be called as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are passed on to the steward. Both
-    children are killed when this process ends.
+    To be called as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are passed on to the privileged
+    process. Both children are killed when this process ends.
 
     Args:
-        steward: Program of the steward: its control socket, what it had kept.
-        teller: Program of the teller: its control socket.
-        left_to_teller: Descriptors that the teller has beside its control socket.
-        niceness: Nice value of the teller.
-        kept: What this process holds for the first steward, by name.
+        privileged: Program of the privileged process: its control socket, what it had kept.
+        worker: Program of the worker: its control socket.
+        left_to_worker: Descriptors that the worker has beside its control socket.
+        niceness: Nice value of the worker.
+        kept: What this process holds for the first privileged process, by name.
     """
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared with the children
-    return _Pair(steward, teller, left_to_teller, niceness, kept or {}).run()
+    return _Pair(privileged, worker, left_to_worker, niceness, kept or {}).run()
 
 
 class _Pair:
     def __init__(
         self,
-        steward: Callable[[socket.socket, KeptDescriptors], int],
-        teller: Callable[[socket.socket], int],
-        left_to_teller: Callable[[], list[int]],
+        privileged: Callable[[socket.socket, KeptDescriptors], int],
+        worker: Callable[[socket.socket], int],
+        left_to_worker: Callable[[], list[int]],
         niceness: int,
         kept: Mapping[str, KeptDescriptor],
     ) -> None:
-        self._programs = steward, teller
-        self._left_to_teller = left_to_teller
+        self._programs = privileged, worker
+        self._left_to_worker = left_to_worker
         self._niceness = niceness
         self._shelf = DescriptorShelf(kept)
         self._killed: deque[float] = deque(maxlen=MOST_KILLED)
         self._told_to_end = False
         self._links = 0
-        self._steward: _Child | None = None
-        self._teller: _Child | None = None
+        self._privileged: _Child | None = None
+        self._worker: _Child | None = None
 
     def run(self) -> int:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._mask = before
         handlers = {number: signal.signal(number, self._forward) for number in FORWARDED}
         try:
-            self._teller = self._start_teller()
-            self._steward = self._start_steward()
+            self._worker = self._start_worker()
+            self._privileged = self._start_privileged()
             self._connect()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return self._follow()
         finally:
-            self._end(self._teller)
-            self._end(self._steward)
+            self._end(self._worker)
+            self._end(self._privileged)
             self._shelf.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self._told_to_end = self._told_to_end or number in (signal.SIGTERM, signal.SIGINT)
-        if self._steward is not None:
+        if self._privileged is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._steward.pid, number)
+                os.kill(self._privileged.pid, number)
 
     def _follow(self) -> int:
         while True:
-            steward, teller = self._steward, self._teller
-            assert steward is not None
-            assert teller is not None
-            ended = self._wait_for_end(steward, teller)
-            if ended is steward:
+            privileged, worker = self._privileged, self._worker
+            assert privileged is not None
+            assert worker is not None
+            ended = self._wait_for_end(privileged, worker)
+            if ended is privileged:
                 self._shelf.take_in()
             status = os.waitpid(ended.pid, 0)[1]
             _forget(ended)
-            if ended is steward:
-                self._steward = None
+            if ended is privileged:
+                self._privileged = None
             else:
-                self._teller = None
-            if ended is steward and os.WIFEXITED(status):
+                self._worker = None
+            if ended is privileged and os.WIFEXITED(status):
                 return os.WEXITSTATUS(status)
-            if self._told_to_end and ended is steward:
+            if self._told_to_end and ended is privileged:
                 return 0
             if os.WIFEXITED(status) and not self._told_to_end:
                 log.error("the process that serves tenants has ended by itself", status=os.WEXITSTATUS(status))
                 return 1
             if os.WIFSIGNALED(status) and not self._told_to_end and self._gives_up(ended, os.WTERMSIG(status)):
                 return 128 + os.WTERMSIG(status)
-            if ended is teller and self._told_to_end:
-                return self._last_of(steward)
+            if ended is worker and self._told_to_end:
+                return self._last_of(privileged)
             with _blocked():
-                if ended is steward:
-                    self._steward = self._start_steward()
+                if ended is privileged:
+                    self._privileged = self._start_privileged()
                 else:
-                    self._teller = self._start_teller()
+                    self._worker = self._start_worker()
                 self._connect()
 
     def _gives_up(self, child: _Child, number: int) -> bool:
@@ -154,51 +155,51 @@ class _Pair:
         log.error(f"the {child.name} was killed: starting it again", signal=name)
         return False
 
-    def _last_of(self, steward: _Child) -> int:
-        """Wait for the end of the steward, which was told to end."""
-        status = os.waitpid(steward.pid, 0)[1]
-        _forget(steward)
-        self._steward = None
+    def _last_of(self, privileged: _Child) -> int:
+        """Wait for the end of the privileged process, which was told to end."""
+        status = os.waitpid(privileged.pid, 0)[1]
+        _forget(privileged)
+        self._privileged = None
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
 
-    def _wait_for_end(self, steward: _Child, teller: _Child) -> _Child:
-        """Follow the steward's messages until one of the children has ended."""
+    def _wait_for_end(self, privileged: _Child, worker: _Child) -> _Child:
+        """Follow the privileged process's messages until one of the children has ended."""
         messages = self._shelf.messages().fileno()
         poll = select.poll()
-        children = steward, teller
-        words = steward.control.fileno()
+        children = privileged, worker
+        words = privileged.control.fileno()
         for descriptor in (messages, words, *(child.pidfd for child in children)):
             poll.register(descriptor, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _event in poll.poll()}
             if messages in ready and not self._shelf.take_in():
-                poll.unregister(messages)  # the steward closed it, and is about to end
+                poll.unregister(messages)  # the privileged process closed it, and is about to end
             for child in children:
                 if child.pidfd in ready:
                     return child
-            if words in ready and not self._take_word(steward, teller):
+            if words in ready and not self._take_word(privileged, worker):
                 poll.unregister(words)
 
-    def _take_word(self, steward: _Child, teller: _Child) -> bool:
-        """End a teller that lives and has lost its link. Return False once there will be no more words."""
+    def _take_word(self, privileged: _Child, worker: _Child) -> bool:
+        """End a worker that lives and has lost its link. Return False once there will be no more words."""
         try:
-            word = steward.control.recv(32)
+            word = privileged.control.recv(32)
         except BlockingIOError:
             return True
         except OSError:
             return False
         if word == control_end.lost(self._links) and not self._told_to_end:
-            log.error("steward and teller have lost their link: the teller is killed")
-            os.kill(teller.pid, signal.SIGKILL)
+            log.error("privileged process and worker have lost their link: the worker is killed")
+            os.kill(worker.pid, signal.SIGKILL)
         return bool(word)
 
     def _connect(self) -> None:
         """Bring both children a new link to each other."""
-        assert self._steward is not None
-        assert self._teller is not None
+        assert self._privileged is not None
+        assert self._worker is not None
         self._links += 1
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for child, end in zip((self._steward, self._teller), ends, strict=True):
+        for child, end in zip((self._privileged, self._worker), ends, strict=True):
             with end:
                 try:
                     socket.send_fds(child.control, [control_end.brought(self._links)], [end.fileno()])
@@ -206,7 +207,7 @@ class _Pair:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)
 
-    def _start_steward(self) -> _Child:
+    def _start_privileged(self) -> _Child:
         kept = self._shelf.connect()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, pid = os.getpid(), os.fork()
@@ -222,21 +223,21 @@ class _Pair:
 
             self._in_child(program)
         self._shelf.in_parent()
-        return _child("steward", pid, ours, theirs)
+        return _child("privileged", pid, ours, theirs)
 
-    def _start_teller(self) -> _Child:
+    def _start_worker(self) -> _Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with confinement.next_child_alone():
             pid = os.fork()
             if pid == 0:
 
                 def program() -> int:
-                    confinement.confine({theirs.fileno(), *self._left_to_teller()}, self._niceness)
+                    confinement.confine({theirs.fileno(), *self._left_to_worker()}, self._niceness)
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
                     return self._programs[1](theirs)
 
                 self._in_child(program)
-        return _child("teller", pid, ours, theirs)
+        return _child("worker", pid, ours, theirs)
 
     def _in_child(self, program: Callable[[], int]) -> None:
         status = 1
@@ -257,7 +258,7 @@ class _Pair:
             return
         poll = select.poll()
         poll.register(child.pidfd, select.POLLIN)
-        child.control.close()  # the teller ends then
+        child.control.close()  # the worker ends then
         if not poll.poll(_ENDING_S * 1000):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)

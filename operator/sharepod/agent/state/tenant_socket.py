@@ -49,7 +49,8 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
 @contextlib.contextmanager
 def _named_by_tenant(directory: Path) -> Iterator[Path]:
     """Yield a path of the directory that is short enough for a socket's name, and is no other tenant's: by its name the
-    steward tells to whose socket somebody has connected. An id of more than some 70 characters has no room in it."""
+    privileged process tells to whose socket somebody has connected. An id of more than some 70 characters has no room
+    in it."""
     with files.short_path(directory.parent) as parent:
         folder = parent / directory.name
         if len(os.fsencode(folder / f".{FILE}.new")) <= _NAME_MAX:

@@ -1,4 +1,5 @@
-"""Steward and teller as two ends in one process: rows and facts go over, and a new teller is told all of it."""
+"""Privileged process and worker as two ends in one process: rows and facts go over, and a new worker is told all of
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from sharepod.agent.agent import Agent
 from sharepod.agent.apart import distant_agent
 from sharepod.agent.apart.distant_agent import DistantAgent
-from sharepod.agent.apart.teller import Teller
+from sharepod.agent.apart.worker import Worker
 from sharepod.agent.devices.held_gpus import PluginPod
 from sharepod.agent.devices.inventory import InventoryError, SimulatedInventory
 from sharepod.agent.settings import AgentSettings
@@ -24,7 +25,7 @@ from unit.agent.program import write_inventory
 
 
 class Parts:
-    """Both processes' parts, on one loop; `begin_teller` brings the next life of the teller."""
+    """Both processes' parts, on one loop; `begin_worker` brings the next life of the worker."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
@@ -34,19 +35,19 @@ class Parts:
         self.running: asyncio.Task[int] | None = None
         self._supervisors: list[socket.socket] = []
 
-    async def begin_teller(self) -> None:
-        """Begin a teller, and link the two."""
+    async def begin_worker(self) -> None:
+        """Begin a worker, and link the two."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._supervisors.append(ours)
-        self.running = asyncio.create_task(Teller(self.settings, theirs, Sockets.of(self.settings)).run())
+        self.running = asyncio.create_task(Worker(self.settings, theirs, Sockets.of(self.settings)).run())
         await asyncio.sleep(0)
         one, other = socket.socketpair()
         socket.send_fds(ours, [b"1"], [other.fileno()])
         other.close()
         self.agent.line.connect(one)
 
-    async def end_teller(self) -> None:
-        """End a teller as if it were killed: its sockets go at once."""
+    async def end_worker(self) -> None:
+        """End a worker as if it were killed: its sockets go at once."""
         assert self.running is not None
         self.agent.line.close()
         self._supervisors[-1].close()
@@ -58,7 +59,7 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     settings = settings_in(tmp_path, http_bind="127.0.0.1", http_port=0, inventory_interval_s=0.05)
     write_inventory(tmp_path)
     parts = Parts(settings)
-    await parts.begin_teller()
+    await parts.begin_worker()
     yield parts
     await parts.agent.close()
     assert parts.running is not None
@@ -91,13 +92,13 @@ async def test_rows_are_served_and_facts_come_back_with_them(parts: Parts) -> No
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_the_next_teller_is_told_all_that_the_one_before_it_knew(parts: Parts) -> None:
+async def test_the_next_worker_is_told_all_that_the_one_before_it_knew(parts: Parts) -> None:
     await _serving(parts)
     parts.agent.know_plugin_pods({GPU1: PluginPod("default", "native")}, None)
-    await parts.end_teller()
+    await parts.end_worker()
     waiting = asyncio.create_task(parts.agent.tenants.apply([row("a", 300), row("c", 200)]))
     await asyncio.sleep(0)
-    await parts.begin_teller()
+    await parts.begin_worker()
     await asyncio.wait_for(waiting, 10)
     for tenant_id in ("a", "c"):
         (await Client.connect(parts.agent.tenants.directory(tenant_id))).close()
@@ -133,23 +134,23 @@ async def test_a_missing_inventory_is_told_as_such_and_a_standing_agent_says_why
     await until(lambda: parts.agent.unhealthy() is not None)
 
 
-@pytest.mark.parametrize("teller", ["answers", "hangs", "is away", "has never served"])
-async def test_an_agent_that_ends_knows_whether_its_teller_may_still_serve(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, teller: str
+@pytest.mark.parametrize("worker", ["answers", "hangs", "is away", "has never served"])
+async def test_an_agent_that_ends_knows_whether_its_worker_may_still_serve(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, worker: str
 ) -> None:
-    if teller != "has never served":
+    if worker != "has never served":
         await _serving(parts)
-    if teller == "is away":
-        await parts.end_teller()
-    if teller == "hangs":
+    if worker == "is away":
+        await parts.end_worker()
+    if worker == "hangs":
         monkeypatch.setattr(distant_agent, "_CLOSE_S", 0.05)
         monkeypatch.setattr(Agent, "close", lambda self: asyncio.Event().wait())
     await parts.agent.close()
-    assert parts.agent.may_serve == (teller in ("hangs", "is away"))
+    assert parts.agent.may_serve == (worker in ("hangs", "is away"))
     monkeypatch.undo()
-    if teller == "has never served":
-        await parts.end_teller()
-    if teller == "hangs":
+    if worker == "has never served":
+        await parts.end_worker()
+    if worker == "hangs":
         assert parts.running is not None
         parts.running.cancel()
         await asyncio.gather(parts.running, return_exceptions=True)

@@ -61,9 +61,9 @@ async def test_a_driver_that_hangs_from_the_start_keeps_no_tenant_waiting(direct
     assert await client.reserve(GI) == GI
     error = await program.says("cannot read the inventory", lambda line: "within 1 s" in line["error"])
     assert "dmesg" in error["error"]
-    os.kill(parts(program)["steward"], signal.SIGKILL)
+    os.kill(parts(program)["privileged"], signal.SIGKILL)
     await program.says("this agent serves", times=2)
-    assert await client.reserve(GI, seq=2) == GI, "beside the next steward, which hangs too"
+    assert await client.reserve(GI, seq=2) == GI, "beside the next privileged process, which hangs too"
     assert [line for line in program.log if line["event"] == "inventory"] == []
     stuck.unlink()
     assert len((await program.says("inventory", lambda line: "gpus" in line))["gpus"]) == 2

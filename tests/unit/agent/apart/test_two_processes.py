@@ -66,7 +66,7 @@ PROBES = {{
     "use a ring": lambda: called(425, 1, 0),
 }}
 
-def teller(control):
+def worker(control):
     found = {{}}
     for name, probe in PROBES.items():
         try:
@@ -84,29 +84,29 @@ def teller(control):
     os.write(2, json.dumps(dict(found, event="probed")).encode() + b"\\n")
     return 0
 
-def steward(control, kept):
+def privileged(control, kept):
     signal.pause()
     return 0
 
 logs.configure(settings.log_level, settings.log_format)
-sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
+sys.exit(pair.keep_pair(privileged, worker, lambda: [], 0))
 """
 
 
-_STEWARD = """
+_PRIVILEGED = """
 import signal, sys, time
 from sharepod import logs
 from sharepod.agent.apart import pair
 from sharepod.agent.settings import AgentSettings
 logs.configure(AgentSettings().log_level, AgentSettings().log_format)
-def teller(control):
+def worker(control):
     signal.pause()
     return 0
-def steward(control, kept):
+def privileged(control, kept):
     print("begun", file=sys.stderr, flush=True)
     {body}
     return 0
-sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
+sys.exit(pair.keep_pair(privileged, worker, lambda: [], 0))
 """
 
 
@@ -114,7 +114,7 @@ def parts(program: Program) -> dict[str, int]:
     """Pids of the two processes."""
     pid = program.process.pid
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return {"teller" if _user(child) == SHOWN else "steward": child for child in children}
+    return {"worker" if _user(child) == SHOWN else "privileged": child for child in children}
 
 
 def _user(pid: int) -> int:
@@ -173,30 +173,30 @@ async def test_the_process_that_serves_tenants_has_no_capability_and_a_filter_an
 ) -> None:
     async with apart(directory) as program:
         pids = parts(program)
-        told = _status(pids["teller"])
+        told = _status(pids["worker"])
         assert {text for name, text in told.items() if name.startswith("Cap")} == {"0" * 16}
         assert (told["Seccomp"], told["NoNewPrivs"], told["Groups"]) == ("2", "1", "")
         assert set(told["Gid"].split()) == {str(SHOWN)}
         assert told["NSpid"].split()[-1] == "1"
         for space in ("pid", "mnt", "net", "ipc", "uts"):
-            assert _links(pids["teller"], "ns")[space] != _links(os.getpid(), "ns")[space], space
-        mounts = _text(pids["teller"], "mountinfo")
+            assert _links(pids["worker"], "ns")[space] != _links(os.getpid(), "ns")[space], space
+        mounts = _text(pids["worker"], "mountinfo")
         assert str(directory) not in mounts
         for line in mounts.splitlines():
             assert "ro" in line.split()[5].split(",") or line.split()[4] == "/proc", line
-        files = _links(pids["teller"], "fd").values()
+        files = _links(pids["worker"], "fd").values()
         assert not [each for each in files if each.startswith(str(directory)) and "/handover/" not in each]
-        assert _status(pids["steward"])["Seccomp"] == "0"
+        assert _status(pids["privileged"])["Seccomp"] == "0"
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_a_teller_that_is_killed_loses_neither_memory_nor_an_attempt_to_connect(directory: Path) -> None:
+async def test_a_worker_that_is_killed_loses_neither_memory_nor_an_attempt_to_connect(directory: Path) -> None:
     async with apart(directory) as program:
         before = (tenant_directory(directory, "a") / "agent.sock").stat().st_ino
         client = await Client.connect(tenant_directory(directory, "a"))
         assert await client.reserve(3 * GI) == 3 * GI
         for times in range(2, 4):
-            os.kill(parts(program)["teller"], signal.SIGKILL)
+            os.kill(parts(program)["worker"], signal.SIGKILL)
             waiting = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
             waiting.close()  # before it has declared that this process has nothing
             taken = await program.says("taken over from the earlier agent", times=times - 1)
@@ -210,18 +210,18 @@ async def test_a_teller_that_is_killed_loses_neither_memory_nor_an_attempt_to_co
 
 @pytest.mark.promise("install-killed")
 @pytest.mark.promise("node-steward-killed")
-async def test_a_steward_that_is_killed_interrupts_nothing_that_tenants_have(directory: Path) -> None:
+async def test_a_privileged_process_that_is_killed_interrupts_nothing_that_tenants_have(directory: Path) -> None:
     async with apart(directory) as program:
         client = await Client.connect(tenant_directory(directory, "a"))
         assert await client.reserve(GI) == GI
         for times in range(2, 4):
-            os.kill(parts(program)["steward"], signal.SIGKILL)
-            assert await client.reserve(GI, seq=times) == GI, "while there is no steward"
+            os.kill(parts(program)["privileged"], signal.SIGKILL)
+            assert await client.reserve(GI, seq=times) == GI, "while there is no privileged process"
             newcomer = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
             newcomer.close()
             await program.says("this agent serves", times=times)
         assert len([line for line in program.log if line["event"] == "tenant is served"]) == 1
-        # the steward that came last follows the tenants again
+        # the privileged process that came last follows the tenants again
         write_tenants(directory, [row("a", 400, 700), row("b", 100)])
         await program.says("tenant is served", lambda line: line["tenant"] == "b")
         (await Client.connect(tenant_directory(directory, "b"))).close()
@@ -233,7 +233,7 @@ async def test_a_steward_that_is_killed_interrupts_nothing_that_tenants_have(dir
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_on_a_disk_that_has_become_read_only_a_killed_teller_is_followed_by_one_that_serves(
+async def test_on_a_disk_that_has_become_read_only_a_killed_worker_is_followed_by_one_that_serves(
     directory: Path,
 ) -> None:
     with small_disk(directory / "state") as disk:
@@ -241,7 +241,7 @@ async def test_on_a_disk_that_has_become_read_only_a_killed_teller_is_followed_b
             client = await Client.connect(tenant_directory(directory, "a"))
             assert await client.reserve(GI) == GI
             with disk.read_only():
-                for part in ("teller", "steward", "teller"):
+                for part in ("worker", "privileged", "worker"):
                     os.kill(parts(program)[part], signal.SIGKILL)
                     await program.says(f"the {part} was killed")
                     newcomer = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
@@ -276,7 +276,7 @@ async def test_an_agent_killed_on_a_read_only_disk_serves_its_tenants_and_knows_
 
 
 async def kill_both(program: Program, *, served: int) -> None:
-    """Kill steward and teller; return once a tenant was served for the `served`th time."""
+    """Kill privileged process and worker; return once a tenant was served for the `served`th time."""
     for pid in parts(program).values():
         os.kill(pid, signal.SIGKILL)
     await program.says("tenant is served", times=served)
@@ -297,7 +297,7 @@ async def test_a_pair_that_is_killed_again_and_again_is_given_up(directory: Path
     async with running(directory, arguments=["--apart"]) as program:
         for times in range(1, 6):
             await program.says("serving metrics", times=times)
-            os.kill(parts(program)["teller"], signal.SIGKILL)
+            os.kill(parts(program)["worker"], signal.SIGKILL)
         assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL
         await program.says("again and again")
 
@@ -310,13 +310,13 @@ from sharepod.agent.apart.control_end import ControlEnd
 from sharepod.agent.apart.link import Line, PartService
 from sharepod.agent.settings import AgentSettings
 
-def teller(control):
+def worker(control):
     _packet, (link,), _flags, _address = socket.recv_fds(control, 32, 1)
     socket.socket(fileno=link).send(b"x" * 100)
     time.sleep(600)
     return 0
 
-def steward(control, kept):
+def privileged(control, kept):
     async def follow():
         stop = asyncio.Event()
         line = Line(PartService({}, {}, {}), lost=lambda: end.say_lost())
@@ -326,28 +326,28 @@ def steward(control, kept):
     return 0
 
 logs.configure(AgentSettings().log_level, AgentSettings().log_format)
-sys.exit(pair.keep_pair(steward, teller, lambda: [], 0))
+sys.exit(pair.keep_pair(privileged, worker, lambda: [], 0))
 """
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_a_teller_whose_link_was_broken_off_is_started_anew(directory: Path) -> None:
+async def test_a_worker_whose_link_was_broken_off_is_started_anew(directory: Path) -> None:
     program = await Program.start(directory, script=_SPEAKS_NONSENSE)
-    await program.says("the teller was killed", times=2)
+    await program.says("the worker was killed", times=2)
     assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL
     await program.says("again and again")
 
 
 @pytest.mark.promise("install-killed")
-async def test_a_steward_that_is_ended_before_it_handles_signals_is_not_restarted(directory: Path) -> None:
-    program = await Program.start(directory, script=_STEWARD.format(body="time.sleep(60)"))
+async def test_a_privileged_process_that_is_ended_before_it_handles_signals_is_not_restarted(directory: Path) -> None:
+    program = await Program.start(directory, script=_PRIVILEGED.format(body="time.sleep(60)"))
     await program.says("begun")
     assert await program.end() == 0
     assert len([line for line in program.log if "begun" in line["event"]]) == 1
 
 
 async def test_an_exception_in_a_child_is_logged_and_ends_the_pair(directory: Path) -> None:
-    program = await Program.start(directory, script=_STEWARD.format(body="raise RuntimeError('of no use')"))
+    program = await Program.start(directory, script=_PRIVILEGED.format(body="raise RuntimeError('of no use')"))
     assert await program.ended() == 1
     assert "of no use" in json.dumps(program.log)
 
@@ -362,7 +362,7 @@ async def test_both_end_with_their_supervisor(directory: Path) -> None:
 
 
 @pytest.mark.promise("security-kill")
-async def test_by_policy_a_process_is_ended_by_the_steward_only_if_it_is_the_tenants(directory: Path) -> None:
+async def test_by_policy_a_process_is_ended_only_if_it_is_the_tenants(directory: Path) -> None:
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
     child = """
 import socket, sys, time

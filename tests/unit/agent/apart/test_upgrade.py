@@ -105,8 +105,8 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
             newcomer.close()
         # What was passed on outlives both parts of the agent that has it now.
         async with calling(a, b) as caller:
-            for part in ("teller", "steward"):
-                await until(lambda: len(parts(second)) == 2)  # a new teller is told from a steward once it is confined
+            for part in ("worker", "privileged"):
+                await until(lambda: len(parts(second)) == 2)  # a new worker is recognised once it is confined
                 os.kill(parts(second)[part], signal.SIGKILL)
                 await second.says(f"the {part} was killed")
             newcomer = await Client.connect(a)
@@ -118,13 +118,13 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
 
 
 @pytest.mark.promise("install-no-gap")
-async def test_an_agent_whose_steward_was_killed_keeps_its_turn_and_passes_on_all_sockets(directory: Path) -> None:
+async def test_a_killed_privileged_process_keeps_its_turn_and_passes_on_all_sockets(directory: Path) -> None:
     """Its other process still serves: the one that stands by must not."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
         before = [identity(a), identity(b)]
         client = await Client.connect(a)
-        os.kill(parts(first)["steward"], signal.SIGKILL)
+        os.kill(parts(first)["privileged"], signal.SIGKILL)
         await first.says("this agent serves", times=2)
         assert await client.reserve(GI) == GI
         await second.says("will pass its sockets on", times=2)
@@ -142,7 +142,7 @@ async def test_after_an_agent_that_passes_nothing_on_the_next_one_makes_sockets_
     a = tenant_directory(directory, "a")
     async with two(directory) as (first, second):
         before = identity(a)
-        os.kill(parts(first)["steward"], signal.SIGSTOP)
+        os.kill(parts(first)["privileged"], signal.SIGSTOP)
         await first.end(signal.SIGKILL)
         await second.says("tenant is served", times=2)
         assert identity(a) != before

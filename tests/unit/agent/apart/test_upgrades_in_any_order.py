@@ -112,7 +112,7 @@ async def test_one_that_is_next_and_stopped_is_passed_over(directory: Path) -> N
 
 
 @pytest.mark.promise("install-no-gap")
-@pytest.mark.parametrize("part", ["steward", "teller"])
+@pytest.mark.parametrize("part", ["privileged", "worker"])
 async def test_one_whose_half_is_stopped_ends_all_the_same_and_the_next_one_serves(directory: Path, part: str) -> None:
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
@@ -120,7 +120,7 @@ async def test_one_whose_half_is_stopped_ends_all_the_same_and_the_next_one_serv
         frozen = parts(first)[part]
         os.kill(frozen, signal.SIGSTOP)
         first.process.send_signal(signal.SIGTERM)
-        if part == "steward":  # it hears of nothing: the kubelet kills the container after the grace period
+        if part == "privileged":  # it hears of nothing: the kubelet kills the container after the grace period
             await first.end(signal.SIGKILL)
         else:
             await first.process.wait()

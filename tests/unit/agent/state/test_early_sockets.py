@@ -118,7 +118,8 @@ def test_the_agent_goes_on_with_the_same_sockets(state_dir: Path) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a" * 60, "b" * 60)])
 def test_sockets_of_two_tenants_have_two_names(tmp_path: Path, first: str, second: str) -> None:
-    """By its name the steward tells to whose socket somebody has connected; numbers of descriptors come again."""
+    """By its name the privileged process tells to whose socket somebody has connected; numbers of descriptors come
+    again."""
     names = []
     for tenant in (first, second):
         (tmp_path / tenant).mkdir()

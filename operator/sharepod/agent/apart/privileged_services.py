@@ -1,12 +1,12 @@
-"""Steward's side of the calls: what it does on the node for the teller, and for which tenants.
+"""Privileged process's side of the calls: what it does on the node for the worker, and for which tenants.
 
-The teller parses what tenants send, so the steward takes it to be hostile.
+The worker parses what tenants send, so the privileged process takes it to be hostile.
 
 Guarantees:
 - Nothing is done for a tenant that the ledger does not name, but to remove what is left of it.
-- What is written into a tenant's directory comes from the ledger and from this process; the teller says when.
+- What is written into a tenant's directory comes from the ledger and from this process; the worker says when.
 - A process is ended only by policy, and only if it is the tenant's by /proc, or by a connection to the tenant's socket.
-- A listening socket stays the same while the teller is started anew: who connects meanwhile waits in its queue.
+- A listening socket stays the same while the worker is started anew: who connects meanwhile waits in its queue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .link import Answerer, Call, Failure, PartService, Taker, failure_of
 log = structlog.get_logger(__name__)
 
 _FILES = frozenset((CONTEXTS_FILE, CONSUMPTION_FILE, FINDINGS_FILE))
-"""Files that the teller may read and replace."""
+"""Files that the worker may read and replace."""
 _CONNECTED_MAX = 65_536
 """Processes whose connection is remembered."""
 
@@ -61,14 +61,14 @@ class _Opened:
     unwritten: OSError | None
 
 
-class Stewardship:
-    """Services of the steward for the teller.
+class PrivilegedServices:
+    """Services of the privileged process for the worker.
 
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs.
         kept: What outlives this process if it is killed.
-        told: Called with what the teller knows.
+        told: Called with what the worker knows.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Stewardship:
         self._digest = ""
         self._listeners: dict[str, socket.socket] = {}
         self._survivors: dict[str, dict[int, int]] = {}
-        """Start time of each process of an earlier agent by pid, by tenant: as the teller that wrote them says."""
+        """Start time of each process of an earlier agent by pid, by tenant: as the worker that wrote them says."""
         self._connected: dict[int, tuple[str, int]] = {}
         """Tenant to whose socket a process has connected, and its start time, by pid."""
         self._told = told
@@ -107,27 +107,27 @@ class Stewardship:
         self._listeners.clear()
 
     def service(self) -> PartService:
-        """Return what answers the teller's calls."""
+        """Return what answers the worker's calls."""
         answers: list[tuple[Call[Any, Any], Answerer]] = [
-            (calls.STEWARD_PREPARE, self._prepared),
-            (calls.STEWARD_CREATE, self._create),
-            (calls.STEWARD_COMPLETE, self._complete),
-            (calls.STEWARD_OPEN, self._open),
-            (calls.STEWARD_WATCH, self._watch),
-            (calls.STEWARD_SHUT, self._shut),
-            (calls.STEWARD_REMOVE, self._remove),
-            (calls.STEWARD_EXISTING, self._existing),
-            (calls.STEWARD_READ_FILE, self._read_file),
-            (calls.STEWARD_REPLACE_FILE, self._replace_file),
-            (calls.STEWARD_IDENTIFY, self._identify),
-            (calls.STEWARD_READ, self._read),
-            (calls.STEWARD_REVIEW, self._review),
+            (calls.PRIVILEGED_PREPARE, self._prepared),
+            (calls.PRIVILEGED_CREATE, self._create),
+            (calls.PRIVILEGED_COMPLETE, self._complete),
+            (calls.PRIVILEGED_OPEN, self._open),
+            (calls.PRIVILEGED_WATCH, self._watch),
+            (calls.PRIVILEGED_SHUT, self._shut),
+            (calls.PRIVILEGED_REMOVE, self._remove),
+            (calls.PRIVILEGED_EXISTING, self._existing),
+            (calls.PRIVILEGED_READ_FILE, self._read_file),
+            (calls.PRIVILEGED_REPLACE_FILE, self._replace_file),
+            (calls.PRIVILEGED_IDENTIFY, self._identify),
+            (calls.PRIVILEGED_READ, self._read),
+            (calls.PRIVILEGED_REVIEW, self._review),
         ]
         takes: list[tuple[Call[Any, Any], Taker]] = [
-            (calls.STEWARD_UNHEARD, self._unheard),
-            (calls.STEWARD_UNHEARD_ALL_BUT, self._unheard_all_but),
-            (calls.STEWARD_END, self._end),
-            (calls.STEWARD_TOLD, self._told),
+            (calls.PRIVILEGED_UNHEARD, self._unheard),
+            (calls.PRIVILEGED_UNHEARD_ALL_BUT, self._unheard_all_but),
+            (calls.PRIVILEGED_END, self._end),
+            (calls.PRIVILEGED_TOLD, self._told),
         ]
         return PartService(
             {call.name: (call, answer) for call, answer in answers},
@@ -192,8 +192,8 @@ class Stewardship:
             return error
 
     def _heard(self, tenant_id: str, listener: socket.socket | None) -> socket.socket:
-        """Return the socket on which whoever connects in the tenant's directory is heard: this one, that of a steward
-        that was killed, or a new one."""
+        """Return the socket on which whoever connects in the tenant's directory is heard: this one, that of a
+        privileged process that was killed, or a new one."""
         listener = listener or self.state.inherit(tenant_id)
         if listener is not None and self.state.heard(tenant_id, listener):
             return listener
@@ -271,7 +271,7 @@ class Stewardship:
                 raise PermissionError(1, f"no connection to tenant {tenant_id}")
             sock = socket.socket(fileno=os.dup(descriptors[0]))
             stack.callback(sock.close)
-            # The peer of a socket that listens is whoever made it listen: the steward.
+            # The peer of a socket that listens is whoever made it listen: the privileged process.
             listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if listens or sock.getsockname() != listener.getsockname():
                 raise PermissionError(1, f"not a connection to the socket of tenant {tenant_id}")
@@ -284,7 +284,7 @@ class Stewardship:
         return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
 
     async def _listener_of(self, tenant_id: str) -> socket.socket | None:
-        """Return the tenant's listening socket, which a steward that was killed may have left."""
+        """Return the tenant's listening socket, which a privileged process that was killed may have left."""
         if tenant_id not in self._listeners:
             async with self._disk:
                 listener = await asyncio.to_thread(self.state.inherit, tenant_id)

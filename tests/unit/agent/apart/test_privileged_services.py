@@ -1,4 +1,5 @@
-"""A hostile teller gets from the steward the ledger's tenants, their sockets and the kept files, and no more."""
+"""A hostile worker gets from the privileged process the ledger's tenants, their sockets and the kept files, and no
+more."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sharepod.agent.apart import calls, stewardship
+from sharepod.agent.apart import calls, privileged_services
 from sharepod.agent.apart.link import Failure, Line, PartService
 from sharepod.agent.apart.outbox import close_all
-from sharepod.agent.apart.stewardship import Stewardship
+from sharepod.agent.apart.privileged_services import PrivilegedServices
 from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.settings import AgentSettings, UnenforcedPolicy
 from sharepod.agent.sockets.peers import peer_of
@@ -31,18 +32,18 @@ from unit.agent.program import write_inventory
 
 
 class World:
-    """Steward and teller as two ends in this process."""
+    """Privileged process and worker as two ends in this process."""
 
     def __init__(self, settings: AgentSettings) -> None:
         inventory = SimulatedInventory(settings.state_dir.parent / "inventory.yaml")
-        self.steward = Stewardship(settings, inventory, NOTHING_KEPT, lambda told: None)
-        self.teller, self.there = Line(PartService({}, {}, calls.ERRORS)), Line(self.steward.service())
+        self.privileged = PrivilegedServices(settings, inventory, NOTHING_KEPT, lambda told: None)
+        self.worker, self.there = Line(PartService({}, {}, calls.ERRORS)), Line(self.privileged.service())
         ours, theirs = socket.socketpair()
-        self.teller.connect(ours)
+        self.worker.connect(ours)
         self.there.connect(theirs)
 
     async def ask(self, call: Any, argument: Any, *descriptors: int) -> tuple[Any, list[int]]:
-        return await self.teller.call(call, argument, descriptors)
+        return await self.worker.call(call, argument, descriptors)
 
 
 @pytest.fixture
@@ -50,17 +51,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     settings = settings_in(tmp_path, unenforced_policy=UnenforcedPolicy.KILL)
     write_inventory(settings.state_dir.parent)
     world = World(settings)
-    await world.steward.prepare()
-    world.steward.rows, world.steward.known = {"a": row("a", 300), "b": row("b", 300)}, True
+    await world.privileged.prepare()
+    world.privileged.rows, world.privileged.known = {"a": row("a", 300), "b": row("b", 300)}, True
     yield world
-    world.teller.close()
+    world.worker.close()
     world.there.close()
-    world.steward.close()
+    world.privileged.close()
 
 
 async def _listening(world: World, tenant_id: str) -> int:
     """Have a tenant's files opened; return the descriptor of its listening socket."""
-    _made, (handover, listener) = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked(tenant_id, 8),))
+    _made, (handover, listener) = await world.ask(calls.PRIVILEGED_OPEN, (calls.FilesAsked(tenant_id, 8),))
     os.close(handover)
     return listener
 
@@ -69,7 +70,7 @@ async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socke
     """A connection to a tenant's socket: the client's end, and the accepted one."""
     listener = socket.socket(fileno=await _listening(world, tenant_id))
     client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    folder = os.open(world.steward.state.path(tenant_id), os.O_PATH)
+    folder = os.open(world.privileged.state.path(tenant_id), os.O_PATH)
     client.connect(f"/proc/self/fd/{folder}/agent.sock")
     os.close(folder)
     accepted, _address = listener.accept()
@@ -81,52 +82,52 @@ async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socke
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (calls.STEWARD_CREATE, calls.DirectoryWanted("c", "")),
-        (calls.STEWARD_CREATE, calls.DirectoryWanted("../hooks", "")),
-        (calls.STEWARD_COMPLETE, calls.DirectoryWanted("c", "")),
-        (calls.STEWARD_OPEN, (calls.FilesAsked("..", 4),)),
-        (calls.STEWARD_OPEN, (calls.FilesAsked("a", 4), calls.FilesAsked("c", 4))),
-        (calls.STEWARD_SHUT, "c"),
-        (calls.STEWARD_SHUT, "a"),
-        (calls.STEWARD_REMOVE, "a"),
-        (calls.STEWARD_REMOVE, "../hooks"),
-        (calls.STEWARD_READ_FILE, "ledger.json"),
-        (calls.STEWARD_READ_FILE, "../../etc/shadow"),
-        (calls.STEWARD_REPLACE_FILE, calls.FileContent("ledger.json", "{}", False)),
-        (calls.STEWARD_REPLACE_FILE, calls.FileContent("hooks/x.so", "", False)),
-        (calls.STEWARD_IDENTIFY, "a"),
-        (calls.STEWARD_REVIEW, calls.ReviewWanted(TOKEN_REVIEWS, {})),
+        (calls.PRIVILEGED_CREATE, calls.DirectoryWanted("c", "")),
+        (calls.PRIVILEGED_CREATE, calls.DirectoryWanted("../hooks", "")),
+        (calls.PRIVILEGED_COMPLETE, calls.DirectoryWanted("c", "")),
+        (calls.PRIVILEGED_OPEN, (calls.FilesAsked("..", 4),)),
+        (calls.PRIVILEGED_OPEN, (calls.FilesAsked("a", 4), calls.FilesAsked("c", 4))),
+        (calls.PRIVILEGED_SHUT, "c"),
+        (calls.PRIVILEGED_SHUT, "a"),
+        (calls.PRIVILEGED_REMOVE, "a"),
+        (calls.PRIVILEGED_REMOVE, "../hooks"),
+        (calls.PRIVILEGED_READ_FILE, "ledger.json"),
+        (calls.PRIVILEGED_READ_FILE, "../../etc/shadow"),
+        (calls.PRIVILEGED_REPLACE_FILE, calls.FileContent("ledger.json", "{}", False)),
+        (calls.PRIVILEGED_REPLACE_FILE, calls.FileContent("hooks/x.so", "", False)),
+        (calls.PRIVILEGED_IDENTIFY, "a"),
+        (calls.PRIVILEGED_REVIEW, calls.ReviewWanted(TOKEN_REVIEWS, {})),
     ],
 )
 async def test_what_is_not_the_ledgers_tenants_is_refused(world: World, call: Any, argument: Any) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     with pytest.raises(PermissionError):
         await world.ask(call, argument)
 
 
 @pytest.mark.promise("security-teller-asks")
-async def test_limits_and_hook_are_the_ledgers_whatever_the_teller_says(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", "gpu x request 1000\n"))
-    assert "request 300 " in (world.steward.state.path("a") / "limits").read_text()
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    assert (world.steward.state.path("a") / "libsharepod.so").exists()
+async def test_limits_and_hook_are_the_ledgers_whatever_the_worker_says(world: World) -> None:
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", "gpu x request 1000\n"))
+    assert "request 300 " in (world.privileged.state.path("a") / "limits").read_text()
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
+    assert (world.privileged.state.path("a") / "libsharepod.so").exists()
 
 
 @pytest.mark.promise("security-teller-asks")
 async def test_a_directory_of_which_something_is_left_is_not_removed(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    world.steward.rows = {}
-    world.steward.residue = lambda tenant_id: "a volume"
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
+    world.privileged.rows = {}
+    world.privileged.residue = lambda tenant_id: "a volume"
     with pytest.raises(PermissionError):
-        await world.ask(calls.STEWARD_REMOVE, "a")
-    world.steward.residue = lambda tenant_id: None
-    await world.ask(calls.STEWARD_REMOVE, "a")
-    assert not world.steward.state.path("a").exists()
+        await world.ask(calls.PRIVILEGED_REMOVE, "a")
+    world.privileged.residue = lambda tenant_id: None
+    await world.ask(calls.PRIVILEGED_REMOVE, "a")
+    assert not world.privileged.state.path("a").exists()
 
 
 async def test_the_socket_is_the_same_until_it_is_not_the_directorys_any_more(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    path = world.steward.state.path("a") / "agent.sock"
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
+    path = world.privileged.state.path("a") / "agent.sock"
     inodes = []
     for _ in range(3):
         os.close(await _listening(world, "a"))
@@ -155,14 +156,14 @@ async def test_the_files_of_several_tenants_come_with_one_answer_and_one_that_fa
     monkeypatch.setattr(StateDir, "listen", listen)
     before = _open_descriptors()
     asked = tuple(calls.FilesAsked(tenant_id, 8) for tenant_id in ("a", "b"))
-    (failed, made), (descriptor, listener) = await world.ask(calls.STEWARD_OPEN, asked)
+    (failed, made), (descriptor, listener) = await world.ask(calls.PRIVILEGED_OPEN, asked)
     assert isinstance(failed, Failure)
     assert failed.errno == errno.ENOSPC
     assert made.unwritten is None
     Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED).close()
     with socket.socket(fileno=listener) as listening:
         assert listening.getsockname().endswith("agent.sock.new"), "it was bound before it was renamed"
-    assert _open_descriptors() == before + 1, "the steward keeps what listens, and nothing else"
+    assert _open_descriptors() == before + 1, "the privileged process keeps what listens, and nothing else"
 
 
 async def test_processes_of_several_tenants_are_watched_by_one_call_and_none_under_another_tenants_name(
@@ -171,15 +172,15 @@ async def test_processes_of_several_tenants_are_watched_by_one_call_and_none_und
     runs = await asyncio.create_subprocess_exec("sleep", "60")
     began = start_time(runs.pid)
     asked = tuple(calls.FilesAsked(tenant_id, 8) for tenant_id in ("a", "b"))
-    (made, _made), (descriptor, *others) = await world.ask(calls.STEWARD_OPEN, asked)
+    (made, _made), (descriptor, *others) = await world.ask(calls.PRIVILEGED_OPEN, asked)
     kept = Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED, {runs.pid: began}.get)
     kept.add(runs.pid)
     kept.close()
     close_all(others)
-    _made, descriptors = await world.ask(calls.STEWARD_OPEN, asked)
+    _made, descriptors = await world.ask(calls.PRIVILEGED_OPEN, asked)
     close_all(descriptors)
     wanted = tuple(calls.WatchWanted(tenant_id, runs.pid) for tenant_id in ("b", "a"))
-    there, (pidfd,) = await world.ask(calls.STEWARD_WATCH, wanted)
+    there, (pidfd,) = await world.ask(calls.PRIVILEGED_WATCH, wanted)
     assert there == (False, True)
     runs.kill()
     assert select.select([pidfd], [], [], 20)[0]
@@ -189,18 +190,18 @@ async def test_processes_of_several_tenants_are_watched_by_one_call_and_none_und
 
 @pytest.mark.promise("security-teller-asks")
 async def test_a_process_is_told_only_of_a_connection_to_the_tenants_socket(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     client, accepted = await _connected(world, "a")
-    identity, (pidfd,) = await world.ask(calls.STEWARD_IDENTIFY, "a", accepted.fileno())
+    identity, (pidfd,) = await world.ask(calls.PRIVILEGED_IDENTIFY, "a", accepted.fileno())
     os.close(pidfd)
     assert (identity.pid, identity.watched) == (os.getpid(), True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for wrong in (ours, client):
         with pytest.raises(PermissionError):
-            await world.ask(calls.STEWARD_IDENTIFY, "a", wrong.fileno())
+            await world.ask(calls.PRIVILEGED_IDENTIFY, "a", wrong.fileno())
     null = os.open("/dev/null", os.O_RDONLY)
     with pytest.raises(OSError, match="non-socket"):
-        await world.ask(calls.STEWARD_IDENTIFY, "a", null)
+        await world.ask(calls.PRIVILEGED_IDENTIFY, "a", null)
     os.close(null)
     for each in (client, accepted, ours, theirs):
         each.close()
@@ -208,46 +209,46 @@ async def test_a_process_is_told_only_of_a_connection_to_the_tenants_socket(worl
 
 @pytest.mark.promise("security-teller-asks")
 async def test_no_process_is_ended_but_the_tenants_and_none_without_the_policy(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     strangers = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
-    world.steward.owner_of = lambda pid: "a" if pid == strangers[0].pid else None
+    world.privileged.owner_of = lambda pid: "a" if pid == strangers[0].pid else None
     for tenant, process in (("a", strangers[1]), ("b", strangers[0]), ("c", strangers[0])):
-        world.teller.tell(calls.STEWARD_END, calls.EndWanted(tenant, process.pid))
-    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", 1))
-    await world.ask(calls.STEWARD_EXISTING, None)
+        world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted(tenant, process.pid))
+    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", 1))
+    await world.ask(calls.PRIVILEGED_EXISTING, None)
     assert all(process.returncode is None for process in strangers)
-    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", strangers[0].pid))
+    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", strangers[0].pid))
     assert await asyncio.wait_for(strangers[0].wait(), 20) == -9
     strangers[1].kill()
     await strangers[1].wait()
 
 
 @pytest.mark.promise("security-teller-asks")
-async def test_the_steward_is_not_told_for_the_peer_of_a_listening_socket(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+async def test_the_privileged_process_is_not_told_for_the_peer_of_a_listening_socket(world: World) -> None:
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     listening = await _listening(world, "a")
     with pytest.raises(PermissionError):
-        await world.ask(calls.STEWARD_IDENTIFY, "a", listening)
+        await world.ask(calls.PRIVILEGED_IDENTIFY, "a", listening)
     os.close(listening)
 
 
 @pytest.mark.promise("security-teller-asks")
-async def test_a_process_that_the_teller_writes_into_the_handover_file_is_not_ended(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+async def test_a_process_that_the_worker_writes_into_the_handover_file_is_not_ended(world: World) -> None:
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
     began = start_time(stranger.pid)
     assert began is not None
-    (made,), (descriptor, listener) = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked("a", 8),))
+    (made,), (descriptor, listener) = await world.ask(calls.PRIVILEGED_OPEN, (calls.FilesAsked("a", 8),))
     forged = Handover.adopt(descriptor, (GPU0,), made.handover.slots, NOTHING_INHERITED, {stranger.pid: began}.get)
     forged.add(stranger.pid)
     forged.close()
     os.close(listener)
-    (made,), descriptors = await world.ask(calls.STEWARD_OPEN, (calls.FilesAsked("a", 8),))
+    (made,), descriptors = await world.ask(calls.PRIVILEGED_OPEN, (calls.FilesAsked("a", 8),))
     close_all(descriptors)
     assert [pid for pid, _start, _bytes in made.handover.survivors] == [stranger.pid]
-    _there, pidfds = await world.ask(calls.STEWARD_WATCH, (calls.WatchWanted("a", stranger.pid),))
-    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", stranger.pid))
-    await world.ask(calls.STEWARD_EXISTING, None)
+    _there, pidfds = await world.ask(calls.PRIVILEGED_WATCH, (calls.WatchWanted("a", stranger.pid),))
+    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", stranger.pid))
+    await world.ask(calls.PRIVILEGED_EXISTING, None)
     os.kill(stranger.pid, signal.SIGTERM)
     assert await stranger.wait() == -signal.SIGTERM
     for pidfd in pidfds:
@@ -258,18 +259,18 @@ async def test_a_process_that_the_teller_writes_into_the_handover_file_is_not_en
 async def test_a_process_that_has_a_pid_after_the_one_that_connected_is_not_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     ended = await asyncio.create_subprocess_exec("sleep", "60")
     of_the_ended = os.pidfd_open(ended.pid)
     ended.kill()
     await ended.wait()
     later = await asyncio.create_subprocess_exec("sleep", "60")
-    monkeypatch.setattr(stewardship, "peer_of", lambda sock: (later.pid, of_the_ended))
+    monkeypatch.setattr(privileged_services, "peer_of", lambda sock: (later.pid, of_the_ended))
     client, accepted = await _connected(world, "a")
-    identity, (pidfd,) = await world.ask(calls.STEWARD_IDENTIFY, "a", accepted.fileno())
+    identity, (pidfd,) = await world.ask(calls.PRIVILEGED_IDENTIFY, "a", accepted.fileno())
     assert (identity.pid, identity.start) == (later.pid, None)
-    world.teller.tell(calls.STEWARD_END, calls.EndWanted("a", later.pid))
-    await world.ask(calls.STEWARD_EXISTING, None)
+    world.worker.tell(calls.PRIVILEGED_END, calls.EndWanted("a", later.pid))
+    await world.ask(calls.PRIVILEGED_EXISTING, None)
     os.kill(later.pid, signal.SIGTERM)
     assert await later.wait() == -signal.SIGTERM
     os.close(pidfd)
@@ -292,29 +293,29 @@ def test_where_the_process_that_connected_has_ended_its_pid_is_not_looked_up() -
 
 @pytest.mark.promise("security-teller-asks")
 async def test_before_a_ledger_is_known_nothing_is_removed_and_nobody_is_said_to_be_gone(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
-    world.steward.rows, world.steward.known = {}, False
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
+    world.privileged.rows, world.privileged.known = {}, False
     with pytest.raises(PermissionError):
-        await world.ask(calls.STEWARD_REMOVE, "a")
-    seen, _none = await world.ask(calls.STEWARD_READ, calls.ReadingWanted(("a",), {}))
+        await world.ask(calls.PRIVILEGED_REMOVE, "a")
+    seen, _none = await world.ask(calls.PRIVILEGED_READ, calls.ReadingWanted(("a",), {}))
     assert seen.residue["a"] is not None
 
 
 async def test_a_releasing_tenants_socket_is_removed(world: World) -> None:
-    await world.ask(calls.STEWARD_CREATE, calls.DirectoryWanted("a", None))
+    await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     os.close(await _listening(world, "a"))
-    world.steward.rows = {"a": row("a", 300, state=TenantState.RELEASING)}
-    await world.ask(calls.STEWARD_SHUT, "a")
-    assert not (world.steward.state.path("a") / "agent.sock").exists()
+    world.privileged.rows = {"a": row("a", 300, state=TenantState.RELEASING)}
+    await world.ask(calls.PRIVILEGED_SHUT, "a")
+    assert not (world.privileged.state.path("a") / "agent.sock").exists()
 
 
 async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World) -> None:
-    write_inventory(world.steward._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8, 10)))
-    world.steward.owner_of = lambda pid: {7: "a", 8: "b"}.get(pid)
-    world.steward.residue = lambda tenant_id: {"gone": None}.get(tenant_id, "a volume")
-    world.steward.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, "another")
+    write_inventory(world.privileged._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8, 10)))
+    world.privileged.owner_of = lambda pid: {7: "a", 8: "b"}.get(pid)
+    world.privileged.residue = lambda tenant_id: {"gone": None}.get(tenant_id, "a volume")
+    world.privileged.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, "another")
     wanted = calls.ReadingWanted(("gone", "there"), {"a": ((10, 11), (11,)), "stranger": ((9,), ())})
-    found, _none = await world.ask(calls.STEWARD_READ, wanted)
+    found, _none = await world.ask(calls.PRIVILEGED_READ, wanted)
     assert [process.pid for process in found.reading.processes] == [7, 8, 10]
     assert found.owners == {7: "a", 8: "b"}
     assert found.residue == {"gone": None, "there": "a volume"}
@@ -322,9 +323,9 @@ async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World)
 
 
 async def test_a_connection_says_whose_a_process_is_before_its_pod_does(world: World) -> None:
-    write_inventory(world.steward._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8)))
-    world.steward.owner_of = lambda pid: "b"
-    world.steward.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, tenant_id)
+    write_inventory(world.privileged._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8)))
+    world.privileged.owner_of = lambda pid: "b"
+    world.privileged.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, tenant_id)
     wanted = calls.ReadingWanted((), {"a": ((7, 8), (8,)), "b": ((7,), ())})
-    found, _none = await world.ask(calls.STEWARD_READ, wanted)
+    found, _none = await world.ask(calls.PRIVILEGED_READ, wanted)
     assert found.replaced == {"a": {7: "a"}}

@@ -1,8 +1,8 @@
-"""Teller: the process that parses what tenants send and hands out time and memory, without rights on the node.
+"""Worker: the process that parses what tenants send and hands out time and memory, without rights on the node.
 
 Guarantees:
-- What it knows of the node, and does on it, goes through the steward (`node_by_steward`).
-- While the steward is away, tenants that are connected are served as before.
+- What it knows of the node, and does on it, goes through the privileged process (`remote_node`).
+- While the privileged process is away, tenants that are connected are served as before.
 - It ends with the process that started it.
 """
 
@@ -32,7 +32,7 @@ from sharepod.web.metrics_access import MetricsAccess, MetricsGuard, Reviews
 from . import calls
 from .control_end import ControlEnd
 from .link import Answerer, Call, Failure, Line, PartService, Taker
-from .node_by_steward import StewardsDirectories, StewardsInventory, StewardsPeers, review
+from .remote_node import RemoteDirectories, RemoteInventory, RemotePeers, review
 
 log = structlog.get_logger(__name__)
 
@@ -44,15 +44,16 @@ _TELL_S = 1.0
 _AT_ONCE = 8
 """Tenants whose status is put together in one turn of the loop, some 0.1 ms."""
 _READ_LATE_S = 5.0
-"""Seconds beyond NVML's own time that a reading by the steward may take."""
+"""Seconds beyond NVML's own time that a reading by the privileged process may take."""
 
 
-class Teller:
+class Worker:
     """The agent without rights, on the running loop. `run` it.
 
     Args:
         settings: Settings of the agent.
-        control: Socket on which the supervisor brings links to the steward, and whose end is the supervisor's.
+        control: Socket on which the supervisor brings links to the privileged process, and whose end is the
+        supervisor's.
         http: Listening sockets for metrics and probes.
     """
 
@@ -66,8 +67,8 @@ class Teller:
         self._started = self._stocked = False
         self._line = Line(self._service())
         starts: dict[int, int] = {}
-        directories = StewardsDirectories(self._line, settings.state_dir / "tenants", starts)
-        self._inventory = StewardsInventory(
+        directories = RemoteDirectories(self._line, settings.state_dir / "tenants", starts)
+        self._inventory = RemoteInventory(
             self._line,
             simulated=settings.inventory_file is not None,
             timeout_s=settings.nvml_timeout_s + _READ_LATE_S,
@@ -76,7 +77,7 @@ class Teller:
         around = Surroundings(
             directories=directories,
             files=directories,
-            peers=StewardsPeers(self._line, directories, starts),
+            peers=RemotePeers(self._line, directories, starts),
             end_process=self._end_process,
         )
         self._agent = agent = Agent(settings, self._inventory, around)
@@ -86,9 +87,10 @@ class Teller:
         agent.taken_in = lambda: self._taken_in
 
     async def run(self) -> int:
-        """Serve until the steward says that this is the end, or the supervisor has gone; return the exit status."""
+        """Serve until the privileged process says that this is the end, or the supervisor has gone; return the exit
+        status."""
         agent = self._agent
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the steward tells when to end
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the privileged process tells when to end
             self._loop.add_signal_handler(number, lambda: None)
         ControlEnd(self._control, self._line, self._ended.set)
         http = await endpoints.serve(agent, self._guard(), self._http)
@@ -104,20 +106,20 @@ class Teller:
             await http.close()
         return 0
 
-    # ---- what the steward asks for
+    # ---- what the privileged process asks for
 
     def _service(self) -> PartService:
         answers: list[tuple[Call[Any, Any], Answerer]] = [
-            (calls.TELLER_START, self._start),
-            (calls.TELLER_TAKE_STOCK, self._take_stock),
-            (calls.TELLER_APPLY, self._apply),
-            (calls.TELLER_CLOSE, self._close),
+            (calls.WORKER_START, self._start),
+            (calls.WORKER_TAKE_STOCK, self._take_stock),
+            (calls.WORKER_APPLY, self._apply),
+            (calls.WORKER_CLOSE, self._close),
         ]
         takes: list[tuple[Call[Any, Any], Taker]] = [
-            (calls.TELLER_KNOW_LEDGER, lambda told: self._agent.held_gpus.know_ledger(told.pool, told.holders)),
-            (calls.TELLER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem, told.offered)),
-            (calls.TELLER_TAKEN_IN, self._take_taken_in),
-            (calls.TELLER_STAND, self._stand),
+            (calls.WORKER_KNOW_LEDGER, lambda told: self._agent.held_gpus.know_ledger(told.pool, told.holders)),
+            (calls.WORKER_KNOW_PODS, lambda told: self._agent.know_plugin_pods(told.given, told.problem, told.offered)),
+            (calls.WORKER_TAKEN_IN, self._take_taken_in),
+            (calls.WORKER_STAND, self._stand),
         ]
         return PartService(
             {call.name: (call, answer) for call, answer in answers},
@@ -161,14 +163,14 @@ class Teller:
         self._standing = standing
         self._agent.unfit = standing.unfit
 
-    # ---- what it asks of the steward
+    # ---- what it asks of the privileged process
 
     def _reading_wanted(self) -> calls.ReadingWanted:
         tenants = self._agent.tenants
         return calls.ReadingWanted(tuple(tenants.leaving), tenants.clients())
 
     def _end_process(self, tenant_id: str, pid: int, _is_the_tenants: object) -> bool:
-        self._line.tell(calls.STEWARD_END, calls.EndWanted(tenant_id, pid))
+        self._line.tell(calls.PRIVILEGED_END, calls.EndWanted(tenant_id, pid))
         return True
 
     def _guard(self) -> MetricsGuard | None:
@@ -180,7 +182,7 @@ class Teller:
     # ---- what it tells
 
     async def _tell(self) -> None:
-        """Tell the steward what is known whenever that has changed, and each second."""
+        """Tell the privileged process what is known whenever that has changed, and each second."""
         agent = self._agent
         while True:
             with contextlib.suppress(TimeoutError):
@@ -197,7 +199,7 @@ class Teller:
                 agent.changed.set()
                 await asyncio.sleep(_TELL_S)
             else:
-                self._line.tell(calls.STEWARD_TOLD, told)
+                self._line.tell(calls.PRIVILEGED_TOLD, told)
 
     async def _told(self, moved: bool) -> calls.Told:
         agent = self._agent
@@ -217,9 +219,9 @@ async def _review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, A
 
 
 def run(settings: AgentSettings, control: socket.socket, http: endpoints.Sockets) -> int:
-    """Run the teller to its end; return its exit status."""
+    """Run the worker to its end; return its exit status."""
 
     async def served() -> int:
-        return await Teller(settings, control, http).run()
+        return await Worker(settings, control, http).run()
 
     return on_time.run(served())

@@ -1,9 +1,10 @@
-"""Teller's side of what only the steward may do: the node, as the tenants' registry asks for it.
+"""Worker's side of what only the privileged process may do: the node, as the tenants' registry asks for it.
 
 Guarantees:
-- Nothing here waits on the event loop: what does I/O is called from a thread, and waits for the steward there.
-- While the steward is away, connections wait until it is back; all else fails with `OSError`, and is tried again by its
-  caller.
+- Nothing here waits on the event loop: what does I/O is called from a thread, and waits for the privileged process
+  there.
+- While the privileged process is away, connections wait until it is back; all else fails with `OSError`, and is tried
+  again by its caller.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 _TIMEOUT_S = 30.0
-"""Seconds that the steward may take for what the disk does."""
+"""Seconds that the privileged process may take for what the disk does."""
 _AWAY_S = 5.0
-"""Seconds that a thread waits for a steward that is away: it is started anew within milliseconds."""
+"""Seconds that a thread waits for a privileged process that is away: it is started anew within milliseconds."""
 _AGAIN_S = 0.02
-"""Seconds until a steward that knows no ledger yet is asked again."""
+"""Seconds until a privileged process that knows no ledger yet is asked again."""
 _STARTS_MAX = 65_536
 """Start times of processes that are remembered."""
 
 
-class StewardsDirectories:
-    """Tenants' directories and kept files, written by the steward. Called from threads."""
+class RemoteDirectories:
+    """Tenants' directories and kept files, written by the privileged process. Called from threads."""
 
     def __init__(self, line: Line, tenants_dir: Path, starts: dict[int, int]) -> None:
         self._line = line
@@ -60,23 +61,23 @@ class StewardsDirectories:
         return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
 
     def prepare(self) -> str:
-        """Return the SHA-256 of the hook that the steward has installed."""
-        return self._ask(calls.STEWARD_PREPARE, None)[0]
+        """Return the SHA-256 of the hook that the privileged process has installed."""
+        return self._ask(calls.PRIVILEGED_PREPARE, None)[0]
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
         """Have a tenant's directory completed."""
-        self._ask(calls.STEWARD_CREATE, calls.DirectoryWanted(tenant_id, limits))
+        self._ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted(tenant_id, limits))
         return self.path(tenant_id)
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
         """Have a tenant's directory completed; return why the disk does not take it, where it was complete once."""
-        failure, _none = self._ask(calls.STEWARD_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
+        failure, _none = self._ask(calls.PRIVILEGED_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
         return None if failure is None else _error(failure)
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
         """Have shared tenants' directories completed and their files opened; return them in order, or why not."""
         asked = tuple(calls.FilesAsked(each.tenant_id, each.slots) for each in wanted)
-        answers, received = self._ask(calls.STEWARD_OPEN, asked)
+        answers, received = self._ask(calls.PRIVILEGED_OPEN, asked)
         descriptors = deque(received)
         opened: list[TenantFiles | OSError] = []
         for each, made in zip(wanted, answers, strict=True):
@@ -94,23 +95,23 @@ class StewardsDirectories:
 
     def unheard(self, tenant_id: str) -> None:
         """Keep a tenant's socket no longer."""
-        self._line.tell(calls.STEWARD_UNHEARD, tenant_id)
+        self._line.tell(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
         """Keep nothing that an agent that was killed has left of other tenants."""
-        self._line.tell(calls.STEWARD_UNHEARD_ALL_BUT, tuple(tenant_ids))
+        self._line.tell(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:
         """Have socket and limits removed."""
-        self._ask(calls.STEWARD_SHUT, tenant_id)
+        self._ask(calls.PRIVILEGED_SHUT, tenant_id)
 
     def remove(self, tenant_id: str) -> None:
         """Have a tenant's directory removed."""
-        self._ask(calls.STEWARD_REMOVE, tenant_id)
+        self._ask(calls.PRIVILEGED_REMOVE, tenant_id)
 
     def existing(self) -> tuple[str, ...]:
         """Return the ids of the tenants that have a directory."""
-        return self._ask(calls.STEWARD_EXISTING, None)[0]
+        return self._ask(calls.PRIVILEGED_EXISTING, None)[0]
 
     def path(self, tenant_id: str) -> Path:
         """Return the path of a tenant's directory."""
@@ -119,11 +120,11 @@ class StewardsDirectories:
 
     def read(self, name: str) -> bytes:
         """Return the content of a kept file."""
-        return self._ask(calls.STEWARD_READ_FILE, name)[0].encode()
+        return self._ask(calls.PRIVILEGED_READ_FILE, name)[0].encode()
 
     def replace(self, name: str, content: bytes, *, durable: bool = True) -> None:
         """Replace a kept file."""
-        self._ask(calls.STEWARD_REPLACE_FILE, calls.FileContent(name, content.decode(), durable))
+        self._ask(calls.PRIVILEGED_REPLACE_FILE, calls.FileContent(name, content.decode(), durable))
 
     def _adopted(
         self, gpus: Sequence[str], files: calls.FilesMade, descriptor: int, listener: socket.socket
@@ -150,7 +151,7 @@ class StewardsDirectories:
             some = survivors[begin : begin + DESCRIPTORS_MAX]
             asked = tuple(calls.WatchWanted(wanted[number].tenant_id, survivor.pid) for number, survivor in some)
             try:
-                there, descriptors = self._ask(calls.STEWARD_WATCH, asked)
+                there, descriptors = self._ask(calls.PRIVILEGED_WATCH, asked)
             except OSError as error:
                 for number in {number for number, _survivor in some}:
                     files, opened[number] = opened[number], error
@@ -163,17 +164,17 @@ class StewardsDirectories:
                     self.pidfds[survivor.pid, survivor.start] = next(pidfds)
 
 
-class StewardsPeers:
-    """Processes behind connections, as the steward tells them: this process sees no other."""
+class RemotePeers:
+    """Processes behind connections, as the privileged process tells them: this process sees no other."""
 
-    def __init__(self, line: Line, directories: StewardsDirectories, starts: dict[int, int]) -> None:
+    def __init__(self, line: Line, directories: RemoteDirectories, starts: dict[int, int]) -> None:
         self._line = line
         self._directories = directories
         self._starts = starts
         self._asking: set[asyncio.Task[None]] = set()
 
     def pid(self, sock: socket.socket) -> int | None:
-        """Return None: only the steward can tell."""
+        """Return None: only the privileged process can tell."""
         return None
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
@@ -191,7 +192,7 @@ class StewardsPeers:
         while True:
             await self._line.wait()
             try:
-                found, descriptors = await self._line.call(calls.STEWARD_IDENTIFY, tenant_id, [sock.fileno()])
+                found, descriptors = await self._line.call(calls.PRIVILEGED_IDENTIFY, tenant_id, [sock.fileno()])
             except LinkLostError:
                 await asyncio.sleep(0)
                 continue
@@ -210,8 +211,8 @@ class StewardsPeers:
             return
 
 
-class StewardsInventory:
-    """Readings of the GPUs by the steward, each with what /proc says of it."""
+class RemoteInventory:
+    """Readings of the GPUs by the privileged process, each with what /proc says of it."""
 
     def __init__(
         self, line: Line, *, simulated: bool, timeout_s: float, wanted: Callable[[], calls.ReadingWanted]
@@ -231,7 +232,7 @@ class StewardsInventory:
         """Return the present state. Raise `InventoryError`."""
         try:
             last, _none = await self._line.call(
-                calls.STEWARD_READ, self._wanted(), timeout_s=self._timeout_s, wait_s=_AWAY_S
+                calls.PRIVILEGED_READ, self._wanted(), timeout_s=self._timeout_s, wait_s=_AWAY_S
             )
         except OSError as error:
             raise InventoryError(f"the process that reads the GPUs does not answer: {error.strerror}") from None
@@ -255,7 +256,7 @@ class StewardsInventory:
 
 async def review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
     """Have the API server asked about a reader of metrics. Raises `OSError`."""
-    return (await line.call(calls.STEWARD_REVIEW, calls.ReviewWanted(path, body), timeout_s=5.0))[0]
+    return (await line.call(calls.PRIVILEGED_REVIEW, calls.ReviewWanted(path, body), timeout_s=5.0))[0]
 
 
 def _error(failure: Failure) -> OSError:
