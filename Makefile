@@ -93,9 +93,9 @@ build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 	@$(MAKE) --silent -C tests/doubles PYTHON=$(abspath $(BIN)/python)
 	@touch $@
 
-# Programs that only releases need: the locks' and the audit's, and the writer of SPDX documents.
-.venv/release: .venv/installed
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"], sep="\n")' > $@.txt
+# Programs that only releases need (the locks' and the audit's, and the writer of SPDX documents), or only the site.
+.venv/release .venv/site: .venv/installed
+	@$(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(notdir $@) > $@.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@
 
@@ -216,8 +216,13 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/python shim/layers.py
 	$(BIN)/python docs/promises.py --check
 
-docs: shim promises ## docs/settings.md from the code, and build/promises.md
+docs: shim promises ## docs/settings.md from the code, docs/pictures, and build/promises.md
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/pictures.py
+
+docs-site: .venv/site ## the documentation as a site in build/site; a broken link is an error; REPOSITORY_URL= for links to sources
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/site/mkdocs.yml
+	@echo build/site/index.html
 
 dashboards: .venv/installed ## examples/monitoring/dashboards/*.json, from dashboards.py
 	@$(BIN)/python examples/monitoring/dashboards.py

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sharepod.api import sharepod as api
@@ -77,13 +78,25 @@ def test_every_condition_and_phase_is_in_the_reference() -> None:
     assert not {name for name in conditions | {phase.value for phase in api.Phase} if f"`{name}`" not in REFERENCE}
 
 
-def test_the_page_of_settings_is_what_the_code_says() -> None:
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
+def script(name: str) -> ModuleType:
+    """Return a script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), "run make docs"
+    return module
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    generate = script("generate")
+    assert generate.PAGE.read_text() == generate.page(), "run make docs"
+
+
+def test_pictures_are_what_their_script_draws() -> None:
+    pictures = script("pictures")
+    found = {path.stem: path.read_text() for path in pictures.FOLDER.glob("*.svg")}
+    assert found == {name: pictures.drawn(name) for name in pictures.PICTURES}, "run make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -58,18 +58,20 @@ def test_a_workflow_runs_only_targets_and_scripts_of_the_project(path: Path) -> 
                 assert (ROOT / (words[0] if first == "bash" else first)).is_file(), line
 
 
-def test_only_the_job_that_publishes_may_write_and_it_builds_nothing() -> None:
+def test_only_jobs_that_publish_may_write_and_they_build_nothing() -> None:
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
     writing = {name: job for path in WORKFLOWS for name, job in jobs(path).items() if "permissions" in job}
-    assert writing.keys() == {"publish"}
+    assert writing.keys() == {"publish", "deploy"}
+    assert writing["deploy"]["permissions"] == dict.fromkeys(("pages", "id-token"), "write")
+    assert not [step for step in writing["deploy"]["steps"] if "run" in step]
     assert writing["publish"]["permissions"] == dict.fromkeys(("contents", "packages", "id-token"), "write")
     assert [step["run"] for step in writing["publish"]["steps"] if "run" in step] == [".ci/release publish"]
 
 
 def test_no_checkout_leaves_a_token_in_the_tree() -> None:
     checkouts = [step for path in WORKFLOWS for step in steps(path) if "checkout" in step.get("uses", "")]
-    assert len(checkouts) == 3
+    assert len(checkouts) == 4
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
