@@ -151,7 +151,7 @@ def test_a_node_whose_runtime_passes_over_cdi_is_found_out_by_its_self_test(syst
 
     def told() -> bool:
         events = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
-        return any("does not attach what claims bring" in str(event.get("message")) for event in events)
+        return any("does not attach the devices of claims" in str(event.get("message")) for event in events)
 
     wait_until(told, what="an Event that says why the claim waits", timeout=40)
     cluster.api.delete(f"{pods}/sharepod-self-test-claim-blind", grace=0)

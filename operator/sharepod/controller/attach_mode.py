@@ -1,9 +1,9 @@
-"""Attach mode: whether the Pods of SharePods that are created now have their GPUs attached by claims.
+"""Attach mode: whether new Pods of SharePods have their GPUs attached by claims.
 
 Guarantees:
-- With the setting `csi` nothing is asked and nothing written.
+- With the setting `csi` nothing is read or written.
 - An API server that does not answer changes nothing.
-- What showed that allocations are not honoured counts for `DOUBT_S`; then claims are tried again.
+- Evidence that allocations are not honoured counts for `DOUBT_S`; then claims are tried again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from .decisions.attaching import Attaching, AttachReason, AttachSituation, attac
 from .state.cluster_state import ClusterState
 
 PERIOD_S = 5.0
-"""Seconds between two looks: a node that comes or changes is noticed as late as that."""
+"""Seconds between two checks: the greatest delay until a changed node is noticed."""
 DOUBT_S = 600.0
-"""Seconds for which Pods are attached by CSI after an allocation was not honoured: a cause that somebody has fixed is
-found out after ten minutes, and one that lasts costs one Pod its `bind_timeout` every ten minutes."""
+"""Seconds for which Pods are attached by CSI after an allocation was not honoured. A fixed cause is noticed within ten
+minutes; a lasting cause delays one Pod by its `bind_timeout` every ten minutes."""
 
 log = structlog.get_logger(__name__)
 
 
 class AttachMode:
-    """Mode of the cluster, looked at every `PERIOD_S`.
+    """Attach mode of the cluster, checked every `PERIOD_S`.
 
     Args:
         setting: The operator's setting.
         state: The cluster state, for the nodes' conditions.
         client: The API server.
-        served: Asked whether claims were listed.
-        acts: Asked before each look: a process that does not act needs not know.
-        on_changed: Called when the mode is another, or has another reason.
+        served: Returns whether claims were listed.
+        acts: Asked before each check: a process that does not act needs no mode.
+        on_changed: Called when the mode or its reason has changed.
         clock: Monotonic seconds.
     """
 
@@ -67,11 +67,11 @@ class AttachMode:
         """Present mode."""
 
     def by_claims(self) -> bool:
-        """Return whether a Pod that is created now has its GPUs attached by a claim."""
+        """Return whether a Pod created now has its GPUs attached by a claim."""
         return self.now.by_claims
 
     def doubt(self, why: str) -> None:
-        """Take in that an allocation was refused, or not honoured. `why`: in words for people."""
+        """Record that an allocation was refused, or not honoured. `why`: the reason as text."""
         self._doubt = (why, self._clock() + DOUBT_S)
         self._decide()
 
@@ -91,7 +91,7 @@ class AttachMode:
             except NotFoundError:
                 self._guarded = False
             except ApiError as error:
-                log.warning("cannot see whether claims of SharePods are guarded", error=str(error))
+                log.warning("cannot read whether the policy on claims of SharePods is enforced", error=str(error))
         self._decide()
 
     def _decide(self) -> None:

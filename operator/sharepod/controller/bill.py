@@ -1,11 +1,10 @@
-"""Bill: `python -m sharepod.controller.bill` prints what namespaces have had of GPUs in a month, at given prices.
+"""Bill: `python -m sharepod.controller.bill` prints the namespaces' GPU time of a month, at given prices.
 
 It reads GPUStatements or, for `--by owner`, SharePods, and writes nothing.
 
 Guarantees:
-- A statement or SharePod that cannot be read is named on the standard error, the others are billed, and the exit status
-  is 1.
-- Wrong prices are refused by field before anything is read.
+- An unreadable statement or SharePod is named on standard error, the others are billed, and the exit status is 1.
+- Wrong prices are refused, naming the field, before anything is read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PATH = f"/apis/{API_VERSION}/{STATEMENT_PLURAL}"
 
 
 class BillError(Exception):
-    """Bill that cannot be made. The message says what to do."""
+    """Failure to make the bill. The message states the remedy."""
 
 
 def read_prices(path: Path) -> Prices:
@@ -67,9 +66,9 @@ async def _listed(api: Connection, path: str) -> AsyncIterator[Json]:
 
 
 async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, NamespaceAccount], list[str]]:
-    """Return the accounts of all namespaces, or of one, and what is wrong with those that cannot be read.
+    """Return the accounts of one or all namespaces, and the errors of unreadable ones.
 
-    Raises `ApiError`, and `BillError` where there are no statements.
+    Raises `ApiError`, and `BillError` if there are no statements.
     """
     found: dict[str, NamespaceAccount] = {}
     wrong: list[str] = []
@@ -94,8 +93,8 @@ async def statements(api: Connection, namespace: str | None) -> tuple[dict[str, 
 
 
 async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[Json, SharePodStatus]], list[str]]:
-    """Return metadata and status of all SharePods, or of those of a namespace, and what is wrong with those that cannot
-    be read. Raises `ApiError`."""
+    """Return metadata and status of the SharePods of one or all namespaces, and the errors of unreadable ones. Raises
+    `ApiError`."""
     found: list[tuple[Json, SharePodStatus]] = []
     wrong: list[str] = []
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}" if namespace else f"/apis/{API_VERSION}/{PLURAL}"
@@ -110,7 +109,7 @@ async def sharepods(api: Connection, namespace: str | None) -> tuple[list[tuple[
 
 
 async def _bill_by_owner(api: Connection, given: argparse.Namespace, prices: Prices) -> list[str]:
-    """Print what the SharePods of each owner have had since they began; return what is wrong."""
+    """Print the GPU time of each owner's SharePods since they began; return the errors."""
     found, wrong = await sharepods(api, given.namespace)
     lines = owner_lines(found, prices)
     if given.format == "csv":
@@ -121,7 +120,7 @@ async def _bill_by_owner(api: Connection, given: argparse.Namespace, prices: Pri
 
 
 async def _bill_by_namespace(api: Connection, given: argparse.Namespace, prices: Prices) -> list[str]:
-    """Print what namespaces have had in a month; return what is wrong."""
+    """Print the namespaces' GPU time of a month; return the errors."""
     accounts, wrong = await statements(api, given.namespace)
     lines = bill_lines(accounts, given.month, prices)
     if given.format == "csv":
@@ -155,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit status. `arguments`: default: the process's own."""
     parser = argparse.ArgumentParser(
         prog="python -m sharepod.controller.bill",
-        description="Print what namespaces have had of GPUs in a month, in UTC, from GPUStatements.",
+        description="Print the GPU time of namespaces in a month, in UTC, from GPUStatements.",
     )
     parser.add_argument("--month", type=_month, help="such as 2026-01, or last; default: this month")
     parser.add_argument("--namespace", help="only this namespace")
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--by",
         choices=("namespace", "owner"),
         default="namespace",
-        help="owner: what the SharePods that exist have had since they began, by their controller; default: namespace",
+        help="owner: GPU time of existing SharePods since they began, by their controller; default: namespace",
     )
     parser.add_argument("--format", choices=("csv", "json"), default="csv", help="default: csv")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML file of prices; without it all costs are 0")
@@ -172,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     if given.by == "owner" and given.month is not None:
-        parser.error("--by owner has no months: it is what SharePods have had since they began; leave --month out")
+        parser.error("--by owner has no months: it counts each SharePod from its beginning; leave --month out")
     given.month = given.month or f"{datetime.now(UTC):%Y-%m}"
     try:
         return asyncio.run(_run(given, read_prices(given.prices) if given.prices else Prices()))

@@ -1,11 +1,11 @@
 """HTTP endpoints of the operator: `/metrics` for Prometheus; `/healthz` and `/readyz` for the kubelet, on a port of
 their own.
 
-The same health can be had of Kopf (`kopf run --liveness=...`), whose server has no limits.
+Kopf can serve the same health (`kopf run --liveness=...`), but its server has no limits.
 
 Guarantees:
-- The text of the metrics is made in another thread: that of 2,000 namespaces takes a quarter of a second.
-- Making it takes a quarter of the time at most, however many ask: they are shown the same text meanwhile.
+- Another thread renders the metrics: 0.25 s for 2,000 namespaces.
+- Rendering takes at most a quarter of the time, however many clients ask: the last text is sent in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sharepod.web.metrics_access import MetricsGuard
 from . import metrics
 
 _RESTS = 3
-"""Times as long as a text took to be made for which it is shown."""
+"""Time for which a text is sent, in multiples of its rendering time."""
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ class Watched(Protocol):
     """Part of the operator that the endpoints show."""
 
     def measure(self) -> None:
-        """Bring the gauges up to date that are read when they are asked for."""
+        """Update the gauges that are computed at each scrape."""
 
     def unready(self) -> str | None:
         """Return why the operator is not ready; None if it is."""
@@ -45,7 +45,7 @@ class Watched(Protocol):
         """Return whether this process leads."""
 
     def healthy(self) -> str:
-        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
+        """Return a short text for the health probe. Raise `RuntimeError` if a restart can help."""
 
 
 class MetricsText:
@@ -59,7 +59,7 @@ class MetricsText:
         self._shown_until = float("-inf")
 
     async def read(self) -> bytes:
-        """Return the text as it is now, or was a moment ago."""
+        """Return the present text, or a recent one."""
         async with self._making:
             began = self._clock()
             if began >= self._shown_until:
@@ -78,7 +78,7 @@ def _text_of(registries: list[CollectorRegistry]) -> bytes:
 
 
 async def serve_metrics(address: str, port: int, operator: Watched, guard: MetricsGuard | None) -> None:
-    """Serve `/metrics` until cancelled, to whom `guard` lets read them; None: to whoever asks."""
+    """Serve `/metrics` until cancelled, to clients that `guard` admits; None: to all."""
 
     text = MetricsText(operator)
 

@@ -1,15 +1,17 @@
-"""Garbage collection that does not stop the event loop for long, however many objects are known.
+"""Garbage collection with short pauses of the event loop, however many objects are known.
 
-Python's own full collection looks at every object that is alive: 0.3 s with 10,000 SharePods (359,000 objects). What
-survives one collection here is not looked at again, so that each looks at what was made since the last. It comes after
-so many new objects (a second of a burst makes 200,000), and after a time: what replaces older objects does not count as
-new for Python, which subtracts those that have gone.
+Python's own full collection visits every live object: 0.3 s with 10,000 SharePods (359,000 objects). Here the survivors
+of a collection are not visited again, so each collection visits only newer objects. A collection starts after a number
+of new objects (a burst makes 200,000 a second), and after a time. The time is needed because Python subtracts freed
+objects from the count of new ones: replacing older objects counts as nothing.
 
 Guarantees:
-- A collection looks at no more than `_YOUNG` times `_LOOKS` new objects and what they have made while it waited, and at
-  what has replaced older objects since the last look, `_PERIOD_S` ago.
-- Reference cycles end within so many new objects, but for those that were alive at a collection: they end within a day.
-- What is free of cycles ends at once, as ever.
+- A collection visits at most `_YOUNG` times `_LOOKS` new objects, those created while it waited, and those that
+  replaced
+  older objects within `_PERIOD_S`.
+- Reference cycles are freed within that many new objects. Cycles that were alive at a collection are freed within a
+  day.
+- Objects outside cycles are freed at once, as usual.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from types import TracebackType
 from typing import Self
 
 _EVERYTHING_S = 86_400.0
-"""Seconds between two collections that look at everything: a stall a day, for the cycles that outlived a look."""
+"""Seconds between two full collections: one long pause a day, for cycles that survived a collection."""
 _YOUNG = 2_000
 """New objects between two collections of the youngest generation: half a millisecond of work. Python's 700 is some ten
 decisions."""
 _LOOKS = 1
-"""Such collections after which one looks at their survivors, too: some 2 ms of work, where five times as many objects
-and three looks took 15 to 25 ms. What survives it is of Python's oldest generation, which is never looked at of itself:
-of 280,000 objects that were there after 1,000 SharePods 400 were cycles that had ended."""
+"""Collections of new objects per collection that also visits their survivors: about 2 ms of work. Five times as many
+objects and three collections took 15 to 25 ms. Survivors then belong to Python's oldest generation, which is not
+visited
+otherwise: of its 280,000 objects after 1,000 SharePods, 400 were in dead cycles."""
 _NEVER = 1 << 30
 _PERIOD_S = 0.05
-"""Seconds between two looks at what is new, however much that is: 4,000 objects, 2 ms, at 400 SharePods a second."""
+"""Seconds between two collections of new objects, whatever their number: 4,000 objects, 2 ms, at 400 SharePods a
+second."""
 
 
 class Garbage:
@@ -50,16 +54,16 @@ class Garbage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         gc.set_threshold(*self._thresholds)
-        gc.freeze()  # what is left ends with the process: a look at it would keep the successor waiting
+        gc.freeze()  # the process ends with these objects: visiting them would delay the successor
 
     async def run(self) -> None:
-        """Look at what is new, again and again, until cancelled."""
+        """Collect new objects periodically, until cancelled."""
         while True:
             await asyncio.sleep(_PERIOD_S)
             gc.collect(1)
 
     def settle(self) -> None:
-        """Look at everything, once a day; to be called each second."""
+        """Collect everything once a day; to be called each second."""
         now = self._clock()
         if now >= self._everything_at:
             self._everything_at = now + _EVERYTHING_S

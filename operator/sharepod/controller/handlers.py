@@ -1,12 +1,13 @@
 """Kopf's handlers of the operator, at module level: `kopf run -m sharepod.controller.handlers` runs it.
 
-Kopf starts and stops the operator, asks for its credentials and its health. It watches no objects: see
-docs/decisions/0021-kopf-without-watches.md. Where the webhook is on, it answers the API server's questions about Pods.
+Kopf starts and stops the operator, and calls its login and health handlers. Kopf watches no objects: see
+docs/decisions/0021-kopf-without-watches.md. With the webhook enabled, Kopf also answers the API server's reviews of
+Pods.
 
 Guarantees:
-- The operator starts with Kopf and has ended, with its Lease given up, before Kopf ends.
-- A part of the operator that fails ends Kopf, and the exit status says so.
-- Kopf waits for an API server that is away as long as it takes.
+- The operator starts with Kopf, and releases its Lease and ends before Kopf ends.
+- A failed part of the operator ends Kopf, with a non-zero exit status.
+- Kopf waits for an unreachable API server without limit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @kopf.on.startup()  # type: ignore[untyped-decorator]
 async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
-    """Start the operator as a task of its own."""
+    """Start the operator as a separate task."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
@@ -75,7 +76,7 @@ async def stop(memo: Any, **_: Any) -> None:
 
 @kopf.on.login()  # type: ignore[untyped-decorator]
 async def log_in(memo: Any, **_: Any) -> kopf.ConnectionInfo:
-    """Return the operator's credentials; asked for again whenever the API server rejects the former ones."""
+    """Return the operator's credentials; called again whenever the API server rejects the former ones."""
     config: Configuration = memo.config
     header = await config.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _space, token = (header or "").partition(" ")
@@ -111,7 +112,7 @@ async def give_volume(body: kopf.Body, patch: kopf.Patch, memo: Any, **_: Any) -
 
 
 def _ended(task: asyncio.Task[None], memo: Any) -> None:
-    """Note how the operator has ended, and end Kopf if it has not asked for that."""
+    """Record how the operator has ended, and end Kopf unless Kopf requested the end."""
     if task.cancelled() or memo.ending.is_set():
         memo.failure = None if task.cancelled() else task.exception()
         return

@@ -1,9 +1,9 @@
-"""Health of the operator: what its probes and its gauges say, and whether what it sees is good enough to act by.
+"""Health of the operator: its probes, its gauges, and whether its watches are fresh enough to act.
 
 Guarantees:
 - The health probe fails only where a restart can help.
-- A process whose credentials, or whose trust in the API server, are rejected for long ends, and says so.
-- SharePods that wait while nothing is placed for want of news are told so.
+- A process whose credentials, or whose trust in the API server, are rejected for long ends, and logs the reason.
+- Waiting SharePods show when stale watches stop placement.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from .state.memos import TenantMemos
 from .state.placement_view import agent_unready
 
 _STALLED_S = 30.0
-"""Seconds without a look after which the health probe fails: longer than any step that works takes."""
+"""Seconds without a check after which the health probe fails: longer than any working step takes."""
 _REJECTED_S = 60.0
-"""Seconds for which credentials or certificate may be rejected before the process ends: the kubelet rotates a token
-long before it expires, and a process that starts anew reads everything again."""
+"""Seconds for which credentials or certificate may be rejected before the process ends. The kubelet rotates a token
+long
+before it expires, and a restarted process reads everything again."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +46,16 @@ class OperatorHealth:
 
     Args:
         state: The cluster state.
-        watches: What is seen of the cluster.
+        watches: Freshness of the watches.
         clients: All clients of the API server.
         leadership: Whether this process leads.
-        loop: The placement loop, which is woken once the watches are worth believing again.
-        memos: Take what those that wait are told.
-        queues: The work queues, by the name that the gauges have for them.
+        loop: The placement loop, which is woken once the watches are fresh again.
+        memos: Receive the reasons for waiting tenants.
+        queues: The work queues, by their names in the gauges.
         acts: Returns whether this process acts.
-        enqueue_tenant: Called with each tenant that has something new to show.
+        enqueue_tenant: Called with each tenant whose status has to change.
         webhook_unready: Returns why the webhook does not serve; None if it does, or is off.
-        clock: Seconds that go on while the machine is suspended.
+        clock: Seconds that include suspension of the machine.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class OperatorHealth:
         self._clock = clock
         self._believed = True
         self.looked_at = clock()
-        """When `look` was called last: the event loop went on until then."""
+        """Time of the last call of `look`: the event loop ran until then."""
 
     def look(self) -> None:
         """Check credentials and beliefs; called each second. Raise `RejectedError` if the process is to end."""
@@ -102,7 +103,7 @@ class OperatorHealth:
             )
 
     def check_beliefs(self) -> None:
-        """Wake the placement loop once the watches are worth believing again; say when they are not."""
+        """Wake the placement loop once the watches are fresh again; log when they become stale."""
         believed = self._watches.believed()
         if believed and not self._believed:
             log.info("watches are heard again: placing")
@@ -115,10 +116,8 @@ class OperatorHealth:
         self._believed = believed
 
     def _tell_waiting(self, kinds: list[str]) -> None:
-        """Tell the SharePods that wait and have no answer yet why they get none."""
-        headline = (
-            f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s and places nothing meanwhile"
-        )
+        """Notify the waiting SharePods without an answer why they get none."""
+        headline = f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s; it places nothing until the watch is fresh"
         for tenant in self._loop.waiting():
             memo = self._memos.of(tenant)
             if memo.refusal is None:
@@ -128,7 +127,7 @@ class OperatorHealth:
     # Probes and metrics
 
     def measure(self) -> None:
-        """Bring the gauges up to date that are read when they are asked for."""
+        """Update the gauges that are computed at each scrape."""
         for watch in self._watches.freshness():
             metrics.WATCH_AGE_SECONDS.labels(watch.kind).set(watch.silent_s)
         phases = Counter(item.status.phase for item in self._state.sharepods)
@@ -151,7 +150,7 @@ class OperatorHealth:
         return self._leadership.acting()
 
     def healthy(self) -> str:
-        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
+        """Return a short text for the health probe. Raise `RuntimeError` if a restart can help."""
         silent = self._clock() - self.looked_at
         if silent > _STALLED_S:
             raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")

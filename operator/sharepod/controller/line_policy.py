@@ -1,7 +1,7 @@
-"""Watcher of the policy that refuses Pods with a resource line and no claim: whether it is in force in this cluster.
+"""Watcher of the policy that refuses Pods with a resource line and no claim: whether the cluster enforces it.
 
-Only then nodes advertise the resources of the line: a Pod with a line that nothing has turned into a claim must never
-be bound, and without the resources no scheduler binds it.
+Nodes advertise the resources of the line only if it does. A Pod whose line was not turned into a claim must never be
+bound, and without the resources no scheduler binds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sharepod.kube import ApiError, NotFoundError
 from .apiserver.client import POLICIES, POLICY_BINDINGS, Client
 
 PERIOD_S = 5.0
-"""Seconds between two looks: an admin who has applied the manifests waits no longer for the line to work."""
+"""Seconds between two checks: the delay until lines work after an admin has applied the manifests."""
 
 log = structlog.get_logger(__name__)
 
@@ -27,8 +27,8 @@ class LinePolicy:
 
     Args:
         client: The API server.
-        acts: Asked before each look: a process that does not act needs not know.
-        on_changed: Called when the answer is another than before.
+        acts: Asked before each check: a process that does not act needs no answer.
+        on_changed: Called when the answer has changed.
     """
 
     def __init__(self, client: Client, acts: Callable[[], bool], on_changed: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class LinePolicy:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Ask the API server. While it does not answer, what is known stays."""
+        """Query the API server. Without an answer the cached answer stays."""
         try:
             binding = await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
             await self._client.get(POLICIES, PLAIN_PODS_POLICY)
@@ -54,7 +54,7 @@ class LinePolicy:
         except NotFoundError:
             found = False
         except ApiError as error:
-            log.warning("cannot see whether resource lines are in use", error=str(error))
+            log.warning("cannot read whether the policy on resource lines is enforced", error=str(error))
             return
         if found != self.in_force:
             log.info("resource lines", in_use=found)

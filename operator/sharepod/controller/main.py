@@ -1,9 +1,9 @@
 """`sharepod-operator`: the operator's process, which runs the handlers of `handlers.py` under Kopf.
 
 Guarantees:
-- A part that fails ends the process with exit status 1; the Deployment starts it again.
-- On SIGTERM it stops acting, gives up its Lease and exits with 0.
-- It runs as any user ID, also one that the container's /etc/passwd does not name.
+- A failed part ends the process with exit status 1; the Deployment restarts it.
+- On SIGTERM the process stops acting, releases its Lease and exits with 0.
+- The process runs as any user ID, also without an entry in the container's /etc/passwd.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 async def _run(settings: OperatorSettings) -> None:
-    """Run Kopf until a signal. Raise what ended the operator."""
+    """Run Kopf until a signal. Raise the error that ended the operator."""
     memo = kopf.Memo(stop=asyncio.Event())
     try:
         await kopf.operator(
-            identity=Identity(settings.identity),  # else Kopf asks for the user's name, which a pod's user may not have
+            # otherwise Kopf looks up the user's name, which a pod's user may lack
+            identity=Identity(settings.identity),
             standalone=True,
             clusterwide=True,
             stop_flag=memo.stop,
@@ -55,5 +56,5 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        log.exception("operator cannot go on", error=str(error))
+        log.exception("operator cannot continue", error=str(error))
         sys.exit(1)

@@ -1,8 +1,8 @@
 """Metrics of the operator, for Prometheus, under `/metrics`.
 
 Guarantees:
-- `REGISTRY` has what each process has for itself: its watches, its calls, its CPU and memory.
-- `LEADERS` has what only the leader counts: a process that stands by does not show it.
+- `REGISTRY` has the metrics of every process: its watches, its calls, its CPU and memory.
+- `LEADERS` has the metrics of the leader only: a standby does not export them.
 """
 
 from __future__ import annotations
@@ -62,16 +62,19 @@ RUNS_ENDED = Counter(
 )
 RELEASES = Counter(
     "sharepod_operator_releases",
-    "Reservations given away, by what confirmed that nothing was left.",
+    "Rows removed, by the fact that confirmed that no process of the tenant was left.",
     ["confirmed"],
     registry=LEADERS,
 )
 SWEPT = Counter(
-    "sharepod_operator_swept", "Objects found gone by a list, of which no watch had told.", ["kind"], registry=REGISTRY
+    "sharepod_operator_swept",
+    "Objects removed by a relist because their DELETED event was missed.",
+    ["kind"],
+    registry=REGISTRY,
 )
 UNREADABLE = Counter(
     "sharepod_operator_unreadable",
-    "Readings of objects that could not be read (nested too deep, too large); each costs its object alone.",
+    "Objects that could not be parsed (nested too deep, too large), by attempts; each affects only itself.",
     ["kind"],
     registry=REGISTRY,
 )
@@ -96,7 +99,7 @@ API_ERRORS = Counter(
 )
 API_RETRIES = Counter(
     "sharepod_operator_api_retries",
-    "Calls made again because the API server asked for it (Retry-After), by verb and HTTP status.",
+    "Calls retried at the API server's request (Retry-After), by verb and HTTP status.",
     ["verb", "code"],
     registry=REGISTRY,
 )
@@ -105,7 +108,7 @@ FAILURES = Counter(
 )
 PLACEHOLDERS = Gauge(
     "sharepod_operator_placeholders",
-    "Placeholders, by which shares that no node has room for ask an autoscaler for nodes.",
+    "Placeholders, by which shares without room on any node request nodes from an autoscaler.",
     registry=LEADERS,
 )
 OVERCOMMITS = Gauge(
@@ -132,7 +135,7 @@ PREEMPTIONS = Counter(
 )
 VICTIMS = Counter(
     "sharepod_operator_preemption_victims",
-    "Tenants that made room, by how: lowered (request 0), moved (restarted elsewhere), evicted.",
+    "Tenants preempted or moved for others, by kind: lowered (request 0), moved (restarted elsewhere), evicted.",
     ["how"],
     registry=LEADERS,
 )
@@ -145,8 +148,8 @@ MOVES = Counter(
 )
 NAMESPACE_GPU_SECONDS = Counter(
     "sharepod_namespace_gpu_seconds",
-    "GPU time that a namespace has had, by the model of the GPUs and by kind: held, borrowed (part of held beyond what "
-    "was guaranteed), reserved (request x time).",
+    "GPU time of a namespace, by the model of the GPUs and by kind: held, borrowed (part of held beyond the "
+    "guarantee), reserved (request x time).",
     ["namespace", "model", "kind"],
     registry=LEADERS,
 )

@@ -1,12 +1,13 @@
-"""Reconciles one node of the pool: its GPUNode, its conditions AgentAlive and DevicePluginPresent, Events for admins.
+"""Reconciler of one node of the pool: its GPUNode, its conditions AgentAlive and DevicePluginPresent, Events for
+admins.
 
 Guarantees:
 - A GPUNode is created for every Node with the label of a pool and for no other. An Event names a label of no pool.
-- A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
-- A Node whose GPUs are shared advertises the resources of the line once the policy on Pods with a line is in force, and
-  again after somebody has removed them. One that has left the pool advertises them no more.
-- That a Node does not advertise enough yet keeps nobody from a share for longer than `_ADVERTISED_S`.
-- force-release is honoured for tenants that have ended and refused, with an Event, for others.
+- A GPUNode is deleted only when its Node is deleted, or has left the pool, and its ledger is empty.
+- A Node with shared GPUs advertises the resources of the line once the policy on Pods with a line is enforced, and
+  again after their removal. A Node that has left the pool no longer advertises them.
+- A Node that does not advertise enough yet delays a share by `_ADVERTISED_S` at most.
+- force-release is honoured for tenants that have ended; for others it is refused, with an Event.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 """Conditions that the operator writes."""
 
 _LOOK_AGAIN_S = 1.0
-"""Seconds until a node with tenants is looked for again that is gone: no watch shows one that comes back without the
-pool label. And until one is looked at again that leaves pool `scheduler`."""
+"""Seconds until the next check of a deleted node with tenants, whose return without the pool label no watch shows, and
+of a
+node that leaves pool `scheduler`."""
 _ADVERTISED_S = 5.0
 """Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
 
 _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
-    f"shares of tenants that end are not given away. Put the label back, or give away the share of a tenant that is "
-    f"certainly gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+    f"shares of tenants that end are not released. Put the label back, or release the share of a tenant that has "
+    f"certainly ended: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
 )
 
 _DEVICE_PLUGIN = (
@@ -102,7 +104,7 @@ class NodeReconciler:
         self._short: dict[str, float] = {}
         """By node: since when it advertises too little."""
         self._enough: dict[str, _Enough] = {}
-        """By node: with what ledger it was seen to advertise enough."""
+        """By node: the ledger for which it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
         """By node and GPU: the last Event about a GPU that cannot be used."""
         self.lines_in_force: bool | None = None
@@ -110,7 +112,7 @@ class NodeReconciler:
         self.attaching: Attaching | None = None
         """How the GPUs of new Pods of SharePods are attached; None while that is not known."""
         self.take_in: Callable[[Iterable[GpuNodeFacts]], Awaitable[bool]] = _nothing_to_take_in
-        """Writes down what GPUNodes have counted, before they are deleted; returns whether all is written."""
+        """Stores the counts of GPUNodes before their deletion; returns whether all are stored."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -118,7 +120,8 @@ class NodeReconciler:
         await self.queue.run()
 
     def check_agents(self, *, acting: bool) -> None:
-        """Note which agents have come or gone, and enqueue their nodes if `acting`. To be called about every second."""
+        """Record which agents have appeared or disappeared, and enqueue their nodes if `acting`. To be called about
+        every second."""
         names = [node.name for node in self._state.nodes]
         for name in self._state.agents.changed(names):
             log.info("agent came or went", node=name, away=self._state.agent_away(name))
@@ -129,13 +132,14 @@ class NodeReconciler:
         metrics.AGENTS_AWAY.set(self._state.agents.away(names))
 
     async def reconcile(self, name: str) -> None:
-        """Bring one node up to date. Raises `ApiError` and `NotLeadingError`.
+        """Reconcile one node. Raises `ApiError` and `NotLeadingError`.
 
         1. Honour or refuse force-release.
         2. Without its Node: delete the GPUNode once its ledger is empty.
         3. Without its GPUNode: create it.
-        4. Else: follow the pool label, announce GPUs, advertise the resources of the line, and show whether a device
-           plugin is there and the agent alive, and how GPUs are attached.
+        4. Otherwise: follow the pool label, announce GPUs, advertise the resources of the line. Write the conditions on
+           the
+           device plugin, the agent and the attachment of GPUs.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -151,7 +155,7 @@ class NodeReconciler:
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
-                if gpunode.spec.pool is Pool.SCHEDULER:  # no change of the node tells that its last claim is free
+                if gpunode.spec.pool is Pool.SCHEDULER:  # no change of the node shows that its last claim is free
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
             await self._advertise(node, gpunode)
@@ -176,7 +180,7 @@ class NodeReconciler:
                 self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
 
     async def _advertise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Write the resources of the line into the Node's status, unless it says them."""
+        """Write the resources of the line into the Node's status, unless they are there."""
         if self.lines_in_force is None or gpunode.error is not None or node.error is not None:
             return
         wanted = self._wanted(gpunode)
@@ -186,13 +190,14 @@ class NodeReconciler:
         body = {"metadata": {"uid": node.uid}, "status": {"capacity": amounts, "allocatable": amounts}}
         try:
             self._state.put_node(await self._client.patch_status(NODES, node.name, body))
-        except (ConflictError, NotFoundError):  # another Node has its name by now, and is looked at when it is seen
+        except (ConflictError, NotFoundError):  # another Node has this name now, and is handled when it is seen
             return
         log.info("advertised the resources of the line", node=node.name, amounts=amounts)
 
     async def _withdraw(self, node: Json) -> None:
-        """Take the resources of the line out of the status of a Node that has left the pool: by them kube-scheduler
-        would bind a Pod there whose line nothing has turned into a share."""
+        """Remove the resources of the line from the status of a Node that has left the pool. With them kube-scheduler
+        would bind a
+        Pod whose line was not turned into a share."""
         status = node.get("status") or {}
         if not any(name in (status.get(kind) or {}) for kind in ("capacity", "allocatable") for name in RESOURCES):
             return
@@ -201,12 +206,12 @@ class NodeReconciler:
         body = {"metadata": {"uid": uid}, "status": {"capacity": nothing, "allocatable": nothing}}
         try:
             await self._client.patch_status(NODES, name, body)
-        except (ConflictError, NotFoundError):  # it is gone, and another has its name
+        except (ConflictError, NotFoundError):  # it was deleted, and another has its name
             return
-        log.info("the node has left the pool: it advertises the resources of the line no more", node=name)
+        log.info("the node has left the pool: it no longer advertises the resources of the line", node=name)
 
     def advertises_enough(self, name: str) -> bool:
-        """Return whether a Node advertises what the shares in its ledger need; if not, it is written at once."""
+        """Return whether a Node advertises enough for the shares in its ledger; if not, write the amounts at once."""
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if (
             not self.lines_in_force
@@ -229,8 +234,9 @@ class NodeReconciler:
         return True
 
     def _needs_more(self, seen: _Enough, gpunode: GpuNodeFacts) -> bool:
-        """Return whether a ledger may need more of the resources than when its Node was seen to advertise enough. Rows
-        that did not change are the same objects."""
+        """Return whether a ledger may need more of the resources than when its Node was seen to advertise enough.
+        Unchanged rows
+        are the same objects."""
         before, rows = seen.rows, gpunode.rows
         if seen.generation == gpunode.generation:
             return False
@@ -241,13 +247,13 @@ class NodeReconciler:
         return any(line is not None and line.beyond for line in lines)
 
     def _wanted(self, gpunode: GpuNodeFacts) -> Mapping[str, int]:
-        """Return what a Node is to advertise of the resources of the line."""
+        """Return the amounts of the line's resources that a Node should advertise."""
         by_scheduler = gpunode.spec.pool is Pool.SCHEDULER
         ours = [gpu for gpu in gpunode.status.gpus if gpu.held is not False and not by_scheduler]
         return advertised(ours, self._lines_on(gpunode), in_force=bool(self.lines_in_force))
 
     def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
-        """Yield the lines with a row on a node, and those of Pods that are bound to it and have none."""
+        """Yield the lines with a row on a node, and the lines of Pods that are bound to it without a row."""
         seen = self._state.seen_claims
         for uid, row in gpunode.rows.items():
             if (of_row := self._line_of(uid, row, gpunode.name)) is not None:
@@ -258,13 +264,13 @@ class NodeReconciler:
                 yield LineOnNode(plain.carried, None)
         account = self._state.cluster.node(gpunode.name)
         for uid, usage in account.pods.items() if account is not None else ():
-            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # such as one that an admin gave away
+            if usage.tenant is not None and usage.tenant not in gpunode.rows:  # such as a row that an admin released
                 left = self._state.pods.get(uid)
                 if left is not None and left.carried and left.node == gpunode.name:
                     yield LineOnNode(left.carried, None)
 
     def _line_of(self, uid: str, row: Tenant, node: str) -> LineOnNode | None:
-        """Return the line that a row on a node is for; None if it is for none."""
+        """Return the line of a row on a node; None if it has none."""
         claim, pod = self._state.seen_claims.claims.get(uid), self._state.pod_of(uid)
         if claim is not None and claim.by_line:
             user = self._state.seen_claims.pods.get(claim.made_for or "")
@@ -310,7 +316,7 @@ class NodeReconciler:
         if left is not None:
             await self._withdraw(left)
         if gpunode.status.consumption and not await self.take_in([gpunode]):
-            self.queue.add_after(name, _LOOK_AGAIN_S)  # what it has counted is lost with it
+            self.queue.add_after(name, _LOOK_AGAIN_S)  # its counts would be lost with it
             return
         try:
             await self._client.delete(GPUNODES, name, uid=gpunode.uid, resource_version=str(gpunode.version))
@@ -332,7 +338,7 @@ class NodeReconciler:
             live += self._running(tenant, gpunode.rows[tenant])
             self._state.on_tenant_changed(tenant)
         if live:
-            text = f"force-release does not end what runs; delete it first: {', '.join(live)}"
+            text = f"force-release does not end running work; delete it first: {', '.join(live)}"
             self._events.warning(KIND, gpunode, "ForceReleaseRefused", "Release", text)
             return
         if gpunode.forced & gpunode.rows.keys():
@@ -348,7 +354,7 @@ class NodeReconciler:
             self.queue.add_after(gpunode.name, 1.0)
 
     def _running(self, tenant: str, row: Tenant) -> Iterator[str]:
-        """Yield what runs, or is to run, with a row that an admin wants to give away."""
+        """Yield the work that runs, or is to run, with a row that an admin wants to release."""
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if (
             sharepod is not None
@@ -381,7 +387,8 @@ class NodeReconciler:
             await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=True, reason="LeaseRenewed", text="")
 
     async def _show_device_plugin(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """Set DevicePluginPresent to True, with advice, while GPUs could be given away twice; to False after that."""
+        """Set DevicePluginPresent to True, with advice, while the device plugin could also assign the GPUs; to False
+        after that."""
         present = node.double_booked
         known = any(item.type == CONDITION_DEVICE_PLUGIN for item in gpunode.status.conditions)
         if not present and not known:
@@ -414,8 +421,8 @@ class NodeReconciler:
         namespace, lease = self._settings.namespace, f"{PREFIX}{name}"
         return (
             f"the node is ready, but its agent does not renew Lease {namespace}/{lease}. No SharePod is placed there, "
-            f"and the shares of those that end are not given away. Look at: kubectl -n {namespace} get pods -o wide "
-            f"--field-selector spec.nodeName={name}. To give away the share of a tenant that is certainly gone: "
+            f"and the shares of tenants that end are not released. See: kubectl -n {namespace} get pods -o wide "
+            f"--field-selector spec.nodeName={name}. To release the share of a tenant that has certainly ended: "
             f"kubectl annotate gpunode {name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
         )
 
@@ -424,7 +431,7 @@ class NodeReconciler:
     ) -> bool:
         """Write one of the operator's conditions; return False if it has this reason already, unless `again`.
 
-        One apply holds all conditions of the operator: the API server removes those that an apply leaves out.
+        One apply contains all conditions of the operator: the API server removes conditions that an apply omits.
         """
         present = (self._state.gpunodes.named(gpunode.name) or gpunode).status.conditions
         if not again and any(item.type == kind and item.reason == reason for item in present):

@@ -1,10 +1,10 @@
-"""Operator: all parts of it, wired to each other, from the start of the process to its end.
+"""Operator: all its parts, wired together, from the start of the process to its end.
 
 Guarantees:
-- It acts only while it leads, and only after each watch has said what happened before it began to lead.
-- It places nothing on a belief older than `watch_freshness.BELIEF_S`.
-- A part that fails ends `run` with its name.
-- On its way out it stops acting first, then gives up its Lease.
+- It acts only while it leads, and only after each watch has sent the events from before its leadership.
+- It places nothing while a watch is silent for longer than `watch_freshness.BELIEF_S`.
+- A failed part ends `run` with its name.
+- On shutdown it first stops acting, then releases its Lease.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPart:
-    """Part of the operator that runs as a task of its own.
+    """Part of the operator that runs as a separate task.
 
     Args:
-        name: Name of the task: `TaskEndedError` has it.
-        run: Coroutine function that runs until it is cancelled.
-        clear: Forgets what is to be done; called each time that leadership is lost.
+        name: Name of the task, shown in `TaskEndedError`.
+        run: Coroutine function that runs until cancelled.
+        clear: Drops pending work; called each time that leadership is lost.
     """
 
     name: str
@@ -89,7 +89,7 @@ class OperatorPart:
 
 
 class Operator:
-    """Operator: all parts, wired to each other."""
+    """Operator: all parts, wired together."""
 
     def __init__(self, settings: OperatorSettings, config: Any) -> None:
         clock = boot_seconds
@@ -342,13 +342,13 @@ class Operator:
         self.state.seen_claims.doubt()
 
     def _replaced(self) -> None:
-        """Begin anew: what was concluded from objects of a history that no longer exists is worth nothing."""
+        """Start from scratch: conclusions from a history that no longer exists are invalid."""
         if self.leadership.acting():
             self._lost()
             self._gained()
 
     async def _activate(self) -> None:
-        """Begin to act each time that leadership was gained: once the watches have caught up, look at everything."""
+        """Begin to act after each gain of leadership: once the watches have caught up, handle everything."""
         while True:
             await self._term_begun.wait()
             self._term_begun.clear()
@@ -370,7 +370,7 @@ class Operator:
     # Loops
 
     async def _resync(self) -> None:
-        """Look at every tenant and node again every `resync_interval`."""
+        """Enqueue every tenant and node every `resync_interval`."""
         while True:
             await asyncio.sleep(self._settings.resync_interval)
             if self._active:
@@ -420,7 +420,7 @@ class Operator:
         return WebhookServer(self.certificates, self._settings.bind_address, self._settings.webhook_port)
 
     def _certificates(self) -> CertificateKeeper:
-        """Make the keeper of the webhook's certificates: what makes these takes 9 MB, which are loaded only here."""
+        """Create the rotation of the webhook's certificates: its libraries take 9 MB, and are loaded only here."""
         from .webhook.certificate_keeper import CertificateKeeper
 
         return CertificateKeeper(
@@ -432,5 +432,5 @@ class Operator:
 
 
 async def _reviewing(config: Any) -> Connection:
-    """Open the connection by which the API server is asked who may read the metrics."""
+    """Open the connection for asking the API server who may read the metrics."""
     return Connection(config, "sharepod-operator")

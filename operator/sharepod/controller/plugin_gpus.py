@@ -1,17 +1,18 @@
-"""Reconciles the holders of one node: Pods that take GPUs from NVIDIA's device plugin, so that tenants share them.
+"""Reconciler of the holders of one node: Pods that take GPUs from NVIDIA's device plugin, for tenants to share.
 
 Guarantees:
-- Pod first, row second: a holder that was created is found again by its Pod, whatever ends in between.
-- A holder that has no GPU, or cannot be created, for `holder_pending` is withdrawn, and its tenant kept away from the
-  node for a while.
-- A holder whose GPU has had no tenant for `holder_idle` is given back: first its row says Releasing, then its Pod goes.
-- It is given back within seconds where a pod waits for whole GPUs that could have it.
-- A GPU that is kept for a tenant that moves, or that others make room for, is not given back meanwhile; one that is
-  kept for the head of the line neither, unless a pod waits for whole GPUs that could have it.
-- A holder that the kubelet shows without its GPU for `holder_pending` has lost it, and so has one whose GPU the agent
-  does not report for so long.
-- Tenants of a GPU that no holder has any more are ended, each by its Pod, and placed again by their restartPolicy.
-- Absence of a Pod is confirmed by a GET before anything is concluded from it.
+- Pod first, row second: a created holder is found again by its Pod, whichever process dies in between.
+- A holder without a GPU for `holder_pending`, or that cannot be created for this long, is withdrawn. Its tenant avoids
+  the node for a while.
+- A holder whose GPU has had no tenant for `holder_idle` is returned: first its row becomes Releasing, then its Pod is
+  deleted.
+- A holder is returned within seconds if a Pod that waits for whole GPUs could have its GPU.
+- A GPU that is reserved for a moving or preempting tenant is not returned. A GPU that is reserved for the head of the
+  queue is returned only if a Pod that waits for whole GPUs could have it.
+- A holder has lost its GPU if the kubelet reports it without a GPU for `holder_pending`, or the agent does not report
+  the GPU for this long.
+- Tenants of a GPU without a holder are ended, each by its Pod, and placed again by their restartPolicy.
+- A Pod's absence is confirmed by a GET before any consequence.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from sharepod.placement.state.types import NewHolder, PlacementRequest
 from .settings import OperatorSettings
 
 _ENDED = ("Succeeded", "Failed")
-_LOST = "the holder of its GPU is gone, so NVIDIA's device plugin may give the GPU to another pod"
+_LOST = "the holder of its GPU no longer exists, so NVIDIA's device plugin may give the GPU to another pod"
 _NOT_REPORTED = "the agent of {} no longer reports {}: the driver does not show it"
 
 _WANTED_S = 2.0
-"""Seconds that a holder keeps a GPU that a pod waits for: within them the tenant that it was made for is placed."""
+"""Seconds that a holder keeps a GPU that a Pod waits for: within this time its tenant is placed."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,14 +56,14 @@ class HolderReconciler:
     """Reconciler of the holders of nodes, by the node's name.
 
     Args:
-        state: What is known; takes the Pods that are created.
+        state: The cluster state; receives created Pods.
         client: The API server.
         ledger: Writes the holders' rows, as `rows` returns them.
         events: For admins, about GPUNodes.
-        memos: Take what a tenant is to be kept away from.
+        memos: Receive the nodes that a tenant must avoid.
         settings: Settings of the operator.
         clock: Monotonic seconds.
-        retry: Called with a tenant whose holder was given up: it is to be tried elsewhere.
+        retry: Called with a tenant whose holder was given up, to place it elsewhere.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class HolderReconciler:
         self._clock = clock
         self._retry = retry
         self._gone: set[str] = set()
-        """Ids of holders whose Pods are confirmed to have ended, until their rows are gone."""
+        """Ids of holders whose Pods' end is confirmed, until their rows are removed."""
         self._without: set[str] = set()
         """Ids of holders that have not been shown with their GPU for too long."""
         self._since: dict[tuple[str, HolderState], float] = {}
@@ -102,7 +103,7 @@ class HolderReconciler:
         await self.queue.run()
 
     def clear(self) -> None:
-        """Forget what is to be done: leadership was lost."""
+        """Drop pending work: leadership was lost."""
         self.queue.clear()
         self._seen.clear()
         self._since.clear()
@@ -121,7 +122,7 @@ class HolderReconciler:
     def rows(self, base: GpuNodeFacts) -> tuple[PluginHolder, ...]:
         """Return the holders as the ledger of a node should have them."""
         pods = self._seen.on(base.name)
-        if not base.spec.holders and not pods:  # as on each node whose GPUs are not the device plugin's
+        if not base.spec.holders and not pods:  # as on each node without GPUs of the device plugin
             return ()
         return holder_rows(
             base.spec.holders,
@@ -134,13 +135,13 @@ class HolderReconciler:
         )
 
     async def reconcile(self, node: str) -> None:
-        """Bring the holders of one node a step further. Raises `ApiError` and `NotLeadingError`.
+        """Reconcile the holders of one node. Raises `ApiError` and `NotLeadingError`.
 
-        1. Confirm which Pods of holders are gone; remove those that have ended.
-        2. Decide which holders to withdraw or to give back, and write the rows.
-        3. End the tenants of GPUs that no holder has.
-        4. Delete the Pods of holders whose rows say Releasing.
-        5. Create the holders that are wanted: last, because an API server that creates no Pods may still delete them.
+        1. Confirm which Pods of holders have ended; remove those Pods.
+        2. Decide which holders to withdraw or to return, and write the rows.
+        3. End the tenants of GPUs without a holder.
+        4. Delete the Pods of Releasing holders.
+        5. Create the wanted holders: last, because an API server that creates no Pods may still delete them.
         """
         gpunode = self._state.gpunodes.named(node)
         await self._confirm_gone(node, gpunode)
@@ -161,12 +162,12 @@ class HolderReconciler:
         return {str(gpu) for gpus in (*rows, *decided) for gpu in gpus}
 
     def _kept(self, node: str, *, wanted: bool) -> set[str]:
-        """Return the UUIDs of the GPUs that are kept for tenants that come.
+        """Return the UUIDs of the GPUs that are reserved for future tenants.
 
         Args:
-            node: its name.
-            wanted: a pod waits for whole GPUs. It comes before the head of the line, not before tenants that others
-                have left their places for.
+            node: Its name.
+            wanted: A Pod waits for whole GPUs. It precedes the head of the queue, but not tenants for which others were
+                preempted.
         """
         cluster = self._state.cluster
         head = cluster.head_reservation if wanted else None
@@ -210,7 +211,7 @@ class HolderReconciler:
         self._warn(wanted.node, "HolderRefused", f"the API server refuses a holder: {error.message}")
 
     def _give_up(self, node: str, tenant: str, why: str) -> None:
-        """Keep a tenant away from a node that gave it no GPU, and let it be tried elsewhere."""
+        """Make a tenant avoid a node that gave it no GPU, and retry it elsewhere."""
         if not tenant:
             return
         memo = self._memos.of(tenant)
@@ -220,7 +221,7 @@ class HolderReconciler:
     # Ends
 
     async def _confirm_gone(self, node: str, gpunode: GpuNodeFacts | None) -> None:
-        """Find out, by live reads, which holders have ended whose Pods are not among those that are there."""
+        """Confirm by live reads which holders without a known Pod have ended."""
         for pod in self._seen.lost_on(node):
             if await self._has_ended(pod.name, pod.uid):
                 self._gone.add(pod.uid)
@@ -237,7 +238,7 @@ class HolderReconciler:
             self._forget_all_but(gpunode)
 
     async def _has_ended(self, name: str, uid: str) -> bool:
-        """Return whether a holder's Pod has ended; one that has is removed, one that has not is taken in."""
+        """Return whether a holder's Pod has ended; remove an ended Pod, record a live one."""
         try:
             raw = await self._client.get(PODS, name, self._seen.namespace)
         except NotFoundError:
@@ -267,11 +268,13 @@ class HolderReconciler:
         self._since = {key: at for key, at in self._since.items() if key[0] in rows}
 
     def _look_for_lost(self, gpunode: GpuNodeFacts) -> None:
-        """Find the holders that have no GPU any more though nobody else has it.
+        """Find the holders that have lost their GPU although no other Pod has it.
 
-        A kubelet that has lost its record of devices shows a GPU with nobody, and the agent keeps it closed. A GPU that
-        has fallen off the bus, or was in the node before it was registered anew, is not in the agent's report. An agent
-        that is away, or says that it knows nothing, shows neither.
+        A kubelet that has lost its record of devices reports the GPU as unassigned, and the agent keeps it closed. A
+        GPU that
+        has fallen off the bus, or was in the node before its re-registration, is missing from the agent's report. An
+        agent that
+        is away, or reports that it knows nothing, proves neither.
         """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
         told = not self._state.agent_away(gpunode.name) and not any(
@@ -295,7 +298,7 @@ class HolderReconciler:
     # Giving back
 
     def _give_back(self, gpunode: GpuNodeFacts) -> None:
-        """Mark the holders that are due: without a GPU for too long, or with one that nobody uses."""
+        """Mark the holders to return: without a GPU for too long, or with an unused GPU."""
         node, now, in_use = self._state.nodes.named(gpunode.name), self._clock(), self._in_use(gpunode)
         ours = node is not None and node.pool == Pool.DEVICE_PLUGIN
         wanted = self._is_wanted_whole(gpunode)
@@ -316,7 +319,7 @@ class HolderReconciler:
                 self.queue.add_after(gpunode.name, due - now)
                 continue
             if row.uuid is not None and row.uuid in kept:
-                self.queue.add_after(gpunode.name, _WANTED_S)  # nothing tells when it is kept no longer
+                self.queue.add_after(gpunode.name, _WANTED_S)  # no event shows the end of the reservation
                 continue
             self._seen.giving_back.add(row.id)
             self._seen.follow(gpunode.name)
@@ -324,7 +327,7 @@ class HolderReconciler:
             self._tell_given_back(gpunode, pod, pending=pending)
 
     def _is_wanted_whole(self, gpunode: GpuNodeFacts) -> bool:
-        """Return whether a pod waits for whole GPUs that could have one of a holder's without tenants."""
+        """Return whether a Pod that waits for whole GPUs could have the GPU of a holder without tenants."""
         cluster, account = self._state.cluster, self._state.cluster.node(gpunode.name)
         if account is None:
             return False
@@ -334,9 +337,9 @@ class HolderReconciler:
 
     def _tell_given_back(self, gpunode: GpuNodeFacts, pod: HolderPod, *, pending: bool) -> None:
         if not pending:
-            log.info("a holder is given back", node=gpunode.name, pod=pod.name)
+            log.info("returning a holder", node=gpunode.name, pod=pod.name)
             self._events.normal(
-                KIND, gpunode, "HolderGivenBack", "Release", f"{pod.name} had no tenants: its GPU goes back"
+                KIND, gpunode, "HolderGivenBack", "Release", f"{pod.name} had no tenants: its GPU is returned"
             )
             return
         why = f"got no GPU within {self._settings.holder_pending:g} s"
@@ -380,7 +383,7 @@ class HolderReconciler:
             self._events.warning(sharepod.kind, sharepod, "HolderLost", "Evict", why)
         else:
             self._events.warning("Pod", pod, "HolderLost", "Evict", why)
-        log.warning("ends a tenant whose GPU no holder has", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")
+        log.warning("ending a tenant whose GPU has no holder", node=gpunode.name, pod=f"{pod.namespace}/{pod.name}")
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
         except (NotFoundError, ConflictError):

@@ -1,9 +1,9 @@
-"""Routes of news: which queues the key of a changed object goes to.
+"""Routes of changes: the queues that receive the key of a changed object.
 
 Guarantees:
-- Nothing is enqueued while this process does not act: all is when it begins to.
-- A key that is enqueued because something has changed goes before those of a resync.
-- Of everything, tenants without a share go first: a new leader decides before it has looked at all that runs.
+- Nothing is enqueued while this process does not act; everything is enqueued when it begins to.
+- A key with a change goes before the keys of a resync.
+- In a full pass, tenants without a share go first: a new leader places before it has handled all running tenants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tenants.line_templates import LineTemplates
 from .tenants.reconciler import TenantReconciler
 
 _TURN_S = 0.005
-"""Seconds for which tenants are enqueued before other tasks get a turn: 10,000 take 30 ms."""
+"""Seconds of enqueuing tenants before other tasks get a turn: 10,000 take 30 ms."""
 
 
 class Routes:
@@ -55,7 +55,7 @@ class Routes:
         self._acts = acts
 
     def tenant_changed(self, tenant: str) -> None:
-        """Look at a tenant: a SharePod or a claim."""
+        """Enqueue a tenant: a SharePod or a claim."""
         if self._acts():
             self._queue_of(tenant).add(tenant)
 
@@ -68,45 +68,44 @@ class Routes:
         return self._claims.queue if self._state.is_claim(tenant) else self._tenants.queue
 
     def ledger_changed(self, node: str) -> None:
-        """Look at a node."""
+        """Enqueue a node."""
         if self._acts():
             self._nodes.queue.add(node)
 
     def holders_changed(self, node: str) -> None:
-        """Look at the holders of a node."""
+        """Enqueue the holders of a node."""
         if self._acts():
             self._holders.queue.add(node)
 
     def row_removed(self, node: str) -> None:
-        """Look at a node and its holders: a tenant has left its ledger."""
+        """Enqueue a node and its holders: a tenant has left its ledger."""
         self.ledger_changed(node)
         self.holders_changed(node)
 
     def node_changed(self, name: str) -> None:
-        """Look at a node and its holders, and at refusals that count it if it has gone."""
+        """Enqueue a node and its holders, and update refusals that count it if it was deleted."""
         self.ledger_changed(name)
         self.holders_changed(name)
         if self._state.nodes.named(name) is None:
             self._loop.node_left()
 
     def all_nodes_changed(self) -> None:
-        """Look at every Node."""
+        """Enqueue every Node."""
         for node in self._state.nodes:
             self.ledger_changed(node.name)
 
     def claim_lacking(self, namespace: str) -> None:
-        """Look at the claim templates of a namespace: a Pod waits for one."""
+        """Enqueue the claim templates of a namespace: a Pod waits for one."""
         if self._acts():
             self._line_templates.want(namespace)
 
     def self_test_changed(self, claim: str) -> None:
-        """Look at a claim of a node's self-test."""
+        """Enqueue a claim of a node's self-test."""
         if self._acts():
             self._self_test_claims.queue.add(claim)
 
     async def look_at_all(self) -> None:
-        """Look at everything once, after what has changed. Others get turns meanwhile; ends once this process does not
-        act."""
+        """Enqueue everything once, after changed keys. Yields to other tasks; ends once this process does not act."""
         tenants = self._state.tenants()
         waiting = {tenant for tenant in tenants if self._waits(tenant)}
         for tenant in waiting:

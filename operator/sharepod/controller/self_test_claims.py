@@ -1,9 +1,9 @@
-"""Allocation of the claims by which nodes test themselves: no share, no row, no node.
+"""Allocation of the claims by which nodes test themselves: without share, row or node.
 
 Guarantees:
 - Only claims of class `self-test.sharepod.dev` in the operator's own namespace are allocated here.
-- The finalizer comes before the allocation, and both name the version of the claim that was read live before.
-- An allocation that kube-scheduler has taken away, since the Pod fits nowhere now, is written again after a pause.
+- The finalizer precedes the allocation, and both name the version of the claim that was read live before.
+- An allocation that kube-scheduler has removed, because the Pod fits nowhere, is written again after a pause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .settings import OperatorSettings
 from .state.claims_seen import ClaimsSeen
 
 _AGAIN_S = 1.0
-"""Seconds until a claim that has changed under a write is looked at again."""
+"""Seconds until the retry for a claim that changed under a write."""
 _TAKEN_S = 60.0
 """Seconds between two allocations of one claim: kube-scheduler takes it away each time it tries the Pod in vain."""
 
@@ -63,7 +63,7 @@ class SelfTestClaims:
         await self.queue.run()
 
     def look_at_all(self) -> None:
-        """Look at each claim of the self-test."""
+        """Enqueue each claim of the self-test."""
         for claim in self._seen.claims:
             if claim.namespace == self._namespace and has_name_of_self_test(claim.name):
                 self.queue.add_resync(claim.uid)

@@ -34,7 +34,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class SettingsError(ValueError):
-    """Invalid settings. The message names the field, what was given, and where settings come from."""
+    """Invalid settings. The message names the field, the given value, and the source of settings."""
 
 
 class PodToleration(BaseModel):
@@ -70,26 +70,30 @@ class OperatorSettings(BaseSettings):
     """`runtimeClassName` of the Pods that are created; null if NVIDIA's runtime is the default one of the nodes."""
 
     attach: Attach = Attach.CSI
-    """How GPUs are attached to the Pods of SharePods: `csi` (`runtime_class` and a CSI volume), `claims` (a
-    ResourceClaim for each Pod, attached as CDI devices; needs Kubernetes 1.34 or newer and `manifests/claims`) or
-    `auto` (claims where every node of the pool can, else CSI). The condition `SharePodsByClaims` of each GPUNode says
-    which, and why. Pods that exist stay as they are.
-    """
+    """Attachment of GPUs to the Pods of SharePods: `csi` (`runtime_class` and a CSI volume), `claims` (a ResourceClaim
+    for
+    each Pod, attached as CDI devices; needs Kubernetes 1.34 or newer and `manifests/claims`) or `auto` (claims if every
+    node of the pool can attach them, else CSI). The condition `SharePodsByClaims` of each GPUNode gives the choice and
+    its
+    reason. Existing Pods stay as they are."""
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
     """Added to every Pod that is created, and taken into account when a node is chosen."""
 
     annotations: tuple[Annotated[str, Field(pattern=ANNOTATION_PATTERN)], ...] = DEFAULT_ANNOTATIONS
     """Annotations that a SharePod's Pod gets from the SharePod: names, `prefix/*`, `*.prefix/*`, or `*` for all that no
-    policy refuses. Those of common monitoring, meshes, queues, autoscalers and networks by default; container runtimes
-    and their plugins read none of these. One that is not in the list stays on the SharePod, which an Event says.
-    """
+    policy
+    refuses. The default has those of common monitoring, meshes, queues, autoscalers and networks; container runtimes
+    and
+    their plugins read none of these. An annotation that is not in the list stays on the SharePod, and an Event names
+    it."""
 
     bind_timeout: Seconds = 60
-    """A Pod that kube-scheduler refuses for this long is taken back and placed again. So is a Pod that a scheduler of
-    its own has not bound for this long: a scheduler that does not exist holds no share. Where kube-scheduler has not
-    looked at a Pod, `start_timeout` counts: it is away, and binds the Pod once it is back.
-    """
+    """A Pod that kube-scheduler refuses for this long is withdrawn and placed again. So is a Pod with another
+    `schedulerName`
+    that is not bound for this long: a scheduler that does not exist must not hold a share. For a Pod that
+    kube-scheduler
+    has not handled, `start_timeout` counts instead: kube-scheduler is away, and binds the Pod once it is back."""
 
     start_timeout: Seconds = 1800
     """A Pod that has a share and of which no container has been started for this long gives the share back: an image
@@ -98,85 +102,89 @@ class OperatorSettings(BaseSettings):
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one node are reserved for it, and no SharePod of the same or lower priority is placed on them, but those of its own
-    namespace. The wait counts from when the leading operator first saw the SharePod wait.
-    """
+    one
+    node are reserved for it. No SharePod of the same or lower priority is placed on them, except from its own
+    namespace.
+    The wait counts from when the leading operator first saw the SharePod wait."""
 
     keep_for: Seconds = 3600
-    """Time for which GPUs are first reserved for a SharePod at the head of the line. Then they are free for others;
-    after another `keep_after` they may be reserved for it again, twice as long each time, up to sixteen times as long:
-    an hour, then, is enough for tenants that run up to 16 hours. After that the SharePod counts as one that has just
-    begun to wait: nobody keeps GPUs idle for as long as a SharePod exists.
-    """
+    """Time for which GPUs are first reserved for a SharePod at the head of the queue. Then they are free for others.
+    After
+    another `keep_after` they may be reserved for it again, twice as long each time, up to sixteen times as long. So one
+    hour is enough for tenants that run up to 16 hours. After that the SharePod counts as just begun to wait: GPUs do
+    not
+    stay idle for as long as a SharePod exists."""
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Most of the cluster's GPU time that may stand idle, in the long run, on GPUs reserved for the head of the line
-    while others wait: after each reservation the next begins as much later, a day later at most. 0.02 keeps the
-    queue of a large cluster as it is; in one of twenty GPUs, where eight are waited for, it is the difference between
-    90 % and 95 % in use. 1 turns it off.
-    """
+    """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue
+    while
+    others wait. After each reservation the next begins later in proportion, one day later at most. 0.02 hardly affects
+    the
+    queue of a large cluster. In a cluster of twenty GPUs where requests for eight wait, it raises use from 90 % to 95
+    %.
+    1 turns it off."""
 
     fair_wait: Seconds = 86400
-    """A SharePod that has waited this long is next for the head-of-line reservation among those of its priority, the
-    oldest first, however much its team has used: a day, so that a team which has used too much waits that much longer
-    at most, and gains no more than one place at a time by waiting. From then on what is reserved for it is kept from
-    its own namespace too.
-    """
+    """A SharePod that has waited this long is next for the head-of-line reservation within its priority, the oldest
+    first,
+    however much its team has used. One day: a team that has used too much waits that much longer at most, and gains one
+    place at a time by waiting. From then on its own namespace is also kept from the GPUs reserved for it."""
 
     usage_half_life: FiniteSeconds = 604800
-    """Time after which GPU time that was charged to a budget counts half in the order of the queue: a week, so that a
-    team that used much last month is not behind for it, and one that uses much today is. The amount of a budget is
-    not affected.
-    """
+    """Time after which GPU time that was charged to a budget counts half in the order of the queue. One week: heavy use
+    last
+    month no longer delays a team, and heavy use today does. The amount of a budget is not affected."""
 
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
 
     max_excluded_gpus: Annotated[int, Field(ge=0)] | None = 4
     """Most GPUs that one namespace keeps from all others by `exclusion` labels while less than half of their time is
-    requested: a further SharePod with such a label and a request below 0.5 waits, unless a GPU that has its label takes
-    it. 4 is half of a usual server: enough for a few small services on GPUs of their own, and a bound on what a
-    namespace blocks that no quota counts. null: any number.
-    """
+    requested. Beyond that, a SharePod with such a label and a request below 0.5 waits, unless a GPU with its label
+    fits. 4
+    is half of a usual server: enough for a few small services on GPUs of their own, and a bound on capacity that a
+    namespace blocks without quota. null: any number."""
 
     holder_image: str = "registry.k8s.io/pause:3.10"
     """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
     that waits. A holder has its GPU before the image is pulled."""
 
     holder_priority_class: str = "sharepod-holder"
-    """PriorityClass of holders. It has to have `preemptionPolicy: Never`, or admission refuses them. The manifests' own
-    is high, so that nobody preempts a holder."""
+    """PriorityClass of holders. It must have `preemptionPolicy: Never`, or admission refuses them. The manifests' own
+    class
+    has a high value, so that no Pod preempts a holder."""
 
     holder_pending: Seconds = 30
     """A holder that the kubelet has given no GPU for this long is withdrawn, and its tenant placed elsewhere."""
 
     holder_idle: Annotated[float, Field(ge=0)] = 60
-    """A holder whose GPU has had no tenant for this long is given back to NVIDIA's device plugin."""
+    """A holder whose GPU has had no tenant for this long is returned to NVIDIA's device plugin."""
 
     placeholders: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Most placeholders at a time: Pods of the operator's namespace by which shares that no node has room for ask a
-    cluster autoscaler for nodes. 0 turns them off: nodes cost money.
-    """
+    """Most placeholders at a time: Pods of the operator's namespace by which shares without room on any node request
+    nodes
+    from a cluster autoscaler. 0 turns them off, because nodes cost money."""
 
     placeholders_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 4
     """Most placeholders at a time for the shares of one namespace."""
 
     placeholder_after: Annotated[float, Field(ge=0)] = 30
-    """A share asks for a node once it has been without room for this long: tenants that end in between, and those that
-    are preempted, make room sooner than a node comes."""
+    """A share requests a node once it has been without room for this long: tenants that end or are preempted in this
+    time free
+    capacity sooner than a new node."""
 
     placeholder_for: Seconds = 900
-    """A share asks for a node for this long, then again after as long, twice as long each time, up to sixteen times as
-    long. A node of the pool that has told no GPUs for this long no longer counts as on its way. Longer than a node
-    takes to come.
-    """
+    """A share requests a node for this long. The pause before its next turn doubles each time, up to sixteen times this
+    long.
+    A node of the pool that has reported no GPUs for this long no longer counts as starting. Longer than a node takes to
+    start."""
 
     placeholder_priority_class: str = "sharepod-placeholder"
     """PriorityClass of placeholders. It has to have `preemptionPolicy: Never`, or admission refuses them, and a value
     of at least Cluster Autoscaler's `--expendable-pods-priority-cutoff`."""
 
     resync_interval: Seconds = 600
-    """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
+    """Period at which every tenant and node is reconsidered, from memory: it lists nothing."""
 
     usage_interval: Seconds = 30
     """Least time between two writes of `status.usage` of one SharePod. Usage that moves by less than five points is not
@@ -184,10 +192,11 @@ class OperatorSettings(BaseSettings):
     """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
-    """Policy for a Pod with an offence: a process on a GPU without the hook or with another one, or time or memory
-    beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of
-    the same name ends the process alone, at once.
-    """
+    """Policy for a Pod with an offence: a process on a GPU without the hook or with another hook, or time or memory
+    beyond its
+    share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of the same
+    name
+    kills only the process, at once."""
 
     unenforced_grace: Seconds = 30
     """With `Evict`: how long an agent must have reported an offence before the Pod is evicted."""
@@ -199,21 +208,21 @@ class OperatorSettings(BaseSettings):
     """With `Evict`: how long a PodDisruptionBudget may refuse the eviction before the Pod is deleted."""
 
     preemptions_per_minute: Annotated[float, Field(ge=0, le=6000)] = 60
-    """Preemption: most tenants of lower priority that make room for others per minute in the whole cluster, evicted or
-    lowered to request 0. 0 turns preemption off: whoever finds no room waits. A Pod with `preemptionPolicy: Never`
-    waits in any case.
-    """
+    """Preemption: most tenants of lower priority that are preempted per minute in the whole cluster, evicted or lowered
+    to
+    request 0. 0 turns preemption off: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any
+    case."""
 
     moves_per_minute: Annotated[float, Field(ge=0, le=600)] = 6
-    """Moving: most tenants that are restarted on other GPUs to make room per minute in the whole cluster. Few, because
-    each is a restart; not 0, because nobody is moved who has not said `movable: true`, but for best effort tenants that
-    would be evicted otherwise. 0 turns moving off.
-    """
+    """Moving: most tenants that are restarted on other GPUs in favour of others per minute in the whole cluster. Few,
+    because
+    each is a restart. Not 0, because only SharePods with `movable: true` move, and best effort tenants instead of their
+    eviction. 0 turns moving off."""
 
     move_after: Annotated[float, Field(ge=0)] = 600
-    """A tenant is moved only once it has run for this long, so that nobody is moved again and again: ten minutes, as
-    long as a run has to last for its end to count as a first one.
-    """
+    """A tenant is moved only once it has run for this long, so that moves do not repeat. Ten minutes: a run of this
+    length
+    resets the count of short runs."""
 
     lease_duration: FiniteSeconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
@@ -246,17 +255,18 @@ class OperatorSettings(BaseSettings):
 
     health_port: Port = 8080
     """Port of `/healthz` (the event loop runs, and no watch is blind while the API server answers) and `/readyz` (every
-    kind is listed), which the kubelet probes. 0 turns it off."""
+    kind
+    is listed), which the kubelet probes. 0 turns it off."""
 
     metrics_port: Port = 9090
     """Port of `/metrics` (Prometheus). 0 turns it off."""
 
     metrics_access: MetricsAccess = MetricsAccess.TOKEN
-    """Readers of `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
-    `sharepod-metrics-reader`) or `Open` (whoever reaches the port)."""
+    """Readers of `/metrics`: `Token` (clients with a token that may `get` that path, by the ClusterRole
+    `sharepod-metrics-reader`) or `Open` (every client that reaches the port)."""
 
     webhook_port: Port = 0
-    """Port on which API servers ask for the claims or volumes of Pods with a resource line (TLS), where they serve no
+    """Port (TLS) of the webhook that adds claims or volumes to Pods with a resource line, where API servers serve no
     MutatingAdmissionPolicy or the cluster has no claims: `manifests/line-webhook` sets it. 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -281,7 +291,7 @@ class OperatorSettings(BaseSettings):
         return self
 
     def pods(self) -> PodSettings:
-        """Return what every Pod of a SharePod is given."""
+        """Return the settings that apply to every Pod of a SharePod."""
         tolerations = tuple(toleration.manifest() for toleration in self.tolerations)
         return PodSettings(
             runtime_class=self.runtime_class or "", tolerations=tolerations, annotations=self.annotations

@@ -80,7 +80,7 @@ async def test_a_part_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         async with api_server() as api, _running(tmp_path, api.url, SHAREPOD_METRICS_PORT=port) as program:
             assert await program.ended() == 1
-            assert program.log[-1]["event"] == "operator cannot go on"
+            assert program.log[-1]["event"] == "operator cannot continue"
             assert program.log[-1]["error"].startswith("metrics failed: ")
 
 

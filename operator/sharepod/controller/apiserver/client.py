@@ -1,10 +1,10 @@
 """Client of the API server: typed calls by resource, and writes only while this process leads.
 
-Guarantees, besides those of `kube`:
-- A write raises `NotLeadingError` before it leaves this process once `may_write` says no; so does each try of it.
-- No object of ours counts as missing while its resource is not served: such a call fails as one without an answer.
-- A call that the API server has not begun (429, or 503 with Retry-After) is made again when the server says, and a
-  little later at random. An eviction is not: there, 429 is the answer of a PodDisruptionBudget.
+Guarantees, in addition to those of `kube`:
+- Once `may_write` returns False, a write raises `NotLeadingError` before it is sent; so does each retry.
+- An object of SharePod's never counts as missing while its resource is not served: such a call fails as unanswered.
+- A call that the API server has not begun (429, or 503 with Retry-After) is retried at the server's time plus a random
+  delay. An eviction is not retried: there, 429 is the answer of a PodDisruptionBudget.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ from sharepod.kube import (
 T = TypeVar("T")
 
 _TRIES = 4
-"""Tries of a call that the API server asks to make again; then whoever made the call decides."""
+"""Tries of a call that the API server asks to retry; then the call fails."""
 _OTHER_HISTORY = "the API server's versions have gone back since it was asked"
 _TOO_MANY = 429
-"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
+"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 LONGEST_WAIT_S = 30.0
-"""Longest pause that is made because the server asks for one. A call that is to wait longer is left to whoever made
-it."""
+"""Longest pause, in seconds, at the server's request. A call with a longer pause fails instead."""
 
 
 class NotLeadingError(Exception):
@@ -92,11 +91,11 @@ GPUBUDGETS = Resource(f"/apis/{objects.API_VERSION}", gpubudget.PLURAL)
 GPUSTATEMENTS = Resource(f"/apis/{objects.API_VERSION}", statement.STATEMENT_PLURAL)
 
 _MISSED = (f"{SHAREPODS.prefix}/", f"{PODS.prefix}/")
-"""Paths of objects from whose absence something is concluded."""
+"""Paths of objects whose absence leads to decisions."""
 
 
 class Client:
-    """Client of one API server. Every method raises an `ApiError`; the writing ones also `NotLeadingError`.
+    """Client of one API server. Every method raises an `ApiError`; writing methods also raise `NotLeadingError`.
 
     Args:
         config: How to reach the API server.
@@ -130,7 +129,7 @@ class Client:
         await self._api.close()
 
     def forget(self) -> None:
-        """Let no answer come true any more to what was asked until now: the API server has another history."""
+        """Fail every call in flight: its answer would belong to another history of the API server."""
         self._forgotten += 1
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Json:
@@ -143,8 +142,9 @@ class Client:
         return None if self._api.answered_at is None else time.monotonic() - self._api.answered_at
 
     def hangs_alone(self, error: ApiError) -> bool:
-        """Return whether the server has left this write without an answer and has answered others meanwhile: it waits
-        for somebody else, as an admission webhook."""
+        """Return whether only this write was left unanswered while the server answered others: it waits for a third
+        party, such as
+        an admission webhook."""
         answered_s = self.answered_s
         return error.was_not_answered and answered_s is not None and answered_s < self._write_timeout
 
@@ -167,7 +167,7 @@ class Client:
         limit: int | None = None,
         take: Callable[[Json], None],
     ) -> None:
-        """Read a list to its end, page by page, without what cannot be read of it. For the arguments see `page`."""
+        """Read a list to its end, page by page, without its unreadable items. For the arguments see `page`."""
         tokens, token = PageTokens(resource.path(namespace=namespace)), ""
         while True:
             listed = await self.page(
@@ -199,11 +199,11 @@ class Client:
             labels: Label selector.
             fields: Field selector.
             limit: Most objects; None: the size of a page.
-            token: Where the page begins: `continue` of the page before.
+            token: Start of the page: `continue` of the page before.
             timeout_s: Longest silence in seconds; None: the timeout of reads.
             heard: Called with each piece that arrives.
-            take: Takes each object.
-            unreadable: Takes what can be had of each object that cannot be read.
+            take: Receives each object.
+            unreadable: Receives the readable part of each unreadable object.
         """
         query = {"limit": str(limit or self.page_size), **_selectors(labels, fields)}
         if token:
@@ -224,7 +224,7 @@ class Client:
     ) -> Json:
         """Create an object; with `strict`, unknown and duplicate fields are refused instead of dropped.
 
-        `timeout_s`: seconds; None: those of any write.
+        `timeout_s`: seconds; None: the timeout of writes.
         """
         query = {"fieldValidation": "Strict"} if strict else {}
         return await self._call("POST", resource.path(namespace=namespace), body, query=query, timeout_s=timeout_s)
@@ -238,9 +238,9 @@ class Client:
         *,
         timeout_s: float | None = None,
     ) -> Json:
-        """Apply a JSON Patch. A `test` that does not hold raises `InvalidError`, as a malformed patch does.
+        """Apply a JSON Patch. A failed `test` raises `InvalidError`, as does a malformed patch.
 
-        `timeout_s`: seconds; None: those of any write.
+        `timeout_s`: seconds; None: the timeout of writes.
         """
         path = resource.path(name, namespace)
         return await self._call("PATCH", path, operations, content=JSON_PATCH, timeout_s=timeout_s)
@@ -279,10 +279,11 @@ class Client:
         await self._call("DELETE", resource.path(name, namespace), body)
 
     async def evict(self, name: str, namespace: str, *, uid: str, dry_run: bool = False) -> None:
-        """Evict the pod with this uid by the Eviction API. `dry_run`: only ask whether that is allowed now.
+        """Evict the pod with this uid by the Eviction API. `dry_run`: only check whether that is allowed now.
 
-        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it, or that the pod has two (that is
-        answered with 201, and a Status of failure), or a webhook, by which others have budgets of their own.
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids it. Two budgets for one
+        pod also
+        forbid it: that answer is 201 with a Status of failure.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:
@@ -364,7 +365,7 @@ class Client:
         return await self._made(verb or _VERBS[method], call)
 
     async def _made(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, again as often as the server asks for it; measure it."""
+        """Make a call, retry it as often as the server asks; record its time."""
         tries = 1 if verb == "evict" else self._tries
         while True:
             began = time.perf_counter()
@@ -386,13 +387,13 @@ _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DE
 
 
 def jittered(seconds: float) -> float:
-    """Return a little more than the server asked for: clients do not all come back together."""
+    """Return slightly more than the server asked for, at random: clients then do not all retry at once."""
     return seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load, nothing secret
 
 
 @cache
 def _seconds(verb: str) -> Histogram:
-    """Return the times of calls of a verb: to look them up for each call takes as long as to count it."""
+    """Return the histogram of a verb, cached: a look-up for each call would take as long as the count itself."""
     return metrics.API_SECONDS.labels(verb)
 
 

@@ -1,11 +1,11 @@
 """Event recorder: writes Events, as `kubectl describe` shows them.
 
 Guarantees:
-- Writing an Event never delays or fails what it tells of.
-- The same reason and note about an object is written again only after ten minutes.
-- Of one reason about one object, `_BURST` Events are written at once, then one a minute.
-- If too many wait to be written, the newest are dropped and counted; one namespace's fill no more than a quarter.
-- Namespaces take turns: one whose admission webhook is slow for Events delays its own.
+- Writing an Event never delays or fails the work that it reports.
+- An Event with the same object, reason and note is repeated only after ten minutes.
+- Per reason and object, `_BURST` Events are written at once, then one a minute.
+- While too many wait to be written, new Events are dropped and counted; one namespace may use a quarter of the queue.
+- Namespaces take turns: a namespace with a slow admission webhook for Events delays only its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .client import EVENTS, Client
 from .workqueue import WorkQueue
 
 _WAITING = 1000
-"""Events that wait to be written: as many as the API server takes in some 10 s."""
+"""Most Events that wait to be written: as many as the API server takes in about 10 s."""
 _WAITING_OF_ONE = _WAITING // 4
 """Events of one namespace that wait."""
 _WRITERS = 4
@@ -44,7 +44,7 @@ _BURST = 10
 _PERIOD_S = 60.0
 """Seconds per Event of one reason about one object, after the burst."""
 _VERSIONS = {"Pod": "v1", claims.KIND: claims.API_VERSION}
-"""API versions of objects that Events are about, but for our own."""
+"""API versions of the objects of Events, except SharePod's own."""
 _NOTE_LIMIT = 1024
 """Bytes of a note that events.k8s.io/v1 takes."""
 
@@ -82,11 +82,11 @@ class Events:
         self._limiters: dict[tuple[str, str], RateLimiter] = {}  # by uid and reason, the longest unused first
 
     def normal(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
-        """Record an Event of type Normal: something went as it should."""
+        """Record an Event of type Normal, for a regular change."""
         self._record(_Event(kind, about, "Normal", reason, action, note))
 
     def hint(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
-        """Record an Event of type Normal, unless so many wait that it would delay those that matter."""
+        """Record an Event of type Normal, unless the queue is so long that it would delay important Events."""
         if len(self._waiting) < _WAITING // 2:
             self.normal(kind, about, reason, action, note)
         else:

@@ -1,4 +1,4 @@
-"""Line of keys whose owners take turns (round robin); the keys of one owner go in order of arrival."""
+"""Queue of keys whose owners take turns (round robin); the keys of one owner are first in, first out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FairLine(Generic[Key]):
 
     def __init__(self) -> None:
         self._arrivals: dict[Key, tuple[str, float]] = {}
-        """Keys in order of arrival: owner, and when it came."""
+        """Keys in order of arrival: owner, and time of arrival."""
         self._owners: dict[str, dict[Key, None]] = {}
         """Owners in order of their turns: their keys in order of arrival."""
 
@@ -24,16 +24,16 @@ class FairLine(Generic[Key]):
         return key in self._arrivals
 
     def oldest(self) -> float | None:
-        """Return when the key came that came first; None if the line is empty."""
+        """Return the arrival time of the oldest key; None if the queue is empty."""
         return next((at for _, at in self._arrivals.values()), None)
 
     def add(self, key: Key, owner: str, now: float) -> None:
-        """Put a key that is not in the line behind its owner's others. `now`: in any clock's seconds."""
+        """Append a new key to its owner's keys. `now`: seconds of any clock."""
         self._arrivals[key] = (owner, now)
         self._owners.setdefault(owner, {})[key] = None
 
     def discard(self, key: Key) -> None:
-        """Take a key out, if it is in the line."""
+        """Remove a key, if queued."""
         arrived = self._arrivals.pop(key, None)
         if arrived is None:
             return
@@ -44,7 +44,7 @@ class FairLine(Generic[Key]):
             del self._owners[owner]
 
     def take(self, may: Callable[[str], bool]) -> tuple[Key, str] | None:
-        """Take the first key of the owner whose turn it is, of those that `may`; return key and owner, or None."""
+        """Take the first key of the next owner for which `may` is true; return key and owner, or None."""
         owner = next((owner for owner in self._owners if may(owner)), None)
         if owner is None:
             return None
@@ -52,7 +52,7 @@ class FairLine(Generic[Key]):
         key = next(iter(keys))
         del keys[key], self._arrivals[key]
         if keys:
-            self._owners[owner] = keys  # behind the others
+            self._owners[owner] = keys  # to the end of the round
         return key, owner
 
     def clear(self) -> None:

@@ -1,15 +1,16 @@
 """Leader election by a Lease of `coordination.k8s.io`.
 
 Guarantees:
-- At most one process acts at a time, whatever the clocks of the machines say: every time is read from this machine's
-  own clock, which goes on while the machine is suspended.
-- A Lease that is given up is taken as soon as the watch shows it; one whose holder has died, as soon as it has ended.
+- At most one process acts at a time, whatever the clocks of other machines: every time is read from this machine's own
+  clock, which includes suspension.
+- A released Lease is taken as soon as the watch shows it; the Lease of a dead holder as soon as it has ended.
 - The Lease of another process counts as ended once it was not seen to change for its own duration.
-- A Lease that is deleted is written anew by the process that acts; by another one that has ever seen it, only once it
+- The acting process creates a deleted Lease again. Another process that has ever seen the Lease creates it only once it
   has been missing for its duration.
 - This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
-  false on its own: no task has to run for that.
-- A leader that stopped acting and then renews after all has lost and gained: all that it dropped is looked at again.
+  false without any task running.
+- A leader that stopped acting and then renews after all has lost and gained leadership: it reconsiders all that it
+  dropped.
 - The renew deadline lies before the Lease's end by more than one write takes (checked in `settings.py`).
 """
 
@@ -46,7 +47,7 @@ class ObservedLease:
 
 
 _MOST_TRANSITIONS = (1 << 31) - 1
-"""Most that the field `leaseTransitions` holds: whoever has written that into the Lease stops nobody from taking it."""
+"""Maximum of the field `leaseTransitions`: a client that writes this value into the Lease must not block leadership."""
 
 
 class Leadership:
@@ -93,9 +94,9 @@ class Leadership:
         self._ends: float | None = None
         """When the Lease of another process ends, unless it changes; None: not known."""
         self._exists = False
-        """The Lease was there once."""
+        """The Lease has existed."""
         self._missing_since: float | None = None
-        """When the Lease, which was there once, was first seen to be gone."""
+        """When the Lease was first seen to be missing after it had existed."""
         self._wake = asyncio.Event()
 
     def acting(self) -> bool:
@@ -112,7 +113,7 @@ class Leadership:
             await self._give_up()
 
     def noticed(self, lease: Json) -> None:
-        """Take in a Lease as the watch brought it: one that is free, or another's, is looked at now."""
+        """Record a Lease from the watch: a free Lease, or another process's, is handled at once."""
         if str(lease["metadata"].get("name")) != NAME:
             return
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""
@@ -145,7 +146,7 @@ class Leadership:
             log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
-            if not self.acting():  # even if it is still the leader: what it was about to write meanwhile was refused
+            if not self.acting():  # even if it is still the leader: its writes in between were refused
                 self._turn(False)
             self._renewed = began if held else None
         self._turn(held)
@@ -164,7 +165,7 @@ class Leadership:
             self._on_lost()
 
     async def _try(self) -> bool:
-        """Try once; return whether this process holds the Lease now."""
+        """Try once; return whether this process now holds the Lease."""
         try:
             lease = await self._client.get(LEASES, NAME, self._namespace)
             version = str(lease["metadata"]["resourceVersion"])
@@ -188,7 +189,7 @@ class Leadership:
         return True
 
     def _may_create(self) -> bool:
-        """True if nobody else can act without the Lease, which is not there."""
+        """True if no other process can act while the Lease is missing."""
         if self.acting() or not self._exists:
             return True
         if self._missing_since is None:
@@ -242,5 +243,5 @@ class Leadership:
 
 
 def _is_later(version: str, known: str) -> bool:
-    """Return whether a version is later than a known one. Versions are numbers; others are never later."""
+    """Return whether a version is later than a known version. Versions are numbers; others are never later."""
     return version.isdecimal() and known.isdecimal() and int(version) > int(known)

@@ -1,18 +1,18 @@
 """Reflector: list and watch of one kind of object, which keep a store up to date.
 
 Guarantees:
-- After a list the store holds each object that existed when the list began and still does, and none that was gone.
-- A watch that ends with 410 or an ERROR event, or falls silent, is followed by a list; one that breaks off goes on.
-- Before a watch goes on, a list of one object says whether the API server's versions have gone back (etcd restored from
-  a backup). If they have, everything is listed again and the store replaced.
-- An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
-  After an event that does not even name its object everything is listed once the watch ends: whose it was is not known.
-- Objects are taken in one by one as they arrive: no page is held.
-- A page that does not arrive in time, or breaks off after a while, is asked for again, where it is in the list, as a
-  smaller one, down to one object. Pages grow again while they arrive fast.
-- A server that asks to be left alone (Retry-After) is, for `LONGEST_WAIT_S` at most: whatever an error page of a load
-  balancer says, no kind stays unseen for hours.
-- A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
+- After a list the store holds each object that existed when the list began and still exists, and no deleted object.
+- A list follows a watch that ends with 410 or an ERROR event, or falls silent. A watch whose connection breaks resumes.
+- Before a watch resumes, a list of one object shows whether the API server's versions have gone back (etcd restored
+  from
+  a backup). If so, everything is listed again and the store replaced.
+- An unreadable object affects only itself: it is skipped and counted, and its owner notified if known. After an event
+  that does not name its object, everything is listed once the watch ends: the affected object is unknown.
+- Objects are recorded one by one as they arrive: no page is held.
+- A page that is late, or breaks off after a while, is requested again at its place in the list, smaller, down to one
+  object. Pages grow again while they arrive fast.
+- A Retry-After is obeyed, up to `LONGEST_WAIT_S`: an error page of a load balancer must not stop a watch for hours.
+- A resource that is not served yet is requested every `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _NOT_SERVED_S = 2.0
 _OPTIONAL_S = 15.0
 """The same for a kind that placement does not depend on, which an older API server never serves."""
 _TURN_S = 0.005
-"""Seconds for which events are taken in, or objects that are gone taken out, before other tasks get a turn."""
+"""Seconds of recording events or removing deleted objects before other tasks get a turn."""
 _STEADY_S = 5.0
 """Seconds that a watch must have lasted for the next failure to count as the first: longer than the pauses."""
 _CHECK_TIMEOUT_S = 5.0
-"""Timeout of the list of one object that comes before a watch: as long as a watch may take to be answered."""
+"""Timeout, in seconds, of the list of one object before a watch: equals the timeout for a watch's first answer."""
 _PAGE_STEP = 4
 """Factor by which pages shrink and grow: two or three timeouts until the largest Pods fit."""
 _LONG_PAGE_S = 10.0
-"""Seconds after which the size of a page is what it broke off for: an API server ends an answer after 60 s, and others
-on the way earlier. A connection that is reset at once says nothing of the page."""
+"""Seconds after which a break-off counts as caused by the page's size: an API server ends an answer after 60 s, proxies
+earlier. A connection that is reset at once does not depend on the page."""
 _PAGE_GROWS_WITHIN = 1 / 4
 """Part of the timeout within which a page that is larger by `_PAGE_STEP` must be expected to arrive."""
 _LOG_S = 10.0
@@ -68,7 +68,7 @@ _LOG_S = 10.0
 _LOG_OPTIONAL_S = 3600.0
 """The same for a kind that placement does not depend on."""
 _LONGEST_WHY = 300
-"""Longest reason that is kept of an object that cannot be read, in characters: an exception may quote the object."""
+"""Longest reason kept of an unreadable object, in characters: an exception may quote the object."""
 
 log = structlog.get_logger(__name__)
 
@@ -77,19 +77,19 @@ class Mirror(Protocol):
     """Store of one kind of object that a reflector keeps up to date."""
 
     def put(self, raw: Json, /) -> None:
-        """Take in an object; an older version than the known one is ignored."""
+        """Record an object; ignore a version older than the cached one."""
 
     def put_unreadable(self, metadata: Json, why: str, /) -> None:
-        """Take in an object of which only this metadata can be read."""
+        """Record an object of which only this metadata is readable."""
 
     def drop(self, uid: str, version: int, last: Json | None, /) -> None:
-        """Take out an object that was gone at a version; `last`: as the watch showed it last."""
+        """Remove an object that was deleted at a version; `last`: its last state on the watch."""
 
     def versions(self) -> Mapping[str, int]:
         """Return the version of each known object by uid."""
 
     def distrust(self) -> None:
-        """Count each known version as the oldest: the API server's versions have gone back."""
+        """Mark all cached versions stale: the API server's versions have gone back."""
 
 
 class Reflector:
@@ -97,14 +97,14 @@ class Reflector:
 
     Args:
         client: The API server.
-        resource: What is listed and watched.
-        mirror: What is kept up to date.
+        resource: The resource to list and watch.
+        mirror: The store to keep up to date.
         kind: Name of the kind in logs and metrics.
         namespace: None: all.
         labels: Label selector.
         fields: Field selector.
         needed: Placement depends on it.
-        on_listing: Called before everything is listed: what no watch has shown has happened unseen.
+        on_listing: Called before everything is listed: changes since the last watch event were not seen.
         on_replaced: Called before the store is replaced because the API server's versions have gone back.
         clock: Monotonic seconds.
     """
@@ -136,7 +136,7 @@ class Reflector:
         self._on_replaced = on_replaced
         self._clock = clock
         self._since: str | None = None
-        """Version that the watch goes on from; None: everything is to be listed."""
+        """Version from which the watch resumes; None: list everything."""
         self._seen = 0
         """Highest version of a list or an event."""
         self._heard_at = clock()
@@ -157,12 +157,12 @@ class Reflector:
         self._missed = False
         """An event did not name its object."""
         self._histories = 0
-        """Times that the versions were found to have gone back, by this kind or another."""
+        """How often the versions were found to have gone back, by this kind or another."""
         self.listed = False
         """True once everything was listed, and while the store is worth believing."""
 
     def freshness(self) -> WatchFreshness:
-        """Return what is seen now."""
+        """Return the present freshness."""
         now = self._clock()
         return WatchFreshness(
             self.kind,
@@ -175,7 +175,8 @@ class Reflector:
         )
 
     def followed_since(self, moment: float) -> bool:
-        """Return whether everything was listed, and a watch answered at this time or later: a page of a list is not."""
+        """Return whether everything was listed, and a watch answered at this time or later; a page of a list does not
+        count."""
         return self.listed and self._followed_at >= moment
 
     async def run(self) -> None:
@@ -215,7 +216,7 @@ class Reflector:
         return _BACKOFF.spread_s(self._failures, random.random())  # noqa: S311 - spreads load, nothing secret
 
     def replace_all(self) -> None:
-        """List again, and let it replace what is known: another kind has shown that the versions have gone back."""
+        """List again and replace the store: another kind has shown that the versions have gone back."""
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
@@ -224,16 +225,16 @@ class Reflector:
             self.reopen()
 
     def reopen(self) -> None:
-        """Open the watch anew, where it is: the API server then sends at once what has happened since."""
+        """Open the watch again at its version: the API server then sends at once the events since."""
         if self._watching is not None:
             self._reopening = True
             self._watching.cancel()
 
     async def list_all(self) -> None:
-        """List everything, and drop what is gone. Raise `ApiError`.
+        """List everything, and remove deleted objects. Raise `ApiError`.
 
-        A list that was begun before another kind has shown that the versions have gone back may be of the former
-        history: it is read again.
+        A list begun before another kind has shown that the versions have gone back may be of the former history: it is
+        repeated.
         """
         if self._seen and not await self._continues():
             self._distrust()
@@ -250,9 +251,9 @@ class Reflector:
         log.debug("listed", kind=self.kind, version=version)
 
     async def _pages(self, history: int) -> int:
-        """List page by page, once more if the list expires on the way; return its version.
+        """List page by page, once more if the list expires midway; return its version.
 
-        Nothing is gone by a list on whose way the versions went back: `history` is not the present one then.
+        A list during which the versions went back removes no object: `history` is then outdated.
         """
         self._on_listing()
         for last in (False, False, True):
@@ -272,7 +273,7 @@ class Reflector:
                 break
             if uid not in present and known <= version:
                 if self.listed:
-                    log.info("object is gone, and no watch said so", kind=self.kind, uid=uid)
+                    log.info("object was deleted without a watch event", kind=self.kind, uid=uid)
                     metrics.SWEPT.labels(self.kind).inc()
                 self._mirror.drop(uid, version, None)
         return version
@@ -313,8 +314,8 @@ class Reflector:
                 return version
 
     def _shrink_page(self, error: UnavailableError, took: float) -> bool:
-        """Ask for smaller pages if one did not arrive in time or broke off after `took` seconds; return whether there
-        are smaller ones."""
+        """Request smaller pages if a page was late or broke off after `took` seconds; return whether smaller pages are
+        possible."""
         size = self._page or self._client.page_size
         too_large = "Timeout" in error.reason or took >= _LONG_PAGE_S
         if error.status or not too_large or size == 1:
@@ -324,13 +325,13 @@ class Reflector:
         return True
 
     def _grow_page(self, took: float) -> None:
-        """Ask for larger pages again if they will arrive in time: an API server takes as long as a page is large."""
+        """Request larger pages again if they will arrive in time: an answer takes time proportional to the page."""
         if self._page is not None and took * _PAGE_STEP <= self._client.read_timeout * _PAGE_GROWS_WITHIN:
             larger = self._page * _PAGE_STEP
             self._page = larger if larger < self._client.page_size else None
 
     async def _continues(self) -> bool:
-        """Return whether the API server's versions have gone on since the last that was seen. Raise `ApiError`."""
+        """Return whether the API server's versions have advanced since the last seen version. Raise `ApiError`."""
         page = await self._client.page(
             self._resource,
             self._namespace,
@@ -429,7 +430,7 @@ class Reflector:
     def _put(self, raw: Json) -> None:
         try:
             self._mirror.put(raw)
-        except Exception as error:  # whatever a user has put into it
+        except Exception as error:  # any content of the object
             metadata = raw.get("metadata")
             why = f"is not readable: {type(error).__name__}: {error}"
             self._pass_over(Unreadable(metadata if isinstance(metadata, dict) else {}, why))

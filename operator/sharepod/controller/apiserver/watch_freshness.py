@@ -1,9 +1,9 @@
-"""Freshness of watches: whether it is good enough to place by, to be ready, to be healthy. Pure.
+"""Freshness of watches: whether they are fresh enough for placement, readiness and health. Pure.
 
 Guarantees:
-- Nothing is placed on a belief older than `BELIEF_S`.
-- A process is called unhealthy only where a restart can help: not while the API server is away, does not serve the kind
-  yet, or refuses it, nor while a long list arrives, which a restart would begin again.
+- No placement uses a watch that was silent for more than `BELIEF_S`.
+- A process is unhealthy only where a restart can help. So it stays healthy while the API server is away, does not serve
+  the kind yet or refuses it, and while a long list arrives, which a restart would begin again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from sharepod.kube import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 
 BELIEF_S = 30.0
-"""Age in seconds up to which the last word of a watch is believed: a watch that works is heard each 25 s."""
+"""Longest silence, in seconds, of a watch that is still trusted: a working watch sends something every 25 s."""
 BLIND_S = 60.0
-"""Seconds without a word of a watch after which the health probe fails: twice `BELIEF_S`."""
+"""Seconds of a watch's silence after which the health probe fails: twice `BELIEF_S`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchFreshness:
-    """Freshness of the watch of one kind at a moment. Times are seconds before it."""
+    """Freshness of the watch of one kind. Times are seconds before now."""
 
     kind: str
     listed: bool
@@ -45,7 +45,7 @@ def unready(freshness: Iterable[WatchFreshness]) -> str | None:
 
 
 def stale(freshness: Iterable[WatchFreshness]) -> list[str]:
-    """Return the kinds, of those that placement depends on, whose last word is too old to place by."""
+    """Return the kinds that placement depends on and whose watch has been silent for too long."""
     return [watch.kind for watch in freshness if watch.needed and (not watch.listed or watch.silent_s > BELIEF_S)]
 
 

@@ -1,10 +1,10 @@
-"""Watches of the operator: one reflector for each kind, and what they bring into the cluster state.
+"""Watches of the operator: one reflector for each kind, which updates the cluster state.
 
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
-- What the watches saw is told by kind: `unready`, `stale`, `blind`.
-- Versions that have gone back for one kind have gone back for all: each is listed again, and replaced.
-- A SharePod is timed from when the watch brings it until its Pod has a share, for the metric apply_to_pod_seconds.
+- Freshness is reported by kind: `unready`, `stale`, `blind`.
+- Versions that have gone back for one kind have gone back for all: each kind is listed again, and replaced.
+- For the metric apply_to_pod_seconds, a SharePod is timed from its arrival on the watch until its Pod has a share.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .reflector import Reflector
 from .watch_freshness import WatchFreshness
 
 _OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that take room of a node, or wait for one with a claim."""
+"""Field selector of the pods that use resources of a node, or wait for a node with a claim."""
 _REPLAY_S = 0.1
-"""Seconds from the opening of a watch until the events since its version count as taken in: they come at once."""
+"""Seconds from the opening of a watch until the events since its version count as recorded: they arrive at once."""
 _POLL_S = 0.02
-"""Period at which it is looked whether all watches are open."""
+"""Seconds between two checks whether all watches are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Watches:
     """Reflectors of all kinds.
 
     Args:
-        state: What they keep up to date.
+        state: The cluster state to keep up to date.
         client: The API server.
         namespace: Namespace of the Leases.
         on_lease: Called with each Lease of that namespace.
@@ -72,7 +72,7 @@ class Watches:
         self._arrived: dict[str, float] = {}
         """SharePods that the watch brought and that have no Pod with a share yet: when, by uid."""
         self._believed_until = -math.inf
-        """Time until which the watches are believed, whatever happens; they may be believed longer."""
+        """Time until which the watches are certainly trusted; trust may last longer."""
 
         unreadable = UnreadableObjects(state)
 
@@ -81,7 +81,7 @@ class Watches:
             on_lease(raw)
 
         def replaced() -> None:
-            # Versions that were written since can hide from a kind with few events that they had gone back.
+            # Later writes can hide from a kind with few events that the versions had gone back.
             self._believed_until = -math.inf
             client.forget()
             for kind in self.all:
@@ -231,7 +231,7 @@ class Watches:
         )
 
     def freshness(self) -> list[WatchFreshness]:
-        """Return what is seen of each kind now."""
+        """Return the present freshness of each kind."""
         return [reflector.freshness() for reflector in self.all]
 
     def unready(self) -> str | None:
@@ -239,11 +239,11 @@ class Watches:
         return watch_freshness.unready(self.freshness())
 
     def stale(self) -> list[str]:
-        """Return the kinds whose last word is too old to place by."""
+        """Return the kinds whose watch has been silent for too long to place by."""
         return watch_freshness.stale(self.freshness())
 
     def believed(self) -> bool:
-        """Return whether the last word of each kind is young enough to place by."""
+        """Return whether every watch is fresh enough to place by."""
         now = self._clock()
         if now >= self._believed_until:
             seen = [watch for watch in self.freshness() if watch.needed]
@@ -257,7 +257,7 @@ class Watches:
         return watch_freshness.blind(self.freshness(), self._client.answered_s)
 
     async def catch_up(self) -> None:
-        """Wait until each kind is listed, and its watch was opened after this call and has said what happened since."""
+        """Wait until each kind is listed, and its watch was opened after this call and has sent the events since."""
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()

@@ -1,14 +1,14 @@
-"""Worker lanes: which owner's work may begin now, so that slow work costs nobody but its owner.
+"""Worker lanes: whose work may begin now, so that slow work delays only its owner.
 
-Work waits for the API server, which may wait for the admission webhook of one namespace. So a worker that waits costs
-little, and its place is given away.
+Work waits for the API server, which may wait for the admission webhook of one namespace. A waiting worker uses little,
+so its place is reassigned.
 
 Guarantees:
 - At most `workers` pieces of work are in the quick lane, and no owner has more than three quarters of it.
-- Work that has lasted `SLOW_S` gives its place in the quick lane away, as long as no more than `_SLOW_LANE` times
-  `workers` pieces have: an owner that is not slow waits `SLOW_S` at most, however many others turn slow at once.
-- From then on until `FORGIVEN_S` after its last slow work, an owner is slow: its work begins in the slow lane. Of the
-  slow owners together at most `workers` pieces are under way then, of one at most half as many.
+- Work that has lasted `SLOW_S` gives up its place in the quick lane, while at most `_SLOW_LANE` times `workers` pieces
+  have done so. An owner that is not slow waits `SLOW_S` at most, however many others turn slow at once.
+- From then on until `FORGIVEN_S` after its last slow work, an owner is slow: its work begins in the slow lane. Slow
+  owners together begin at most `workers` pieces at a time, one owner at most half as many.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 SLOW_S = 1.0
-"""Seconds after which work is slow: ten times what a write takes on a busy API server."""
+"""Seconds after which work is slow: ten times a write's time on a busy API server."""
 FORGIVEN_S = 30.0
-"""Seconds after its last slow work for which an owner stays slow: one that is slow now and then has no advantage."""
+"""Seconds for which an owner stays slow after its last slow work: being slow only at times brings no advantage."""
 
 _SLOW_LANE = 6
-"""Room of the slow lane, in multiples of the quick one: more than turn slow within the timeout of a write."""
+"""Size of the slow lane, in multiples of the quick lane: more than can turn slow within the timeout of a write."""
 
 
 class WorkerLanes(Generic[Key]):
@@ -33,7 +33,7 @@ class WorkerLanes(Generic[Key]):
 
     Args:
         workers: See above.
-        owned: Whether work has owners; without, all work is of one, which may have every worker and is never slow.
+        owned: Whether work has owners. Without owners, all work may use every worker and is never slow.
     """
 
     def __init__(self, workers: int, *, owned: bool) -> None:
@@ -83,7 +83,7 @@ class WorkerLanes(Generic[Key]):
                     self._is_slow(owner, now)
 
     def settle(self, now: float) -> None:
-        """Move work that is slow by now to the slow lane, as far as there is room, and forgive owners."""
+        """Move slow work to the slow lane, as far as there is room, and forgive owners."""
         for owner, until in list(self._slow_until.items()):
             if now < until:
                 break

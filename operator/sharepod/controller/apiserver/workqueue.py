@@ -1,13 +1,13 @@
-"""Work queue: keys to work on, deduplicated, retried with backoff (as client-go's rate-limiting queue).
+"""Work queue: keys to work on, deduplicated, retried with back-off (as client-go's rate-limiting queue).
 
 Guarantees:
 - A key is never worked on twice at the same time.
-- A key added while it is worked on is worked on again afterwards, unless its work has looked at everything since.
+- A key added during its work is worked on again afterwards, unless its work has read the whole state since.
 - A key added several times before its turn is worked on once.
-- A key whose work fails is tried again, later each time, up to a limit.
-- A key with news goes before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
-- Where keys have owners, the owners take turns, and slow work, or much of it, of some owners does not keep another's
-  key waiting (`worker_lanes.py`).
+- A key whose work fails is retried after growing pauses, up to a limit.
+- Changed keys go before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
+- Where keys have owners, the owners take turns. Slow work, or much work, of some owners does not delay another's key
+  (`worker_lanes.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WorkQueue(Generic[Key]):
     Args:
         name: In logs and metrics.
         work: Works on one key.
-        workers: Most keys worked on at a time, those aside whose work is slow.
+        workers: Most keys worked on at a time, apart from slow work.
         owner: Owner of a key, such as its namespace; None: keys have no owners.
     """
 
@@ -93,7 +93,7 @@ class WorkQueue(Generic[Key]):
             self._ready.set()
 
     def add_resync(self, key: Key) -> None:
-        """Enqueue a key of which nothing new is known, after those with news."""
+        """Enqueue an unchanged key, after changed keys."""
         if key in self._running:
             self._again.add(key)
         elif key not in self._waiting and key not in self._resyncs:
@@ -112,11 +112,11 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(due, self._due, key)
 
     def caught_up(self, key: Key) -> None:
-        """Note that the work on a key has just looked at everything: what was added before needs no further look."""
+        """Record that the work on a key has just read the whole state: additions before now need no further work."""
         self._again.discard(key)
 
     def clear(self) -> None:
-        """Forget all keys that wait; work that has begun goes on."""
+        """Drop all waiting keys; work in progress continues."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -149,7 +149,7 @@ class WorkQueue(Generic[Key]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _next(self) -> tuple[Key, str] | None:
-        """Take the key whose turn it is, with its owner; None if work of no owner of a key that waits may begin."""
+        """Take the next key with its owner; None if no owner of a waiting key may begin work."""
         resync_first = (self._turns + 1) % _RESYNC_SHARE == 0
         for line in (self._resyncs, self._waiting) if resync_first else (self._waiting, self._resyncs):
             if (taken := line.take(self._running.may_begin)) is not None:
@@ -158,7 +158,7 @@ class WorkQueue(Generic[Key]):
         return None
 
     def _settle_later(self) -> None:
-        """Look again once work that keeps keys waiting is slow."""
+        """Check again when work that blocks waiting keys becomes slow."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None

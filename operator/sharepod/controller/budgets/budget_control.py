@@ -1,12 +1,12 @@
 """Control of budgets: charges each GPUBudget, writes its status, and keeps the standing of each namespace.
 
 Guarantees:
-- BC1 once: each look begins from the account that is stored, and stores it together with how far totals are charged,
-  under the precondition that nobody has written since. So a kill at any moment, or two leaders, charge nothing twice.
-- BC2 told-after: an Event is recorded only after the status that notes it is stored: a restart repeats none.
-- A status is written at most each `PERIOD_S`, and where nothing has changed each `_FRESH_S`.
+- BC1 once: each round starts from the stored account. It stores the new account together with the charged totals, under
+  the precondition of no other write since. So a kill at any moment, or two leaders, charge nothing twice.
+- BC2 told-after: an Event is recorded only after the status that contains its cause is stored: a restart repeats none.
+- A status is written at most every `PERIOD_S`, and without changes every `_FRESH_S`.
 - The standing of each namespace is known before the first decision of a leader.
-- Whatever is stored in a GPUBudget costs that budget alone.
+- Any content stored in a GPUBudget affects only that budget.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from .budget_status import budget_status, event_note, refill_text, same_but_time
 from .consumed_totals import consumed_totals
 
 PERIOD_S = 30.0
-"""Seconds between two looks: as often as agents write what was consumed."""
+"""Seconds between two rounds: as often as agents write consumption."""
 _SOON_S = 1.0
-"""Seconds after a change of a GPUBudget or a namespace at which it is looked at: several changes come together."""
+"""Seconds between a change of a GPUBudget or namespace and its round, so that several changes share one round."""
 _FRESH_S = 600.0
-"""Seconds after which a status is written although nothing was consumed: so long ago may its account be."""
+"""Seconds after which a status is written without consumption: the greatest age of its account."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,9 +61,9 @@ class BudgetControl:
         namespace: The operator's own, whose budgets may select namespaces.
         half_life_s: Seconds after which usage counts half in the order of the queue.
         now_ms: Time of day in milliseconds since 1970.
-        written: Returns the totals that GPUStatements have; None as long as they are not read.
-        acts: Asked before each look: only the leader charges.
-        on_changed: Called when the standing of a namespace has changed so that its place in the queue has, too.
+        written: Returns the totals of the GPUStatements; None before they are read.
+        acts: Asked before each round: only the leader charges.
+        on_changed: Called when a namespace's standing, and with it its place in the queue, has changed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class BudgetControl:
         return self._standings.get(namespace, WITHOUT_BUDGET)
 
     def begin(self) -> None:
-        """Work the standings out from what is stored: a leader decides nothing before."""
+        """Compute the standings from stored accounts: a leader decides nothing before."""
         self._standings = self._worked_out({})
 
     async def run(self) -> None:
@@ -113,9 +113,9 @@ class BudgetControl:
                 pass
 
     async def look(self) -> None:
-        """Charge what was consumed, write each status that has changed, and bring the standings up to date."""
+        """Charge consumption, write each changed status, and update the standings."""
         written = self._written()
-        if written is None:  # what a namespace has had before is not known: nothing is charged by a part of it
+        if written is None:  # earlier consumption is unknown: nothing is charged from a part of it
             self._show(self._worked_out({}))
             self._kick.set()
             return
@@ -129,7 +129,7 @@ class BudgetControl:
                 log.warning("cannot write a GPUBudget; trying again", name=_named(item), error=str(error))
                 break
             except (NotFoundError, ConflictError):
-                self._kick.set()  # another version of it comes by the watch
+                self._kick.set()  # the watch brings another version
             except ApiError as error:
                 log.warning("cannot write a GPUBudget", name=_named(item), error=str(error))
             except NotLeadingError:
@@ -157,7 +157,7 @@ class BudgetControl:
             self._tell(item, event, event_note(event, rules, state, status))
 
     async def _write(self, item: BudgetFacts, status: GPUBudgetStatus, now_ms: int) -> bool:
-        """Write a status, unless it says what is stored; return whether it was written."""
+        """Write a status, unless it equals the stored one; return whether it was written."""
         known = item.status
         age_ms = status.books.at - known.books.at if status.books is not None and known.books is not None else 0
         fresh = age_ms < _FRESH_S * 1000
@@ -200,8 +200,8 @@ class BudgetControl:
         return coverages(claimants, self._state.namespace_labels.by_name(), self._namespace)
 
     def _worked_out(self, totals: dict[TotalKey, ConsumedTotal]) -> dict[str, Standing]:
-        """Return the standing of each namespace with a budget, by what is stored and, where that could not be written,
-        by the totals."""
+        """Return the standing of each namespace with a budget, from stored accounts and from totals that could not be
+        stored."""
         now_ms, covered = self._now_ms(), self._covered()
         found: dict[str, Standing] = {}
         for gauge in metrics.BUDGETS:
@@ -230,7 +230,7 @@ class BudgetControl:
         return standing_of(state, rules, half_life_s=self._half_life_s, refill_at=refill_text(state, rules))
 
     def _show(self, standings: dict[str, Standing]) -> None:
-        """Put standings in force; tell if the order of the queue is another by them."""
+        """Apply standings; notify if they change the order of the queue."""
         before, self._standings = self._standings, standings
         names = before.keys() | standings.keys()
         without = WITHOUT_BUDGET
@@ -239,7 +239,7 @@ class BudgetControl:
 
 
 def _rank(standing: Standing) -> tuple[int | None, str | None, str | None, int]:
-    """Return what of a standing orders the queue, or is told to those that wait."""
+    """Return the parts of a standing that order the queue or appear in messages to waiting tenants."""
     return standing.lowered_to, standing.waits_until, standing.refill_at, standing.step
 
 

@@ -1,7 +1,7 @@
-"""Status of a GPUBudget, and the texts about it. Pure: the time is passed in.
+"""Status of a GPUBudget, and its messages. Pure: the time is passed in.
 
 Guarantees:
-- Every condition has a reason, and a message that says what would help where it is not as a user would wish.
+- Every condition has a reason. The message of a condition that a user does not want states what would help.
 - A condition keeps the time of its last change while its status stays.
 """
 
@@ -32,11 +32,11 @@ _ROUNDED_S = 600
 _MOST_PERCENT = 1_000_000
 
 _FOLLOWS = {
-    WhenSpent.BORROW: "its SharePods run on at low priority, and give way to others",
+    WhenSpent.BORROW: "its SharePods continue at low priority, and others may preempt them",
     WhenSpent.QUEUE: "new SharePods wait",
     WhenSpent.NOTIFY: "nothing follows",
 }
-"""Consequence of a spent budget, in words that fit after a colon."""
+"""Consequence of a spent budget, as text that follows a colon."""
 
 
 def time_text(at_ms: int) -> str:
@@ -51,7 +51,7 @@ def refill_text(state: BudgetState, rules: BudgetRules) -> str:
 
 
 def unreadable_status(item: BudgetFacts, *, now_ms: int) -> GPUBudgetStatus:
-    """Return the status of a GPUBudget whose spec cannot be read. Its account stays as it is."""
+    """Return the status of a GPUBudget with an unreadable spec. Its account stays as it is."""
     why = _condition(
         item, CONDITION_IN_FORCE, "False", "Unreadable", clipped(f"{item.error}. Correct the GPUBudget"), now_ms
     )
@@ -111,7 +111,7 @@ def event_note(event: BudgetEvent, rules: BudgetRules, state: BudgetState, statu
 
 
 def same_but_time(one: GPUBudgetStatus, other: GPUBudgetStatus) -> bool:
-    """Return whether two statuses say the same, but for the time up to which they are worked out."""
+    """Return whether two statuses are equal except for the time up to which they are computed."""
     return _timeless(one) == _timeless(other)
 
 

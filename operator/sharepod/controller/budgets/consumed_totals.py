@@ -1,11 +1,11 @@
-"""Totals of GPU time by namespace and model: what is written in GPUStatements, or, where that is more, the sum of what
-agents report now, which a statement has a round later.
+"""Totals of GPU time by namespace and model: the GPUStatements' or, if larger, the sum of the agents' present reports,
+which a statement contains one round later.
 
 Guarantees:
-- A total is never more than what was consumed, and in the end is that; it falls with neither nodes nor restarts below
-  what is written.
-- No node raises what another counts.
-- Nothing is kept of what nodes no longer report.
+- A total never exceeds consumption, and finally equals it. Neither deleted nodes nor restarts reduce it below the
+  statements' totals.
+- No node increases another node's count.
+- Series that nodes no longer report are not kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 def consumed_totals(
     gpunodes: Iterable[GpuNodeFacts], written: Mapping[TotalKey, ConsumedTotal]
 ) -> dict[TotalKey, ConsumedTotal]:
-    """Return the totals as they are now. `written`: those of the statements."""
+    """Return the present totals. `written`: totals of the statements."""
     found: dict[TotalKey, ConsumedTotal] = {}
     for gpunode in gpunodes:
         for entry in gpunode.status.consumption:

@@ -1,8 +1,8 @@
-"""Reservations that nobody uses: noticed after an hour, told to their owner and counted by namespace.
+"""Idle reservations: detected after an hour, reported to their owner and counted by namespace.
 
 Guarantees:
-- An owner is told once for as long as the share stays unused.
-- What cannot be seen (an agent that reports nothing, the time in which another process leads) counts as used.
+- An owner gets one Event for as long as the share stays unused.
+- Unobserved time (an agent without reports, another process's leadership) counts as use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 PERIOD_S = 30.0
 """Seconds between two looks."""
 _TURN_S = 0.005
-"""Seconds of looking after which other tasks get a turn: 10,000 reservations take 30 ms."""
+"""Seconds of work after which other tasks get a turn: 10,000 reservations take 30 ms."""
 REASON = "ReservationIdle"
 
 
@@ -34,7 +34,7 @@ class IdleReservations:
     Args:
         state: The cluster state.
         events: Recorder of Events.
-        acts: Asked before each look.
+        acts: Asked before each round.
         clock: Monotonic seconds.
     """
 
@@ -58,7 +58,7 @@ class IdleReservations:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Notice which reservations are idle now, and let other tasks go on after each slice of nodes."""
+        """Detect reservations that are idle now; yield to other tasks after each slice of nodes."""
         now = self._clock()
         since: dict[str, float] = {}
         idle: list[IdleReservation] = []
@@ -85,7 +85,7 @@ class IdleReservations:
         share = format_fraction(Milli(one.milli))
         note = (
             f"{share} of a GPU has been reserved and not used for {IDLE_AFTER_S / 3600:g} h; delete it, or lower "
-            "spec.gpu.request, so that others can have it"
+            "spec.gpu.request, to free the share for others"
         )
         if (item := self._state.asking(one.tenant)) is not None:
             self._events.warning(item.kind, item, REASON, "Watching", note)

@@ -1,8 +1,9 @@
-"""Time of day that budgets are charged by, and that times of objects are compared with.
+"""Time of day for charging budgets and for comparison with times of objects.
 
-Guarantee: a leader whose clock is wrong by more than a minute goes by the API server's clock, and says so. By its own,
-years ahead, each budget would be in a far period, full again, and stay there when the clock is right; hours ahead, each
-Pod that ends would look as if it had not ended in time, and others would be evicted in its place.
+Guarantee: a leader whose clock is wrong by more than a minute uses the API server's clock instead, and logs this.
+
+With a clock years ahead, each budget would be in a far period, full again, and stay there once the clock is right. With
+a clock hours ahead, each ending Pod would seem overdue, and others would be evicted in its place.
 """
 
 from __future__ import annotations

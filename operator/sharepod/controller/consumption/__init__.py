@@ -1,1 +1,1 @@
-"""Consumption of namespaces: what agents have counted, summed into GPUStatements."""
+"""Consumption of namespaces: the agents' counts, summed into GPUStatements."""

@@ -1,15 +1,16 @@
-"""Statements: the accounts of all namespaces, taken from what GPUNodes report and kept in GPUStatements.
+"""Statements: the accounts of all namespaces, collected from GPUNodes and kept in GPUStatements.
 
 Guarantees:
-- ST1 one-writer: only the leader writes, each statement in the version that it has read. A statement that another has
-  written meanwhile is read again.
-- ST2 any-step: an operator that dies between any two calls loses nothing: what is not in a statement is still in the
-  GPUNode, and what is in both counts once (`budgets.namespace_account`).
-- ST3 written-first: an agent is told that a series was taken in only once the statement that has it is written. A
-  GPUNode is deleted by the operator only once what it reports is written.
+- ST1 one-writer: only the leader writes, each statement with the version that it has read. A statement that another
+  client has written since is read again.
+- ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not in a statement is still
+  in
+  the GPUNode, and a count in both counts once (`budgets.namespace_account`).
+- ST3 written-first: an agent is notified that a series was counted only once the statement with it is written. The
+  operator deletes a GPUNode only once its counts are written.
 - ST4 growing: totals never fall while this process lives.
-- A statement that cannot be read, or not be written, costs its namespace alone: others are read and charged on.
-  One that cannot be read is never overwritten.
+- A statement that cannot be read or written affects only its namespace: others are read and charged as usual. An
+  unreadable statement is never overwritten.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ most."""
 _PAGE = 50
 """Statements in one page of a list: of large ones, 30 MB."""
 _LOOK_S = 1.0
-"""Seconds between two looks whether this process has begun to act."""
+"""Seconds between two checks whether this process has begun to act."""
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +61,7 @@ class Statements:
         client: The API server.
         gpunodes: Returns all GPUNodes.
         acting: Returns whether this process leads and knows the cluster.
-        wall: Time of day, seconds since the epoch: no node has counted anything later than that.
+        wall: Time of day, seconds since the epoch: no node's count may be later.
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class Statements:
         self._wall = wall
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
-        """Namespaces whose statement cannot be read, with the reason."""
+        """Namespaces with an unreadable statement, and the reason."""
         self._doubtful: set[str] = set()
-        """Namespaces of which it is not known whether the last write was made: read before the next one."""
+        """Namespaces whose last write may or may not have succeeded: read before the next write."""
         self._told: dict[tuple[str, str, str], int] = {}
-        """What the metrics say, by namespace, model and kind."""
+        """Values of the metrics, by namespace, model and kind."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
         """Set when leadership is lost: its next term begins with a round."""
@@ -88,7 +89,7 @@ class Statements:
         """All statements have been read since this process began to lead."""
 
     def totals(self, namespace: str) -> Mapping[str, Amounts]:
-        """Return what a namespace has had by model, as it is written down; nothing until `complete`."""
+        """Return the stored totals of a namespace by model; empty until `complete`."""
         known = self._written.get(namespace)
         return known.account.totals if known is not None else {}
 
@@ -97,7 +98,7 @@ class Statements:
         return tuple(self._written)
 
     def consumed(self) -> dict[TotalKey, ConsumedTotal] | None:
-        """Return what each namespace has had by model, as it is written; None as long as it is not read."""
+        """Return the stored totals of each namespace by model; None before they are read."""
         if not self.complete:
             return None
         return {
@@ -115,7 +116,8 @@ class Statements:
         self._doubtful.clear()
 
     async def run(self) -> None:
-        """Take in what agents report, in rounds, until cancelled. The first one comes as soon as this process acts."""
+        """Collect the agents' counts in rounds, until cancelled. The first round starts as soon as this process
+        acts."""
         while True:
             if not self._acting():
                 await asyncio.sleep(_LOOK_S)
@@ -127,8 +129,8 @@ class Statements:
             self._lost.clear()
 
     async def take_in(self, gpunodes: Iterable[GpuNodeFacts]) -> bool:
-        """Take in what these GPUNodes report, and tell their agents what is closed and written; return whether all of
-        it is written."""
+        """Collect the counts of these GPUNodes, and notify their agents of stored closed series; return whether all is
+        stored."""
         async with self._round:
             try:
                 if not self.complete:
@@ -162,8 +164,8 @@ class Statements:
             if namespace not in self._unreadable:
                 log.error(
                     "a statement cannot be read and is left as it is; upgrade the operator, or delete the statement: "
-                    "its sums then begin anew, and so must the GPUBudget of its namespace (delete it and create it "
-                    "again), which otherwise charges nothing until they are as large as they were",
+                    "its sums then begin at zero; also delete and create again the GPUBudget of its namespace, which "
+                    "otherwise charges nothing until the sums are as large as before",
                     gpustatement=namespace,
                     error=str(error),
                 )
@@ -175,7 +177,7 @@ class Statements:
 
     async def _take_in(self, namespace: str, readings: list[NodeReading]) -> bool:
         if namespace in self._unreadable:
-            return True  # it waits for nobody
+            return True  # no caller waits for it
         if namespace in self._doubtful and not await self._read_again(namespace):
             return False
         known = self._written.get(namespace) or _WrittenAccount(NamespaceAccount(), None)
@@ -210,7 +212,7 @@ class Statements:
         return True
 
     async def _read_again(self, namespace: str) -> bool:
-        """Read a statement; return whether it is known again, which one that cannot be read is not."""
+        """Read a statement; return whether it is known again; an unreadable statement is not."""
         try:
             self._take(await self._client.get(GPUSTATEMENTS, namespace))
         except NotFoundError:
@@ -239,7 +241,7 @@ class Statements:
         except NotLeadingError:
             raise
         except ApiError as error:
-            log.warning("cannot tell an agent what was taken in; trying again", node=node.name, error=str(error))
+            log.warning("cannot notify an agent of counted series; retrying", node=node.name, error=str(error))
 
     def _keep(self, namespace: str, account: NamespaceAccount, version: str) -> None:
         self._written[namespace] = _WrittenAccount(account, version)
@@ -260,8 +262,9 @@ class Statements:
 
 
 def _by_namespace(nodes: Iterable[GpuNodeFacts], now_s: float) -> dict[str, list[NodeReading]]:
-    """Return what nodes report, by namespace. What a node whose clock is ahead has counted is as of now: of months that
-    are to come there would be as many as an account keeps, in the place of those that are past."""
+    """Return the nodes' counts by namespace. A count of a node whose clock is ahead is dated now: its future months
+    would
+    otherwise displace the past months of an account."""
     latest = f"{text_of(now_s)[:-1]}.000Z"
     found: dict[str, list[NodeReading]] = {}
     for node in nodes:

@@ -1,15 +1,16 @@
-"""The resources of the line that a node advertises, so that kube-scheduler lets a Pod go where its share is. Pure.
+"""The resources of the line that a node advertises, so that kube-scheduler can bind a Pod where its share is. Pure.
 
-kube-scheduler adds up what the lines of a node's Pods say and knows nothing of the ledger. It must refuse no Pod that
-the ledger has room for, and the kubelet must find room for each Pod that runs there when it starts again.
+kube-scheduler adds up the lines of a node's Pods and does not know the ledger. It must refuse no Pod for which the
+ledger has room, and the kubelet must readmit every Pod that runs there when the kubelet restarts.
 
 Guarantees:
-- What is advertised is never less than the lines of the Pods bound to the node say together.
-- Without shares that were lowered it is what the node's GPUs have: it is written once, and not with each Pod.
-- A share that was lowered, or has lost its row, leaves its room to others: it is advertised on top.
-- A share that was raised needs nothing: its Pod carries less than its row, and the ledger alone refuses others.
+- The advertised amount is never less than the sum of the lines of the Pods bound to the node.
+- Without lowered shares the amount equals the capacity of the node's GPUs: it is written once, not with each Pod.
+- A lowered share, or a Pod without its row, frees room for others: the freed amount is advertised in addition.
+- A raised share needs no change: its Pod's line is smaller than its row, and the ledger refuses other requests.
 
-A Pod gets its share only once its node advertises that: kube-scheduler would evict Pods of lower priority for its line.
+A Pod gets its share only once its node advertises that much: otherwise kube-scheduler would evict Pods of lower
+priority for its line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sharepod.api.resource_line import MEMORY, MILLI, NOTHING, Carried
 from sharepod.api.units import MIB, WHOLE_GPU
 
 SOON_S = 0.05
-"""Seconds until a Pod is looked at again whose node does not advertise enough yet: that takes one write."""
+"""Seconds until the next step for a Pod whose node does not advertise enough yet: the time of one write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class LineOnNode:
 
 
 def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bool) -> Mapping[str, int]:
-    """Return the amount of each resource. `in_force`: Pods with a line are given claims, or refused.
+    """Return the amount of each resource. `in_force`: Pods with a line get claims, or are refused.
 
-    Where they are not, a Pod with a line would be bound without a GPU: only what bound Pods carry is advertised.
+    Otherwise a Pod with a line would be bound without a GPU, so only the lines of bound Pods are advertised.
     """
     some = list(lines)
     least = _sum(line.carried for line in some)
@@ -56,7 +57,8 @@ def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bo
         known = list(gpus)
         whole = Carried(WHOLE_GPU * len(known), sum(gpu.memory // MIB for gpu in known))
         enough = _sum((whole, *(line.beyond for line in some)))
-        least = Carried(max(least.milli, enough.milli), max(least.mib, enough.mib))  # a GPU may be out of sight
+        # a GPU may be missing from the report
+        least = Carried(max(least.milli, enough.milli), max(least.mib, enough.mib))
     return {MILLI: least.milli, MEMORY: least.mib}
 
 

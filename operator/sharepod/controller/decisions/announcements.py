@@ -1,9 +1,9 @@
 """Events for a change of a SharePod's status. Pure.
 
 Guarantees:
-- Nothing is announced twice in the same words, unless it had ceased to be so meanwhile.
-- A terminal phase is announced alone.
-- The usual way to Running makes one Event, at the start of a run; a place that was found at once is not announced.
+- An Event with the same message is not repeated, unless its cause ended in between.
+- A terminal phase is announced without other Events.
+- A normal way to Running makes one Event, at the start of a run; an immediate placement makes none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SILENT = ("Waiting", "Releasing", "BackOff")
 
 _FINDINGS = tuple(str(reason) for reason in FindingReason)
 _STARTED = "Started"
-"""Reason of the Event at the start of a run; in what is announced: the Pod of that run."""
+"""Reason of the Event at the start of a run; its key in `announced`, with the Pod of that run as value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Announcement:
 def announcements(
     written: Mapping[str, Any], finish: Ending | None, seen: TenantStatus | None, announced: Mapping[str, str]
 ) -> tuple[list[Announcement], dict[str, str]]:
-    """Return the Events to write and what counts as announced after them.
+    """Return the Events to write and the next value of `announced`.
 
     Args:
-        written: The status that was just written, as `status.compose` has it.
-        finish: How the SharePod or its run ended with this status, if it did.
+        written: The status just written, from `status.compose`.
+        finish: How the SharePod or its run ended with this status; None if it did not.
         seen: The agent's report of the tenant.
-        announced: By condition type or finding: the words of the last Event.
+        announced: Message of the last Event by condition type or finding.
     """
     known = dict(announced)
     if finish is not None and not isinstance(finish, Finish):
@@ -95,12 +95,12 @@ def _started(written: Mapping[str, Any]) -> str:
 
 
 def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool) -> Iterator[Announcement]:
-    """Yield what a condition is worth.
+    """Yield the Event of a condition, if any.
 
     Args:
         condition: The condition.
-        waited: The SharePod was shown to wait for a place before.
-        findings: The agent has findings, which are announced on their own.
+        waited: An earlier status showed the SharePod as waiting for a place.
+        findings: The agent has findings, which have their own Events.
     """
     kind, reason, message = condition["type"], condition["reason"], condition["message"]
     warning = condition["status"] != "True"
@@ -115,7 +115,8 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
 
 
 def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict[str, str]:
-    """Return what a predecessor has announced, by the status that it wrote: the start of `announced` in a new process.
+    """Return the Events of a former process, by the status that it wrote: the first value of `announced` in a new
+    process.
 
     A finding counts as announced if the condition Enforced names it.
     """

@@ -1,13 +1,13 @@
-"""How the GPUs of SharePods' Pods are attached: by claims, or by the runtime class and CSI. Pure.
+"""Attachment of GPUs to SharePods' Pods: by claims, or by the runtime class and CSI. Pure.
 
-A Pod says from its creation how its GPUs are attached, before it has a node. CSI works on every node of the pool,
-claims only where the container runtime does CDI. So `auto` uses claims where every node can, and CSI in a cluster of
-which one node cannot.
+A Pod fixes the way at its creation, before it has a node. CSI works on every node of the pool, claims only where the
+container runtime supports CDI. So `auto` uses claims if every node can attach them, else CSI.
 
 Guarantees:
-- `auto` never leads to a Pod that a node of the pool could not run for the way in which its GPUs are attached.
-- A node that is only starting, or whose agent is away, changes nothing. One that has not been seen to attach what a
-  claim brings counts as one that cannot.
+- `auto` never creates a Pod whose way of attachment some node of the pool does not support.
+- A node that is starting, or whose agent is away, changes nothing. A node that has not yet been seen to attach a
+  claim's
+  devices counts as unable to.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AttachReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attaching:
-    """Way in which the GPUs of new Pods are attached, and why. `message`: in words for people."""
+    """Way in which the GPUs of new Pods are attached, and why. `message`: the reason as text."""
 
     by_claims: bool
     reason: AttachReason
@@ -48,13 +48,13 @@ class Attaching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachSituation:
-    """All that the way depends on."""
+    """Inputs of the choice."""
 
     setting: Attach
     served: bool
     """The API server has ResourceClaims of `resource.k8s.io/v1`."""
     guarded: bool | None
-    """The policy on claims of SharePods' Pods is in force; None while that is not known."""
+    """The policy on claims of SharePods' Pods is enforced; None while unknown."""
     doubt: str = ""
     """Latest sign that allocations by the operator are not honoured; empty: none."""
 
@@ -85,7 +85,7 @@ def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Atta
 
 
 def _attachable(node: GpuNodeFacts) -> tuple[bool | None, str]:
-    """Return whether a node attaches GPUs by claims, and why not; None while it starts or no SharePod can go there."""
+    """Return whether a node attaches GPUs by claims, and why not; None while it starts or cannot take SharePods."""
     if node.error is not None or node.spec.pool is Pool.SCHEDULER or not any(gpu.shareable for gpu in node.status.gpus):
         return None, ""
     said = {item.type: item for item in node.status.conditions}

@@ -1,9 +1,9 @@
-"""Status of a claim: its allocation, what `status.devices` says of the share, and what its owner is told. Pure.
+"""Status of a claim: its allocation, the share in `status.devices`, and Events for its owner. Pure.
 
 Guarantees:
 - The allocation names one node, and one device for each GPU of the row, in the row's order.
-- Objects are plain JSON of maps with sorted keys: the API server compares some of it byte by byte.
-- Nothing is told twice in the same words while it stays so (the recorder of Events sees to that).
+- Objects are plain JSON with maps in sorted key order: the API server compares parts of them byte by byte.
+- An Event with the same message is not repeated while its cause lasts (the Event recorder ensures this).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def allocation(node: str, row: Tenant, names: Sequence[str], now: str) -> Json:
 
 
 def devices(node: str, row: Tenant, resize: Refusal | SpecError | None, before: Sequence[Any], now: str) -> list[Json]:
-    """Return `status.devices` for a row: the share in force of each GPU.
+    """Return `status.devices` for a row: the applied share of each GPU.
 
     Args:
         node: Name of the node.
-        row: The row as the ledger has it.
-        resize: Refusal of the share that is asked for instead, or why that cannot be read; None if neither.
-        before: The entries as they are, of which conditions that have not changed keep their time.
+        row: The row in the ledger.
+        resize: Refusal of another requested share, or why that request is unreadable; None if neither.
+        before: The present entries; unchanged conditions keep their time.
         now: RFC 3339, in whole seconds.
     """
     known = {
@@ -105,7 +105,7 @@ def _since(condition: Json, former: Json | None, now: str) -> Json:
 
 
 def says(entries: Sequence[Any]) -> list[Json]:
-    """Return what entries of `status.devices` say but for times."""
+    """Return entries of `status.devices` without times."""
     return [
         {
             "conditions": [
@@ -119,8 +119,7 @@ def says(entries: Sequence[Any]) -> list[Json]:
 
 
 def unlisted(snapshot: ClaimSnapshot) -> Note | None:
-    """Return what the owner should know of a Pod that has the share and whose containers get no GPU; None if there is
-    none."""
+    """Return the Event for a Pod that has the share while no container lists the claim; None otherwise."""
     claim = snapshot.claim
     if claim is None or not (claim.ours or claim.scheduled) or claim.deleting:
         return None
@@ -135,13 +134,13 @@ def unlisted(snapshot: ClaimSnapshot) -> Note | None:
 
 
 def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None, *, waited: bool) -> Iterator[Note]:
-    """Yield what the owner of a claim should know.
+    """Yield the Events for the owner of a claim.
 
     Args:
         snapshot: The claim.
-        refusal: Last refusal of a place, of the claim or of the one that placement is asked by; None if there is none.
-        blocked: Why placement is not asked although a Pod waits; None if it is.
-        waited: It was told before that there is no place.
+        refusal: Last refusal of a place, of this claim or the claim that stands for its Pod; None if none.
+        blocked: Why no place is requested although a Pod waits; None if one is.
+        waited: The owner was notified that there is no place.
     """
     claim = snapshot.claim
     if claim is not None and claim.scheduled:
@@ -179,12 +178,12 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
 
 
 def _notes_of_scheduled(claim: ClaimFacts, not_entered: str | None, *, lives: bool) -> Iterator[Note]:
-    """Yield what the owner of a claim should know that kube-scheduler allocates.
+    """Yield the Events for the owner of a claim that kube-scheduler allocates.
 
     Args:
         claim: The claim.
-        not_entered: Why the ledger has no row of what it was given; None if it has.
-        lives: A Pod is on a node with it.
+        not_entered: Why its allocation has no row in the ledger; None if it has one.
+        lives: A Pod on a node uses it.
     """
     given = claim.allocation.scheduled if claim.allocation is not None else None
     error = given if isinstance(given, SpecError) else claim.error

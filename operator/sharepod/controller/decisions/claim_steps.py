@@ -1,19 +1,20 @@
-"""The next step for one claim. Pure: a snapshot of what is known goes in, one step comes out.
+"""The next step for one claim. Pure: maps a snapshot to one step.
 
 The Pod comes first: a claim gets a place once a Pod that uses it waits for a node. Then its row is written to the
-ledger, then the allocation to the claim, by which kube-scheduler brings the Pod to that node.
+ledger, then the allocation to the claim. By the allocation kube-scheduler binds the Pod to that node.
 
-Guarantees, whatever order things happen in:
-- A1 row-before-allocation: a claim is allocated only where the ledger, as the API server has it, says Reserved for it.
-- A2 one place at a time: a place is asked for only while no ledger has a row of the claim.
-- A3 no share is given away under a process: a row is removed in one step only where this process decided it and saw no
-  Pod on a node that uses the claim; every other row in two, as a SharePod's.
-- A4 an allocation is taken back only while no Pod that kube-scheduler has given it to can be on a node.
-- A5 an unreadable row decides nothing.
-- A6 nobody waits with a share: an allocation that no Pod waits for or uses is taken back, and so is one whose node is
-  gone while the Pod waits.
-- A7 nobody is evicted for a line: a claim of a line is allocated only once the node advertises what the shares there
-  carry, lowered ones too.
+Guarantees, in any order of events:
+- A1 row-before-allocation: a claim is allocated only where the ledger, as stored in the API server, has a Reserved row
+  for it.
+- A2 one place at a time: a place is requested only while no ledger has a row of the claim.
+- A3 no share of a live process is released: a row is removed in one step only if this process decided it and saw no Pod
+  on a node use the claim. Every other row is removed in two steps, as a SharePod's.
+- A4 an allocation is removed only while no Pod that kube-scheduler has assigned it to can be on a node.
+- A5 an unreadable row blocks every decision about its claim.
+- A6 no idle allocation: an allocation that no Pod uses or waits for is removed. So is an allocation on a deleted node
+  while its Pod waits.
+- A7 no eviction for a line: a claim of a line is allocated only once the node advertises enough for the lines of all
+  shares there, lowered ones included.
 """
 
 from __future__ import annotations
@@ -30,41 +31,41 @@ from .snapshot import ReservationSnapshot
 from .steps import BeginRelease, Forget, Place, RemovalReason, RemoveRow, Unreserve, Wait
 
 _CLAIMS = re.compile("cannot allocate all claims|resourceclaim", re.IGNORECASE)
-"""kube-scheduler's words for a Pod whose claims are in its way, which it has in no other form."""
+"""kube-scheduler's message for a Pod that its claims keep unbound; no field contains this fact."""
 
 
 def names_claims(refusal: str) -> bool:
-    """Return whether kube-scheduler refused a Pod for its claims, among other things."""
+    """Return whether kube-scheduler's refusal of a Pod names its claims as a cause."""
     return _CLAIMS.search(refusal) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSnapshot:
-    """Everything known of one claim at one moment. Times are monotonic seconds."""
+    """Facts of one claim at one moment. Times are monotonic seconds."""
 
     claim: ClaimFacts | None
     pods: tuple[ClaimPodFacts, ...] = ()
-    """Pods that use it, those that wait first."""
+    """Pods that use it, waiting Pods first."""
     reserved: tuple[ReservationSnapshot, ...] = ()
     leads: bool = False
-    """A Pod waits for it, and it is the claim by which placement is asked for all of that Pod's."""
+    """A Pod waits for it, and this claim requests the places of all claims of that Pod."""
     unused: bool = False
     """This process decided its row, and has seen no Pod with it since, neither given to one nor used by one."""
     allocated: bool = False
     """This process has written the allocation of its row."""
     give_up: bool = False
-    """Another claim of its Pod has lost the place beside it."""
+    """Another claim of its Pod has lost its place on the same node."""
     due: float = float("inf")
-    """When an allocation that no Pod was bound with is taken back."""
+    """When the allocation is removed if no Pod was bound with it."""
     overdue: str = ""
-    """Reason for that, in words that fit after "the node"."""
+    """Reason for that, as text that follows "the node"."""
     unseen: bool = False
-    """That reason is that no scheduler has looked at the Pod: another node would not help."""
+    """The reason is that no scheduler has handled the Pod: another node would not help."""
     unreadable_row: bool = False
     """A row of the claim cannot be read."""
     namespace_ends: bool = False
     advertised: bool = True
-    """The node of its row advertises the line that it is for beside those that are there."""
+    """The node of its row advertises enough for its line and the lines of the other shares there."""
     now: float = 0.0
 
     @property
@@ -93,21 +94,23 @@ class Allocate:
     node: str
     row: Tenant
     consumer: ClaimPodFacts | None = None
-    """Pod to reserve the claim for, where others that have ended may still name it: kube-controller-manager reserves an
-    allocated claim for each bound Pod, and takes the allocation of one away whose last Pod has ended."""
+    """Pod to reserve the claim for, which may still name Pods that have ended. kube-controller-manager reserves an
+    allocated
+    claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
-    """Take the allocation back, unless kube-scheduler has given it to a Pod by now. A reservation for a Pod that waits
-    goes a moment before, so that kube-scheduler cannot bind that Pod meanwhile."""
+    """Remove the allocation, unless kube-scheduler has assigned it to a Pod. A reservation for a waiting Pod is removed
+    first,
+    so that kube-scheduler cannot bind that Pod in between."""
 
     claim: ClaimFacts
     node: str | None
     """Node to stay away from for a while; None: none."""
     message: str
     unseen: bool = False
-    """No scheduler has looked at the Pod: the claim gets no other place for a while."""
+    """No scheduler has handled the Pod: the claim gets no other place for a while."""
 
 
 ClaimStep = Forget | Wait | Place | Allocate | Deallocate | Unreserve | BeginRelease | RemoveRow
@@ -151,7 +154,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
 
 
 def holds(reserved: ReservationSnapshot, allocation: Allocation) -> bool:
-    """Return whether a row, as written, is the share that an allocation names."""
+    """Return whether a written row is the share that an allocation names."""
     row = reserved.written
     return row is not None and not reserved.releasing and is_of_row(allocation, reserved.node, row)
 
@@ -180,7 +183,7 @@ def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
 
 
 def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
-    """Return the step by which the rows of a claim that is gone go; None once there are none."""
+    """Return the step that removes the rows of a deleted claim; None once there are none."""
     for reserved in snapshot.reserved:
         if (step := drop(snapshot, reserved)) is not None:
             return step

@@ -1,7 +1,7 @@
-"""Conditions of a SharePod as they should be. Pure.
+"""Conditions of a SharePod. Pure.
 
 Guarantees:
-- Every condition has a reason; a condition that is not as a user would wish has a message that says what would help.
+- Every condition has a reason. The message of a condition that a user does not want states what would help.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StatusInputs:
     resize_refusal: Refusal | None
     """Refusal of the last change of its share; None if there is none."""
     resizing: bool
-    """True if the SharePod asks for another share than it was granted."""
+    """True if the SharePod requests another share than it was granted."""
     blocked: Blocked | None
     """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
     usage_due: bool
@@ -74,13 +74,13 @@ class StatusInputs:
     consumed: SharePodConsumption | None = None
     """Totals to be written now; None: they stay as they are."""
     moves_to: KeptPlace | None = None
-    """Place that is kept for it, where it is moved by this process."""
+    """Place reserved for it while this process moves it."""
     unreachable: str | None = None
     """Node that does not answer, where the tenant's Pod or share cannot go before it does."""
 
 
 class Stated(NamedTuple):
-    """Content of a condition; `compose` adds since when it stands, and of which generation it is."""
+    """Content of a condition; `compose` adds its time and its generation."""
 
     type: str
     status: Status
@@ -169,10 +169,10 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
 
 
 def _unseen(pod: PodFacts) -> str:
-    """Return what a Pod waits for that has its share and that no scheduler has looked at."""
+    """Return the message for a Pod with a share that no scheduler has handled."""
     if pod.scheduler == DEFAULT_SCHEDULER:
         return "kube-scheduler has not bound the pod yet"
-    return f"the scheduler {pod.scheduler} has not bound the pod yet: see whether there is one of that name"
+    return f"the scheduler {pod.scheduler} has not bound the pod yet: check that a scheduler of that name runs"
 
 
 def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:
@@ -187,7 +187,7 @@ def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:
 
 
 def _refused_share(inputs: StatusInputs) -> bool:
-    """Return whether the API server has refused to let the present Pod have a share."""
+    """Return whether the API server has refused the share for the present Pod."""
     pod = inputs.snapshot.pod
     return inputs.blocked is not None and pod is not None and inputs.blocked.pod == pod.uid
 
@@ -195,16 +195,16 @@ def _refused_share(inputs: StatusInputs) -> bool:
 def _pod_going(pod: PodFacts, inputs: StatusInputs) -> Stated:
     """Return the condition PodReady of a SharePod whose Pod is being deleted."""
     if pod.taken_back:
-        text = "the pod was taken back before it ran, and goes; the SharePod is placed again"
+        text = "the pod was withdrawn before it ran and is being deleted; the SharePod is placed again"
         return _condition(CONDITION_POD_READY, "False", "PodTakenBack", text)
-    text = "the pod is being deleted; its share is kept until it is gone"
+    text = "the pod is being deleted; its share is released when it has ended"
     if inputs.unreachable is not None:
         text = unreachable(inputs.unreachable)
     return _condition(CONDITION_POD_READY, "False", "PodDeleting", text)
 
 
 def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
-    """Return the condition Enforced: whether the hook is there."""
+    """Return the condition Enforced: whether the hook limits the tenant."""
     row, pod, seen = inputs.row, inputs.snapshot.pod, inputs.seen
     if row is None or pod is None or pod.node is None:
         return _former(was, CONDITION_ENFORCED) if pod is not None or was.ended else None
@@ -238,15 +238,15 @@ def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated
         ill = (f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
         lost = (f"{uuid} of {inputs.node} is gone: its agent no longer reports it" for uuid in inputs.gone)
         which = "; ".join((*ill, *lost))
-        advice = "what runs there may fail or hang; to have it placed on another GPU, delete its pod"
+        advice = "programs on it may fail or hang; to place the SharePod on another GPU, delete its pod"
         if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:
-            advice = "what runs there may fail or hang; to have it placed on another GPU, create the SharePod again"
+            advice = "programs on it may fail or hang; to use another GPU, create the SharePod again"
         return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
     return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 
 
 def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated | None:
-    """Return the condition Resized; None while no other share was asked for. `over`: the SharePod has ended."""
+    """Return the condition Resized; None while no other share was requested. `over`: the SharePod has ended."""
     was = sharepod.status
     former = _former(was, CONDITION_RESIZED)
     if inputs.row is None or over:
@@ -278,7 +278,7 @@ def of_run(
 
 
 _STALLING = frozenset({"Invalid", "NeverFits", "AffinityConflict", "PodNameTaken"})
-"""Reasons for which nothing goes on before somebody has changed something."""
+"""Reasons that need a change by a user."""
 
 
 def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tuple[Stated, ...]:
@@ -298,7 +298,7 @@ def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tu
 
 
 def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
-    """Return the condition Placed between two runs: what the next one waits for."""
+    """Return the condition Placed between two runs: the reason why the next run has not started."""
     if inputs.unreachable is not None:
         return _condition(CONDITION_PLACED, "False", "NodeUnreachable", unreachable(inputs.unreachable))
     pod = inputs.snapshot.pod
@@ -326,7 +326,7 @@ def _ended_run(last: Json | None) -> Stated:
 
 
 def unreachable(node: str) -> str:
-    """Return what a SharePod waits for whose node does not answer, and how an admin ends that."""
+    """Return the message for a SharePod on an unreachable node, with an admin's remedy."""
     return (
         f"{node} does not answer, so its processes may still run there: waits until the node answers, its Node is "
         f"deleted (kubectl delete node {node}), or it is marked as shut down (kubectl taint node {node} "

@@ -1,12 +1,12 @@
-"""End of one run of a SharePod's work: its cause, and what follows it. Pure.
+"""End of one run of a SharePod: its cause and its consequence. Pure.
 
-A run is the life of one Pod whose gate was opened. What follows its end depends on the cause and on the SharePod's
-restartPolicy alone, by one table (`sequel`).
+A run is the life of one Pod whose gate was opened. The consequence of its end depends only on the cause and the
+SharePod's restartPolicy, by one table (`sequel`).
 
 Guarantees:
-- E1 Never runs once: with restartPolicy Never no end is followed by another run.
-- E2 work that is done stays done: with OnFailure a run that completed is not followed by another one.
-- E3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and begins anew after a run that lasted.
+- E1 Never runs once: with restartPolicy Never no run follows another.
+- E2 completed work is not repeated: with OnFailure no run follows a completed run.
+- E3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and starts from the shortest after a run that lasted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sharepod.backoff import Backoff
 from sharepod.controller.state.facts.pod_facts import PodFacts
 
 _REASON_LIMIT = 128
-"""Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""
+"""Longest reason kept, in characters: the limit of events.k8s.io/v1."""
 LONGEST_PAUSE_S = 360.0
 """Longest pause between two runs, six minutes. A Job's."""
 _BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
@@ -28,12 +28,12 @@ _BACKOFF = Backoff(10.0, LONGEST_PAUSE_S)
 _LASTING_S = 600.0
 """Seconds of running after which a failure counts as a first one: as a kubelet counts crashes of a container."""
 _LASTING_DISRUPTED_S = 60.0
-"""Seconds of running after which a disruption counts as a first one: drains of one node after the other may move a
-SharePod each few minutes, and the work is not to blame."""
+"""Seconds of running after which a disruption counts as the first: draining nodes one after another may move a SharePod
+every few minutes, through no fault of its work."""
 
 
 class EndReason(StrEnum):
-    """Reason for a SharePod's end, as users see it in conditions and Events; a kubelet's own may stand instead."""
+    """Reason of a SharePod's end in conditions and Events; a kubelet's own reason may replace it."""
 
     COMPLETED = "Completed"
     EVICTED = "Evicted"
@@ -60,7 +60,7 @@ class EndCause(StrEnum):
     COMPLETED = "Completed"
     """All containers ended with exit code 0."""
     CONTAINER_FAILED = "ContainerFailed"
-    """The Pod failed by what its containers did."""
+    """The Pod failed because a container failed."""
     DEADLINE = "DeadlineExceeded"
     """It ran for activeDeadlineSeconds."""
     REJECTED = "Rejected"
@@ -74,9 +74,9 @@ class EndCause(StrEnum):
     PREEMPTED = "Preempted"
     """For a Pod of higher priority, by kube-scheduler or by the operator."""
     MOVED = "Moved"
-    """The operator restarts it on other GPUs, which makes room for one that waits."""
+    """The operator restarts it on other GPUs to free a place for a waiting request."""
     DELETED = "Deleted"
-    """Somebody deleted the Pod."""
+    """A user or controller deleted the Pod."""
     NODE_LOST = "NodeLost"
     """Its Node was deleted, or is out of service."""
     GPU_FAILED = "GpuFailed"
@@ -99,10 +99,9 @@ _DISRUPTIONS = frozenset(
 """Causes for which neither the work nor its place is to blame: the first is followed by the next run at once."""
 
 PREEMPTED = "PreemptionByScheduler"
-"""Reason of the condition DisruptionTarget of a Pod that made room for another; the operator is one more scheduler."""
+"""Reason of the condition DisruptionTarget of a preempted Pod, as kube-scheduler writes it."""
 MOVED = "MovedByOperator"
-"""Reason in the place of a condition's for a Pod that the operator moves: the API server says only that it was
-evicted."""
+"""End cause of a moved Pod. Its DisruptionTarget condition says only EvictionByEvictionAPI."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,
@@ -121,7 +120,7 @@ _BY_KUBELET = {
     "Shutdown": EndCause.EVICTED,
     "NodeLost": EndCause.NODE_LOST,
 }
-"""Causes by a failed Pod's own reason; any other one is a refusal of the kubelet's."""
+"""Causes by a failed Pod's own reason; every other reason is a refusal by the kubelet."""
 
 
 class Sequel(Enum):
@@ -144,7 +143,7 @@ class RunEnd:
 
 
 def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
-    """Return what follows a run that ended for that cause.
+    """Return the consequence of a run's end.
 
     | cause               | Never     | OnFailure   | Always      |
     |---------------------|-----------|-------------|-------------|
@@ -160,7 +159,7 @@ def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
 
 
 def attempts_after(cause: EndCause, ran_s: float, attempts: int) -> int:
-    """Return how many runs in a row have not lasted, this one included; `attempts`: without it."""
+    """Return how many runs in a row did not last, including this one. `attempts`: the number before it."""
     lasting = _LASTING_DISRUPTED_S if cause in _DISRUPTIONS else _LASTING_S
     return 1 if ran_s >= lasting else attempts + 1
 
@@ -175,8 +174,8 @@ def pause_s(cause: EndCause, attempts: int) -> float:
 def end_of(pod: PodFacts) -> RunEnd:
     """Return how a Pod in a terminal phase ended.
 
-    A Pod whose deletion was asked for before it ended was deleted, whatever its containers made of SIGTERM: as Jobs
-    count it.
+    A Pod whose deletion was requested before its end counts as deleted, whatever its containers' exit codes, as for
+    Jobs.
     """
     deleted = pod.deleting and (pod.restarts or not pod.ended_first)
     if pod.phase == "Succeeded" and not deleted:
@@ -202,22 +201,22 @@ def disruption_reason(pod: PodFacts) -> EndReason:
 
 
 _OWN_REASONS = {EndCause.PREEMPTED: EndReason.PREEMPTED, EndCause.MOVED: EndReason.MOVED}
-"""Reasons of disruptions that make room for others; any other one is an eviction."""
+"""Reasons of disruptions in favour of other requests; every other disruption is an eviction."""
 _REASONS: dict[str, EndCause] = {
     EndReason.EVICTED: EndCause.EVICTED,
     EndReason.PREEMPTED: EndCause.PREEMPTED,
     EndReason.MOVED: EndCause.MOVED,
 }
-"""Causes by the reason that a SharePod's condition shows while its disrupted Pod goes."""
+"""Causes by the reason in a SharePod's condition while its disrupted Pod is being deleted."""
 
 
 def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: bool) -> RunEnd:
-    """Return how a run ended whose Pod is gone: as the Pod last stood, or as lost.
+    """Return how a run ended whose Pod is deleted: by the Pod's last state, or as lost.
 
     Args:
-        status: Of the SharePod.
-        lost: The Pod as it was last seen, if it was.
-        node_gone: Its node is gone, or out of service.
+        status: The SharePod's status.
+        lost: The Pod's last known facts; None if none.
+        node_gone: Its node is deleted or out of service.
     """
     if lost is not None and status.pod_uid in (None, lost.uid):
         if lost.ended:

@@ -1,12 +1,10 @@
-"""Holders in the ledger of a node. Pure: rows, Pods and the agent's report go in, the rows as they should be come out.
+"""Holders in the ledger of a node. Pure: maps rows, Pods and the agent's report to the new rows.
 
 Guarantees:
-- HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never again once it is
-  Releasing.
-- HR2 one-way: a holder whose Pod ends, or whose GPU another pod has, or that has another GPU now or none, is Releasing
-  from then on; its row stays until the Pod is confirmed to be gone and no tenant has a row on its GPU.
-- HR3 none-given-back-in-use: a holder is given back only where no row of the ledger, and none that is decided, has its
-  GPU.
+- HR1 seen-held: a holder is Held only after the agent has seen its Pod with the GPU, and never after it was Releasing.
+- HR2 one-way: a holder becomes Releasing when its Pod ends, when another Pod has its GPU, or when it has another GPU or
+  none. Its row stays until the Pod's end is confirmed and no tenant has a row on its GPU.
+- HR3 none-given-back-in-use: a holder is returned only if no row or undecided row of a tenant has its GPU.
 - Every Pod of a holder has a row.
 """
 
@@ -32,13 +30,13 @@ def holder_rows(
     """Return the rows of a node's holders.
 
     Args:
-        rows: the rows as the API server has them.
-        pods: the Pods of the node's holders that are there.
-        gpus: the GPUs as the agent reports them.
+        rows: The rows as stored in the API server.
+        pods: The existing Pods of the node's holders.
+        gpus: The GPUs in the agent's report.
         in_use: UUIDs of the GPUs that tenants have, by the ledger or by a decision.
-        giving_back: ids of the holders that are to be given back.
-        gone: ids of the holders whose Pods are confirmed to have ended.
-        without: ids of the holders that are shown without their GPU for too long.
+        giving_back: Ids of the holders to return.
+        gone: Ids of the holders whose Pods' end is confirmed.
+        without: Ids of the holders that were reported without their GPU for too long.
     """
     there = {pod.uid: pod for pod in pods}
     shown = {gpu.holder: gpu.uuid for gpu in gpus if gpu.held and gpu.holder is not None}

@@ -1,32 +1,38 @@
-"""The next step for one tenant. Pure: a snapshot of what is known goes in, one step comes out.
+"""The next step for one tenant. Pure: maps a snapshot to one step.
 
-The Pod comes first, behind a scheduling gate: whatever the API server demands of a Pod (quota, Pod Security, priority,
-policies) has been decided before a share is booked. Then the share is reserved for that Pod, and the gate opened.
+The Pod comes first, behind a scheduling gate: the API server's checks of a Pod (quota, Pod Security, priority,
+policies) precede the reservation of a share. Then the share is reserved for that Pod, and the gate opened.
 
-A run that ended is followed by the end of the SharePod or by another run (`ends.sequel`). Between two runs the former
-Pod, on record in `status.lastEnd`, goes first, then its reservation; then a pause; then the next Pod is created.
+The end of a run leads to the end of the SharePod or to another run (`ends.sequel`). Between two runs:
+1. The former Pod, recorded in `status.lastEnd`, is deleted.
+2. Its reservation is released.
+3. After a pause the next Pod is created.
 
-Guarantees, whatever order things happen in:
-- L1 one run at a time: a gate is opened only where the ledger, as the API server has it, says Reserved for that very
-  Pod; a Pod is created only while neither the ledger nor `status.podUID` has one on record, so no work of
+Guarantees, in any order of events:
+- L1 one run at a time: a gate is opened only where the ledger, as stored in the API server, has a Reserved row for that
+  very Pod. A Pod is created only while neither the ledger nor `status.podUID` records a Pod. So no work of
   restartPolicy Never runs twice.
-- L2 an end is on record first: a terminal phase, or the end of a run, is written before the reservation begins to be
-  released.
-- L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read, nor from the
-  absence of the Pod of a SharePod whose status cannot be read.
-- L4 no share is given away under a process: a row is removed only when its agent has confirmed that nothing is left,
-  when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
+- L2 an end is recorded first: a terminal phase, or the end of a run, is written before the release of the reservation
+  begins.
+- L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. Nor does the absence
+  of
+  a Pod decide anything while its SharePod's status is unreadable.
+- L4 no share of a live process is released. A row is removed only in one of three cases: its agent has confirmed that
+  no
+  process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant was
   ever bound to that node.
-- L5 a Pod is taken back only while it is not bound, and goes only once nothing is on record by which it may have run:
-  an operator that dies meanwhile leaves no run that was lost.
-- L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate, and not in a
-  namespace that is being deleted; one that the API server refuses to let the Pod have is given back.
-- L7 what is counted is what is had: a Pod that waits for its share and carries less of the resource line than its
-  SharePod asks for by now is taken back, and its successor carries that.
-- L8 nobody is evicted for a line: a gate opens only once the node advertises what the shares there carry, lowered ones
-  too, so that kube-scheduler finds room for the Pod.
+- L5 a Pod is withdrawn only while it is not bound. It is deleted only once no record allows that it has run: an
+  operator
+  that dies in between leaves no run that counts as lost.
+- L6 no idle share: a share is requested only while a Pod of the tenant waits behind its gate, and not in a namespace in
+  deletion. A share that the API server refuses for the Pod is released.
+- L7 the quota counts the share: a waiting Pod whose line is smaller than its SharePod's present request is withdrawn.
+  Its successor has the larger line.
+- L8 no eviction for a line: a gate opens only once the node advertises enough for the lines of all shares there,
+  lowered
+  ones included. So kube-scheduler finds room for the Pod.
 
-Where the Pod's GPUs are attached by a claim, `share_claim_steps` says what that claim needs, and when (C1 to C3).
+For a Pod whose GPUs are attached by a claim, `share_claim_steps` decides the claim's steps (C1 to C3).
 """
 
 from __future__ import annotations
@@ -77,7 +83,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
     if snapshot.unreadable_row:  # L3
         return Wait()
     sharepod, pod = snapshot.sharepod, snapshot.pod
-    if pod is not None and pod.marked and pod.node is not None:  # it was bound before it could be taken back
+    if pod is not None and pod.marked and pod.node is not None:  # it was bound before its withdrawal
         return LetPodGo(pod)
     if pod is not None and pod.taken_back:
         return _taken_back(snapshot, sharepod, pod)
@@ -95,7 +101,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
 
 
 def _taken_back(snapshot: TenantSnapshot, sharepod: SharePodFacts | None, pod: PodFacts) -> Step:
-    """Return the next step while a Pod is there that was taken back: its row goes, then its record, then the Pod."""
+    """Return the next step for a withdrawn Pod: its row is removed, then its record, then the Pod."""
     if sharepod is None or sharepod.deleting or sharepod.ended or snapshot.between_runs:
         return LetPodGo(pod)
     waits = False
@@ -110,7 +116,7 @@ def _taken_back(snapshot: TenantSnapshot, sharepod: SharePodFacts | None, pod: P
 
 
 def _end(snapshot: TenantSnapshot) -> Step:
-    """Return the next step for a SharePod that is gone or has ended."""
+    """Return the next step for a SharePod that is deleted or has ended."""
     if _left_alone(snapshot):
         return Wait()
     step = _release(snapshot)
@@ -125,7 +131,7 @@ def _end(snapshot: TenantSnapshot) -> Step:
 
 
 def _left_alone(snapshot: TenantSnapshot) -> bool:
-    """Return whether the SharePod was deleted without its Pod, which runs on with its share until it ends."""
+    """Return whether the SharePod was deleted without its Pod, which keeps its share until it ends."""
     sharepod, pod = snapshot.sharepod, snapshot.pod
     if pod is None or pod.node is None or pod.ended or pod.deleting:
         return False
@@ -135,7 +141,7 @@ def _left_alone(snapshot: TenantSnapshot) -> bool:
 
 
 def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
-    """Return the next step for a SharePod whose last run is over: all of it goes, then the next run begins."""
+    """Return the next step for a SharePod after a run: remove its Pod and rows, then begin the next run."""
     step = _release(snapshot)
     if step is not None:
         return step
@@ -146,7 +152,7 @@ def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     left = due - snapshot.wall
     if 0 < left <= ends.LONGEST_PAUSE_S + _CLOCK_SKEW_S:  # no pause is longer: a clock that was set back delays no run
         return Wait(snapshot.now + left)
-    if snapshot.pod is not None:  # it has ended; its log was there to be read until now
+    if snapshot.pod is not None:  # it has ended; until now its log was kept for reading
         return Wait() if snapshot.pod.deleting else DeletePod(snapshot.pod)
     if snapshot.now < snapshot.blocked_until:
         return Wait(snapshot.blocked_until)
@@ -178,9 +184,9 @@ def _release(snapshot: TenantSnapshot) -> Step | None:
 
 
 def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod waits for a share: reserve one for it, then open the gate."""
+    """Return the next step for a SharePod whose Pod waits for a share: reserve a share, then open the gate."""
     if sharepod.gpu is not None and pod.carried and not pod.carried.covers(carried(sharepod.gpu)):  # L7
-        return TakeBackPod(pod, "the SharePod asks for more than was counted with this pod")
+        return TakeBackPod(pod, "the SharePod requests more than this pod's quota line counts")
     mine: ReservationSnapshot | None = None
     former = sharepod.status.former_pod
     refused = snapshot.now < snapshot.refused_until
@@ -197,7 +203,7 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     if mine is None:
         if sharepod.error is None and may_have and not pod.foreign_gates and not snapshot.reserved:
             if snapshot.claim is not None and snapshot.claim.deleting:
-                return Wait()  # the next one is made when it is gone
+                return Wait()  # the next Pod is created once it is deleted
             return share_claim_steps.before_place(pod, snapshot.claim) or Place()
         return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
@@ -214,9 +220,9 @@ def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSn
 
 
 def _drop(reserved: ReservationSnapshot, former: str | None) -> Step | None:
-    """Return the step by which a reservation ends that is not for the present Pod; None while its agent is awaited.
+    """Return the step that ends a reservation of another Pod than the present one; None while waiting for its agent.
 
-    `former`: uid of the Pod of the last run, whose processes may live: its row goes in two steps.
+    `former`: uid of the Pod of the last run, whose processes may live: its row is removed in two steps.
     """
     if reserved.written is None:
         return Unreserve(reserved.node)
@@ -229,7 +235,7 @@ def _drop(reserved: ReservationSnapshot, former: str | None) -> Step | None:
 
 
 def _with_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod is there and does not wait for its share."""
+    """Return the next step for a SharePod whose Pod exists and does not wait for its share."""
     if pod.ended:
         end = ends.end_of(pod)
         if snapshot.gpu_failed and end.cause is EndCause.CONTAINER_FAILED:
@@ -246,7 +252,7 @@ def _with_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) 
 
 
 def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod has been given to a node and lives."""
+    """Return the next step for a SharePod with a live Pod that is bound to a node."""
     place = pod.node or pod.pin
     here: ReservationSnapshot | None = None
     for reserved in snapshot.reserved:
@@ -280,7 +286,7 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
 
 
 def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod has a share: it waits for a binding, then for a container."""
+    """Return the next step for a SharePod whose Pod has a share: it waits for its binding, then for a container."""
     due = float("inf")
     if (why := share_claim_steps.lost(pod, snapshot.claim)) is not None:
         return TakeBackPod(pod, why, TakeBackCause.CLAIM)
@@ -312,7 +318,7 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     if sharepod.status.pod_uid is not None:
         return _lost(snapshot, sharepod, sharepod.status.pod_uid)
     if snapshot.lost is not None and snapshot.lost.node is not None:
-        return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and is gone before `podUID` was written
+        return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and deleted before `podUID` was written
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
         if on_record not in (None, former):
@@ -328,14 +334,14 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
 
 
 def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod_uid: str) -> Step:
-    """Return what follows a run whose Pod was created and is gone."""
+    """Return the consequence of a run whose Pod was created and is deleted."""
     gone = any(reserved.override is not None for reserved in snapshot.reserved)
     end = ends.end_of_lost(sharepod.status, snapshot.lost, node_gone=gone)
     return _conclude(snapshot, sharepod, end, pod_uid)
 
 
 def _follows(sharepod: SharePodFacts, cause: EndCause) -> bool:
-    """Return whether another run follows one that ended for that cause."""
+    """Return whether another run follows a run that ended for that cause."""
     return ends.sequel(cause, sharepod.restart_policy) is Sequel.ANOTHER_RUN
 
 

@@ -1,8 +1,8 @@
-"""Resize wish: does a SharePod ask for another share than it was granted? Pure.
+"""Resize wish: whether a SharePod requests another share than it was granted. Pure.
 
 Guarantees:
-- The answer follows from what the API server holds and one number that the operator remembers of the tenant.
-- A GPU whose memory is reported otherwise asks for nothing: memory by default changes with the SharePod alone.
+- The answer follows from the API server's objects and one number that the operator remembers of the tenant.
+- A changed report of a GPU's memory is no request: default memory changes only with the SharePod.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class ResizeWish:
 
     wanted: bool
     memory_settled: int | None
-    """The SharePod's generation at which its default memory was what it asked for; -1: none was; None: not known."""
+    """Generation of the SharePod at which its default memory equalled its row; -1: never; None: unknown."""
 
 
 def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_settled: int | None) -> ResizeWish:
-    """Compare request, limit and memory that the SharePod asks for with its row.
+    """Compare the SharePod's request, limit and memory with its row.
 
-    Nothing is wanted of a SharePod that has ended, is not placed, or is being released.
+    A SharePod that has ended, is not placed, or is being released has no wish.
 
     Args:
         snapshot: The tenant.
         gpunode: The GPUNode of its first reservation.
-        memory_settled: What the last answer said.
+        memory_settled: Value of the last answer.
     """
     sharepod, no = snapshot.sharepod, ResizeWish(False, memory_settled)
     if sharepod is None or sharepod.gpu is None or sharepod.ended or sharepod.deleting:
@@ -67,7 +67,7 @@ def _default_memory(
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
         return ResizeWish(False, settled)
-    if settled is None:  # this process has not answered before: the status tells what an earlier one settled
+    if settled is None:  # first answer of this process: the status contains the value of an earlier process
         refused = any(item.type == CONDITION_RESIZED and item.status == "False" for item in sharepod.status.conditions)
         settled = -1 if refused else sharepod.status.observed_generation or -1
     if min(asked.memory_on(size) for size in sizes) == row.memory:

@@ -1,23 +1,24 @@
 """The next step for a claim that kube-scheduler has allocated GPUs of pool `scheduler`. Pure.
 
-kube-scheduler decides, and the ledger follows: the row says what the allocation says. The agent serves rows alone, so a
-Pod runs once its claim has one. The operator's own entry in `status.reservedFor`, the hold, keeps the allocation, and
-with it kube-scheduler's count, until nothing of the Pod is left on the node.
+kube-scheduler decides, and the ledger follows: the row copies the allocation. The agent serves only rows, so a Pod runs
+once its claim has a row. The operator's own entry in `status.reservedFor`, the hold, keeps the allocation, and so
+kube-scheduler's count, until no process of the Pod is left on the node.
 
-Guarantees, whatever order things happen in:
-- SC1 row-after-allocation: a row is written only of an allocation that a Pod uses or waits with, and says exactly what
-  that consumes.
-- SC2 one place at a time: a row is written only while no ledger has another one of the claim.
-- SC3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. Before, kube-scheduler
-  could not take the allocation of a Pod back that does not fit.
-- SC4 row-before-hold: the hold goes only once no ledger has a row of the claim, and the allocation goes with it unless
-  a Pod has the claim by then.
-- SC5 no share is given away under a process: `claim_steps` A3 holds for these rows, too.
-- SC6 an unreadable row, or claim, decides nothing.
-- SC7 no hold in a Pod's way: one that binds a Pod that waits to a node that is gone, or that kube-scheduler has refused
-  it for, goes with its row once nothing uses the claim.
+Guarantees, in any order of events:
+- SC1 row-after-allocation: a row is written only for an allocation that a Pod uses or waits with, and equals the
+  allocation's consumption.
+- SC2 one place at a time: a row is written only while no ledger has another row of the claim.
+- SC3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. An earlier hold would stop
+  kube-scheduler from deallocating the claim of a Pod that does not fit.
+- SC4 row-before-hold: the hold is removed only once no ledger has a row of the claim. The allocation is removed with
+  it,
+  unless a Pod uses the claim by then.
+- SC5 no share of a live process is released: `claim_steps` A3 also applies to these rows.
+- SC6 an unreadable row or claim blocks every decision.
+- SC7 no hold blocks a Pod: a hold is removed with its row, once no Pod uses the claim, if it ties a waiting Pod to a
+  deleted node or to a node for which kube-scheduler has refused the Pod.
 
-A claim that is gone although it had a row is `claim_steps`' matter: that row goes in two steps.
+`claim_steps` handles a deleted claim with a row: that row is removed in two steps.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class HoldClaim:
-    """Add the operator's entry to `status.reservedFor`. `node`: whose ledger has the row."""
+    """Add the operator's entry to `status.reservedFor`. `node`: the node whose ledger has the row."""
 
     claim: ClaimFacts
     node: str
@@ -137,5 +138,5 @@ def reservation(claim: ClaimFacts, share: ScheduledShare, gpus: Mapping[str, str
 
 
 def _is_wanted(snapshot: ClaimSnapshot, claim: ClaimFacts) -> bool:
-    """Return whether a Pod has the claim, by its status, that runs or is to run."""
+    """Return whether a Pod that runs or is to run uses the claim, by the claim's status."""
     return any(pod.uid in claim.consumers and not (pod.deleting or pod.ended) for pod in snapshot.pods)

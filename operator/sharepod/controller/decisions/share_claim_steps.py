@@ -48,14 +48,14 @@ ShareClaimStep = MakeClaim | AllocateClaim | FreeClaim
 
 
 def names_claim(reference: ClaimReference | None, pod: PodFacts, claim: ClaimFacts | None) -> bool:
-    """Return whether a row is attached as its Pod is: by the Pod's claim, or by CSI."""
+    """Return whether a row has the attachment of its Pod: by the Pod's claim, or by CSI."""
     if pod.claim is None:
         return reference is None
     return claim is not None and not claim.deleting and reference is not None and reference.uid == claim.uid
 
 
 def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeClaim | None:
-    """Return the step that a Pod needs before a place is asked for; None if it needs none. `claim`: as it is known."""
+    """Return the claim's step before a place is requested; None if none is needed. `claim`: last known facts."""
     if pod.claim is None:
         return None
     if claim is None:
@@ -73,15 +73,16 @@ def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant)
 
 
 def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:
-    """Return why a Pod whose gate is open can never be bound: its claim is gone, or goes, or has no allocation."""
+    """Return why a Pod with an open gate can never be bound: its claim is missing, is being deleted or has no
+    allocation."""
     if pod.claim is None or pod.node is not None:
         return None
     if claim is None or claim.deleting:
-        return f"somebody has deleted its ResourceClaim {pod.claim}"
+        return f"a user or controller has deleted its ResourceClaim {pod.claim}"
     return f"its ResourceClaim {pod.claim} has lost its allocation" if claim.allocation is None else None
 
 
 def is_of_row(allocation: Allocation, node: str, row: Tenant) -> bool:
-    """Return whether an allocation names the GPUs of a row, as devices of our driver."""
+    """Return whether an allocation names the GPUs of a row, as devices of SharePod's driver."""
     named = [device for _, _, device in allocation.devices]
     return allocation.ours and allocation.node == node and named == [device_name(uuid) for uuid in row.gpus]

@@ -1,8 +1,8 @@
-"""Everything known of one tenant at one moment, from which its next step is decided.
+"""Facts of one tenant at one moment: the input of the decision about its next step.
 
 Guarantees:
 - A snapshot does not change: deciding twice on one snapshot gives one answer.
-- What the API server has written and what is only decided stand apart (`ReservationSnapshot.written`, `wanted`).
+- Written and decided states are separate fields (`ReservationSnapshot.written`, `wanted`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReservationSnapshot:
     override: RemovalReason | None = None
     """Reason that the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
     forced: bool = False
-    """An admin has named the tenant in force-release."""
+    """An admin has listed the tenant in force-release."""
 
     @property
     def releasing(self) -> bool:
@@ -47,7 +47,7 @@ class ReservationSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSnapshot:
-    """Everything known of one tenant at one moment. Times are monotonic seconds."""
+    """Facts of one tenant at one moment. Times are monotonic seconds."""
 
     sharepod: SharePodFacts | None
     pod: PodFacts | None
@@ -55,14 +55,15 @@ class TenantSnapshot:
     claim: ClaimFacts | None = None
     """Claim by which its Pod's GPUs are attached, if it has one and that is known."""
     lost: PodFacts | None = None
-    """Its Pod as last seen, if it is gone."""
+    """Last facts of its Pod, if that is deleted."""
     unbound_since: float | None = None
     """When kube-scheduler was first seen to refuse its Pod."""
     unstarted_since: float | None = None
     """When its Pod was first seen with a share and without a container that was started."""
     ended_since: float | None = None
-    """When it ended, if it has and its status tells: read from the time of day once, so that a clock that is set
-    delays nothing."""
+    """When it ended, if it has and its status contains the time. Converted from wall time once, so that a clock change
+    causes
+    no delay."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     refused_until: float = 0.0
@@ -71,17 +72,17 @@ class TenantSnapshot:
     wall: float = 0.0
     """Time of day, seconds since the epoch: the times in a status are compared with it."""
     bind_timeout: float = 60.0
-    """Seconds after which a Pod that kube-scheduler refuses is taken back."""
+    """Seconds after which a Pod that kube-scheduler refuses is withdrawn."""
     start_timeout: float = 1800.0
     """Seconds after which a Pod of which no container was started gives its share back."""
     namespace_ends: bool = False
     """Its namespace is being deleted."""
     unreadable_row: bool = False
-    """A row of the tenant cannot be read, so what it holds is not known."""
+    """A row of the tenant is unreadable, so its share is unknown."""
     gpu_failed: bool = False
     """One of the GPUs of its row has failed."""
     advertised: bool = True
-    """The node of its row advertises the line of its Pod beside those that are there."""
+    """The node of its row advertises enough for its Pod's line and the lines of the other shares there."""
 
     @property
     def between_runs(self) -> bool:

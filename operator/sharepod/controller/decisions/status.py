@@ -1,9 +1,9 @@
-"""Status of a SharePod as it should be, as the API takes it (`SharePodStatus.dump`). Pure.
+"""Status of a SharePod in the form of the API (`SharePodStatus.dump`). Pure.
 
 Guarantees:
-- A status that says the same makes an empty patch.
+- An unchanged status makes an empty patch.
 - A terminal phase stays.
-- Inputs with the same `looked_at` make the same status, but for the time of day.
+- Inputs with the same `looked_at` make the same status, except for times.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
 def _summary(
     was: SharePodStatus, phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Sequence[Stated | None]
 ) -> str:
-    """Return STATUS for `kubectl get`: the Pod's own while it has a share, else why it has none.
+    """Return STATUS for `kubectl get`: the Pod's STATUS while it has a share, else why it has none.
 
     Args:
-        was: The status as it is.
-        phase: The phase to be shown.
+        was: The present status.
+        phase: The phase to show.
         pod: The Pod.
         row: Its row.
         stated: The conditions Placed and PodReady, and further ones.
@@ -120,7 +120,7 @@ def _summary(
 
 
 def _pod_uid(was: SharePodStatus, pod: PodFacts | None, *, between: bool) -> str | None:
-    """Return the Pod of the present run; None between two runs, and of a Pod that was taken back."""
+    """Return the Pod of the present run; None between two runs, and for a withdrawn Pod."""
     if between or (pod is not None and pod.taken_back):
         return None
     return pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid
@@ -142,7 +142,7 @@ def _restarts(was: SharePodStatus, pod: PodFacts | None, *, between: bool, last:
 
 
 def _moves_to(was: SharePodStatus, inputs: StatusInputs, *, between: bool, over: bool) -> Json | None:
-    """Return the place that is kept for a SharePod that moves, from the end of its Pod until the next has a share."""
+    """Return the place reserved for a moving SharePod, from the end of its Pod until the next Pod has a share."""
     pod, kept = inputs.snapshot.pod, inputs.moves_to or was.moves_to
     waits = pod is None or pod.deleting or (pod.waits_for_share and inputs.row is None)
     return kept.dump() if kept is not None and (between or waits) and not over else None
@@ -169,7 +169,7 @@ def _last_end(was: SharePodStatus, inputs: StatusInputs, finish: Ending | None) 
 
 
 def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return everything that `compose` looks at, but for the time of day, cheap to compare."""
+    """Return all inputs of `compose` except times, cheap to compare."""
     seen = inputs.seen
     return (
         sharepod,
@@ -195,8 +195,8 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | No
 
 
 def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None = None) -> tuple[object, ...]:
-    """Return what the fields that decide something are made of: of the rest come conditions, usage and
-    `observedGeneration` alone."""
+    """Return the inputs of the fields that decide steps. The other inputs affect only conditions, usage and
+    `observedGeneration`."""
     pod = inputs.snapshot.pod
     return (
         (pod.name, pod.uid, pod.phase, pod.waits_for_share, pod.taken_back, pod.started) if pod is not None else None,
@@ -212,9 +212,9 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
 
 
 def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
-    """Return the merge patch from a status as it was read to the one that should be; empty if they say the same.
+    """Return the merge patch from a stored status to the wanted status; empty if they are equal.
 
-    The order of conditions says nothing: server-side apply keeps the one that it finds.
+    The order of conditions has no meaning: server-side apply keeps the stored order.
     """
     changes: Json = {key: value for key, value in wanted.items() if written.get(key) != value}
     if "conditions" in changes and _by_type(written.get("conditions")) == _by_type(changes["conditions"]):
@@ -228,7 +228,7 @@ def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
 
 
 def _by_type(conditions: object) -> list[Json]:
-    """Return conditions in the order of their types; what is no list of them is as it is."""
+    """Return conditions in the order of their types; any other value unchanged."""
     if not isinstance(conditions, list) or not all(isinstance(item, dict) for item in conditions):
         return [{"": conditions}]
     return sorted(conditions, key=lambda item: str(item.get("type")))
@@ -241,7 +241,7 @@ def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
 
 
 def gpus_of(row: Tenant, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return those of a node's GPUs that a row is for."""
+    """Return the GPUs of a row, out of a node's."""
     return tuple(gpu for gpu in gpus if gpu.uuid in row.gpus)
 
 

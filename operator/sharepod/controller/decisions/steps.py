@@ -1,8 +1,10 @@
-"""Steps of tenants: what is done next for one, as values. Chosen by `lifecycle` and `claim_steps`, acted on in tenants/
+"""Steps of tenants: the next action for a tenant, as a value. `lifecycle` and `claim_steps` choose steps, tenants/
+performs
+them.
 
 Guarantees:
-- A step names every object that it is about: acting on it needs no other look at what is known.
-- The record of an end (`Ending`) is a step of its own, so it is written before anything is released.
+- A step names every object that it affects: performing it reads no other state.
+- Recording an end (`Ending`) is a separate step, so the record precedes every release.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Only show how it stands; look again at `until` (monotonic seconds), if that is set."""
+    """Only write the status; reconsider at `until` (monotonic seconds), if set."""
 
     until: float | None = None
 
@@ -48,7 +50,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Ask placement for a node and GPUs."""
+    """Request a node and GPUs from placement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +64,20 @@ class OpenGate:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Begin to delete the Pod of a SharePod that is gone, or that has ended."""
+    """Begin to delete the Pod of a SharePod that is deleted or has ended."""
 
     pod: PodFacts
 
 
 class TakeBackCause(Enum):
-    """Cause for which a Pod is taken back. It says when and where the next one may be placed."""
+    """Cause for withdrawing a Pod. It decides when and where the next Pod may be placed."""
 
     PLACE = "place"
-    """Its place: kube-scheduler refused it there, or its share is gone. Another node may help."""
+    """Its place: kube-scheduler refused it there, or its share is lost. Another node may help."""
     SCHEDULER = "scheduler"
-    """Its scheduler, which has not looked at it. Another node would not help."""
+    """Its scheduler, which has not handled it. Another node would not help."""
     CLAIM = "claim"
-    """Its ResourceClaim, which somebody has deleted or emptied. Another node would not help."""
+    """Its ResourceClaim, which was deleted or deallocated. Another node would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class TakeBackPod:
 
     pod: PodFacts
     message: str
-    """Reason for users: kube-scheduler's own words where it refused the Pod."""
+    """Reason for users: kube-scheduler's own message if it refused the Pod."""
     cause: TakeBackCause = TakeBackCause.PLACE
 
 
@@ -95,12 +97,12 @@ class DeleteSharePod:
 
 @dataclass(frozen=True, slots=True)
 class ClearPodUid:
-    """Empty `status.podUID`: that Pod was taken back, and another may be created."""
+    """Empty `status.podUID`: that Pod was withdrawn, and another may be created."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetPodGo:
-    """Let a Pod go that was, or was to be, taken back."""
+    """Remove the finalizer of a Pod that was withdrawn, or was to be."""
 
     pod: PodFacts
 
@@ -127,7 +129,7 @@ class EndRun:
     node: str | None
     """Node of the run; None if it is not known."""
     attempts: int
-    """Runs in a row that did not last, this one included."""
+    """Runs in a row that did not last, including this one."""
     pause_s: float
     """Seconds until the next run may begin."""
     absence: Absence | None = field(default=None, compare=False)
@@ -143,14 +145,14 @@ class Unreserve:
 
 @dataclass(frozen=True, slots=True)
 class BeginRelease:
-    """Set the row's state to Releasing, once a live read has confirmed that the Pod is gone."""
+    """Set the row's state to Releasing, once a live read has confirmed that the Pod is deleted."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveRow:
-    """Remove the row: its share is given away."""
+    """Remove the row: its share becomes free."""
 
     node: str
     reason: RemovalReason
@@ -159,7 +161,7 @@ class RemoveRow:
 
     @property
     def text(self) -> str:
-        """Reason in words, for Events and logs."""
+        """Reason as text, for Events and logs."""
         return f"its Pod is on {self.pod_node}" if self.pod_node else self.reason.value
 
 

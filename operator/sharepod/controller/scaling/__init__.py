@@ -1,1 +1,1 @@
-"""Placeholders, by which shares that no node has room for ask a cluster's autoscaler for nodes."""
+"""Placeholders: Pods by which shares without room on any node request nodes from a cluster autoscaler."""

@@ -1,12 +1,13 @@
-"""Turns of the shares that ask for nodes: which of them have a placeholder now. Pure.
+"""Turns of the shares that request nodes: which of them have a placeholder now. Pure.
 
 Guarantees:
-- There are never more at a time than the limits say, in all and for one namespace.
-- A share asks once it has been without room for `after_s`, and for `for_s`; then it asks again after as long, twice as
-  long each time, up to sixteen times as long: a node that is never of use is not bought for ever.
-- Of those that are due the namespace with fewest asking comes first: one with many shares, or several, keep none away.
-- A share that asks goes on until its time is over, whoever comes after it.
-- Nobody asks while a node is on its way: it may have room for all.
+- The limits, in total and per namespace, are never exceeded.
+- A share requests a node once it has been without room for `after_s`, and for `for_s`. The pause before its next turn
+  doubles each time, up to sixteen times: a node that never helps is not bought indefinitely.
+- Of the due shares, the namespace with the fewest placeholders comes first: neither many shares nor many namespaces
+  exclude another.
+- A share keeps its turn until its time is over, whichever shares come after it.
+- No turn begins while a node is starting: the node may have room for all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class AskingLimits:
 
 @dataclass(slots=True)
 class _Turn:
-    """Turn of one share. Times are monotonic seconds. `began`: when it began to ask; None: it does not ask."""
+    """Turn of one share. Times are monotonic seconds. `began`: start of its turn; None: it has no turn."""
 
     not_before: float
     began: float | None = None
@@ -66,11 +67,11 @@ class AskingTurns:
         """Return the tenants that have a placeholder from now on.
 
         Args:
-            short: Tenant and namespace of each share that no node has room for, those first that come first.
+            short: Tenant and namespace of each share without room on any node, in the queue's order.
             now: Monotonic seconds.
-            node_comes: A node is there that does not take shares yet.
-            there: Tenants that have a placeholder; of one that is not known yet, an earlier leader has made it.
-            kept: Namespace of each placeholder that stays beside these: they count, too.
+            node_comes: A node exists that does not take shares yet.
+            there: Tenants with a placeholder, including placeholders of an earlier leader.
+            kept: Namespaces of other placeholders that stay: the limits count them, too.
         """
         namespaces = dict(short)
         self._turns = {
@@ -97,8 +98,9 @@ class AskingTurns:
         return found
 
     def _due(self, namespaces: Mapping[str, str], now: float, asking: Mapping[str, int]) -> Iterator[str]:
-        """Yield those that may begin to ask, of the namespace that has fewest asking first. `asking`: how many each
-        has, kept up to date by the caller."""
+        """Yield the shares whose turn may begin, from the namespace with the fewest turns first. `asking`: turns by
+        namespace,
+        which the caller keeps up to date."""
         due: dict[str, deque[tuple[int, int, str]]] = {}
         for number, (tenant, turn) in enumerate(self._turns.items()):
             if turn.began is None and now >= turn.not_before:

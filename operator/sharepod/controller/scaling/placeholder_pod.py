@@ -1,11 +1,11 @@
-"""Pod of a placeholder: it asks an autoscaler for the node that a share needs. Pure.
+"""Pod of a placeholder: requests the node that a share needs from a cluster autoscaler. Pure.
 
 Guarantees:
-- It asks for what the share's Pod asks of a node, and carries the same line; it has neither claim nor volume nor gate.
-- kube-scheduler never looks at it: it names a scheduler that does not exist.
-- In an autoscaler's simulation it fits on no node with Pods of SharePod: the sum that such a node has left says nothing
-  of the GPUs that it is spread over, and the share found no room there.
-- A share that a new node is no help to has none.
+- It has the node requirements and the line of the share's Pod, and no claim, volume or gate.
+- kube-scheduler never handles it: it names a scheduler that does not exist.
+- In an autoscaler's simulation it fits no node with Pods of SharePod. The free sum of such a node does not show how it
+  is split between GPUs, and the share found no room there.
+- A share that a new node would not help has no placeholder.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, Pl
 
 HOSTNAME = "kubernetes.io/hostname"
 _OF_DAEMON_SET = "pod-template-generation"
-"""Label that the DaemonSet controller gives its Pods, and no other controller."""
+"""Label that only the DaemonSet controller gives its Pods."""
 _PER_NAMESPACE_CAP = "ExclusionCap"
-"""Obstacle that no node changes: the namespace keeps as many GPUs from others as the setting allows."""
+"""Obstacle that no node removes: the namespace excludes others from as many GPUs as the setting allows."""
 _LEAST = {"cpu": "1m", "memory": "1Mi"}
-"""Requests of a placeholder whose share's Pod asks for no cpu or memory: it never runs."""
+"""Requests of a placeholder whose share's Pod requests no cpu or memory: the placeholder never runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class PlaceholderSettings:
 
 
 def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
-    """Return whether a node that is not there yet could take a share that was refused.
+    """Return whether a new node could take a refused share.
 
-    Not where the share names GPUs, models or an affinity group, which no label of a node promises; nor nodes by name.
+    False for a share that names GPUs, models or an affinity group, which no node label promises, or nodes by name.
     """
     asked = [one.gpu for one in (request, *request.beside)]
     if any(gpu.uuids or gpu.models or gpu.labels.affinity is not None for gpu in asked):
@@ -68,7 +68,7 @@ def new_node_helps(request: PlacementRequest, refusal: Refusal) -> bool:
 
 
 def placeholder_name(tenant: str) -> str:
-    """Return the name of the placeholder of a tenant: one that was made is found again by it."""
+    """Return the placeholder's name for a tenant, by which an existing placeholder is found again."""
     return f"{PLACEHOLDER_PREFIX}{tenant}"
 
 
@@ -117,13 +117,13 @@ def placeholder_pod(request: PlacementRequest, settings: PlaceholderSettings) ->
 
 
 def unschedulable(request: PlacementRequest) -> dict[str, Any]:
-    """Return the status of a placeholder: what a scheduler says of a Pod that it finds no node for."""
+    """Return the status of a placeholder: that of a Pod for which a scheduler finds no node."""
     text = f"no node has room for the share of GPUs that {request.namespace}/{request.name} waits for"
     return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}]}
 
 
 def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
-    """Return what the share's Pod takes of a node, with the line of all its shares together."""
+    """Return the node resources of the share's Pod, with one line for all its shares."""
     taken: Resources = request.pod.resources
     amounts = dict(_LEAST)
     if taken.cpu_milli:
@@ -139,7 +139,7 @@ def _amounts(request: PlacementRequest, *, with_line: bool) -> dict[str, str]:
 
 
 def _open_terms(terms: tuple[NodeSelectorTerm, ...]) -> Iterator[tuple[NodeRequirement, ...]]:
-    """Yield the requirements of those terms that a node of any name could meet, without what they say of names."""
+    """Yield the requirements of the terms that a node of any name could meet, without their requirements on names."""
     for term in terms:
         names = [one for one in term.expressions if one.key == HOSTNAME]
         if not term.fields and all(one.operator in ("NotIn", "Exists") for one in names):
@@ -155,9 +155,10 @@ def _toleration(one: Any) -> Iterator[tuple[str, str]]:
 
 
 def _beside_nobody() -> Iterator[Mapping[str, Any]]:
-    """Yield the terms that keep it from nodes with Pods of SharePods, and with Pods that have a line.
+    """Yield the terms that exclude nodes with Pods of SharePods, and with Pods that have a line.
 
-    Those of DaemonSets do not count: Cluster Autoscaler copies them to its picture of a new node, and none would come.
+    Pods of DaemonSets are excepted: Cluster Autoscaler copies them to its model of a new node, and would never add a
+    node.
     """
     of_no_daemon_set = {"key": _OF_DAEMON_SET, "operator": "DoesNotExist"}
     for label in (TENANT_LABEL, LINE_LABEL):

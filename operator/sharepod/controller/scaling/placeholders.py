@@ -1,12 +1,12 @@
-"""Placeholders: Pods by which shares that no node has room for ask a cluster's autoscaler for nodes.
+"""Placeholders: Pods by which shares without room on any node request nodes from a cluster autoscaler.
 
 Guarantees:
-- Nothing is read or written while the setting `placeholders` is 0, but once, to remove what an earlier value has left.
-- What is there is read from the API server each time: a new leader goes on with what it finds, for as long as a share
-  may ask from then on.
-- A placeholder whose share asks for something else by now is made anew.
-- A placeholder that the API server refuses keeps no other one from being made.
-- A Pod is marked Unschedulable by this process alone, and only once it is the one that is wanted.
+- While the setting `placeholders` is 0, nothing is read or written, except once, to remove placeholders of an earlier
+  setting.
+- Existing placeholders are read from the API server each time: a new leader continues with them, each for a full turn.
+- A placeholder whose share has changed its request is created again.
+- A placeholder that the API server refuses does not prevent others.
+- Only this process marks a Pod Unschedulable, and only once the Pod is the wanted one.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .placeholder_pod import PlaceholderSettings, new_node_helps, placeholder_na
 PERIOD_S = 5.0
 """Seconds between two looks: half of the period in which Cluster Autoscaler looks."""
 _BEGINNING_S = 30.0
-"""Seconds within which a new leader has decided for all that wait: until then what an earlier one has made stays."""
+"""Seconds within which a new leader has decided about all waiting shares: until then earlier placeholders stay."""
 _SLICE = 32
-"""Shares that are looked at before other tasks get a turn: half a millisecond."""
+"""Shares handled before other tasks get a turn: 0.5 ms."""
 _WITHOUT_ROOM = (Outlook.WAITING, Outlook.NEVER)
 
 log = structlog.get_logger(__name__)
@@ -54,8 +54,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Placeholder as the API server has it. `namespace`: of the share that asks by it. `asks`: hash of what it
-    asks for. `marked`: it says Unschedulable."""
+    """Placeholder as stored in the API server. `namespace`: of its share. `asks`: hash of its request. `marked`: it has
+    the
+    condition Unschedulable."""
 
     tenant: str
     name: str
@@ -66,16 +67,16 @@ class _There:
 
 
 class Placeholders:
-    """Placeholders of the cluster, brought up to date every `PERIOD_S`.
+    """Placeholders of the cluster, updated every `PERIOD_S`.
 
     Args:
         state: The cluster state.
         client: The API server.
-        events: For the owners of shares that ask.
-        memos: Say why shares were refused.
-        loop: Says who waits, and for what.
+        events: Recorder of Events for the owners of shares.
+        memos: Reasons why shares were refused.
+        loop: Waiting tenants and their requests.
         settings: Settings of the operator.
-        acts: Asked before each look: this process leads, and what it sees is worth believing.
+        acts: Asked before each round: this process leads, and its watches are fresh.
         lines_in_force: Nodes advertise the resources of the line.
         clock: Monotonic seconds.
     """
@@ -130,17 +131,17 @@ class Placeholders:
             await asyncio.sleep(PERIOD_S)
 
     def clear(self) -> None:
-        """Forget whose turn it is: leadership was lost."""
+        """Forget all turns: leadership was lost."""
         self._turns.clear()
         self._coming.clear()
         self._begun, self._idle = None, False
 
     async def look(self) -> None:
-        """Bring the placeholders up to date. Raises `ApiError` and `NotLeadingError`.
+        """Update the placeholders. Raises `ApiError` and `NotLeadingError`.
 
-        1. Find the shares that no node has room for, and those of them that ask now.
-        2. Delete placeholders that are not wanted, or ask for something else.
-        3. Make those that are missing; mark those that are there.
+        1. Find the shares without room on any node, and those of them with a turn now.
+        2. Delete placeholders that are not wanted, or whose request has changed.
+        3. Create missing placeholders; mark existing ones.
         """
         short = await self._short()
         there = {one.tenant: one for one in await self._there()}
@@ -171,7 +172,7 @@ class Placeholders:
     # Deciding
 
     async def _short(self) -> dict[str, PlacementRequest]:
-        """Return the requests of the shares that no node has room for and a new node helps, the oldest first."""
+        """Return the requests of the shares without room that a new node would help, oldest first."""
         found: dict[str, PlacementRequest] = {}
         if not self._settings.placeholders:
             return found
@@ -187,14 +188,14 @@ class Placeholders:
         return found
 
     def _undecided(self, tenant: str) -> bool:
-        """Return whether nothing is decided of a tenant yet by this leader, which has just begun."""
+        """Return whether this leader has just begun and not yet decided about a tenant."""
         known = bool(self._state.asking(tenant) or self._state.seen_claims.claims.get(tenant))
         placed = bool(self._state.cluster.reservations_of(TenantId(tenant)))
         early = self._begun is not None and self._clock() < self._begun + _BEGINNING_S
         return early and known and not placed and self._memos.of(tenant).refusal is None
 
     def _node_comes(self) -> bool:
-        """Return whether a node of the pool has not told its GPUs yet, and is not given up."""
+        """Return whether a node of the pool has not reported its GPUs yet, and is not given up."""
         now = self._clock()
         new = {node.name for node in self._state.nodes if not self._has_told(node.name)}
         self._coming = {name: self._coming.get(name, now) for name in new}
@@ -223,17 +224,17 @@ class Placeholders:
     async def _create(self, request: PlacementRequest, body: Json) -> _There | None:
         try:
             made = await self._client.create(PODS, body, self._settings.namespace, strict=True)
-        except AlreadyExistsError:  # one that ends, or an answer that was lost: it is looked at the next time
+        except AlreadyExistsError:  # it is being deleted, or an answer was lost: it is handled in the next round
             return None
         except ApiError as error:
             if not (isinstance(error, ForbiddenError | InvalidError) or error.of_admission):
                 raise
-            # It is no reason to keep others from asking.
+            # A refused placeholder must not prevent others.
             if self._refused.get(str(request.tenant)) != error.message:
                 self._refused[str(request.tenant)] = error.message
                 log.warning("the API server refuses a placeholder", tenant=request.tenant, error=error.message)
             return None
-        log.info("asks for a node", tenant=request.tenant, waits=f"{request.namespace}/{request.name}")
+        log.info("requests a node", tenant=request.tenant, waits=f"{request.namespace}/{request.name}")
         self._tell(request)
         return _read(made)
 
@@ -245,14 +246,14 @@ class Placeholders:
             return
 
     async def _delete(self, one: _There) -> None:
-        log.info("asks for a node no more", tenant=one.tenant)
+        log.info("no longer requests a node", tenant=one.tenant)
         try:
             await self._client.delete(PODS, one.name, self._settings.namespace, uid=one.uid)
         except (ConflictError, NotFoundError):
             return
 
     def _tell(self, request: PlacementRequest) -> None:
-        """Tell the owner of a share that a node is asked for."""
+        """Notify the owner of a share that a node is requested."""
         where = f"{self._settings.namespace}/{placeholder_name(str(request.tenant))}"
         text = f"no node has room: Pod {where} asks the cluster's autoscaler for one"
         sharepod = self._state.asking(str(request.tenant))

@@ -2,10 +2,11 @@
 
 Guarantees:
 - An agent counts as alive for `duration` after its Lease was last seen to *change*, by this machine's own clock.
-- A machine that was suspended has seen no Lease change meanwhile: the clock goes on while it sleeps.
-- Whoever was told otherwise than `changed` last said is told again, however short a time that was true.
-- The machines' clocks decide one thing only: a Lease seen for the first time counts as just changed if its renewTime is
-  about now. So an agent that died long ago is not taken for alive when the operator starts.
+- The clock includes time in suspension: no Lease change is seen while the operator's machine sleeps.
+- A caller of `alive` that got another answer than `changed` last returned is notified by the next `changed`, however
+  briefly that answer was true.
+- The wall clock decides only one case: a Lease seen for the first time counts as just changed if its renewTime is
+  recent. An agent that died long ago is therefore not alive when the operator starts.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class AgentLeases:
         self._leases: dict[str, _Lease] = {}
         self._names: dict[str, str] = {}
         self._alive: set[str] = set()
-        """Nodes whose agents were alive when `changed` last looked."""
+        """Nodes whose agents were alive at the last call of `changed`."""
         self._otherwise: set[str] = set()
-        """Nodes of which somebody was told the opposite since."""
+        """Nodes for which a caller has got the opposite answer since then."""
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Take in a Lease as the watch brought it; one that is no agent's is ignored."""
+        """Record a Lease from the watch; ignore a Lease that is not an agent's."""
         name = str(raw["metadata"]["name"])
         if not name.startswith(PREFIX):
             return
@@ -77,7 +78,7 @@ class AgentLeases:
         self._names[uid] = node
 
     def drop(self, uid: str) -> None:
-        """Take out a Lease that is gone, by its uid."""
+        """Remove a deleted Lease, by its uid."""
         node = self._names.pop(uid, None)
         if node is not None and self._leases[node].uid == uid:
             del self._leases[node]
@@ -87,7 +88,7 @@ class AgentLeases:
         return {lease.uid: lease.version for lease in self._leases.values()}
 
     def distrust(self) -> None:
-        """Count each known version as the oldest: the API server's versions have gone back."""
+        """Mark all cached versions stale: the API server's versions have gone back."""
         self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 
     def alive(self, node: str) -> bool:
@@ -102,8 +103,8 @@ class AgentLeases:
         return lease is not None and lease.changed is not None and now < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Return those of these nodes that have gained or lost their agent since the last call, if only for a moment in
-        which somebody asked, sorted."""
+        """Return, sorted, the given nodes whose agent's liveness changed since the last call, or was answered
+        differently."""
         nodes, now = set(nodes), self._clock()
         alive = {node for node in nodes if self._alive_at(node, now)}
         turned = sorted((alive ^ self._alive) | (self._otherwise & nodes))

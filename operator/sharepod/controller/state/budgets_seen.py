@@ -1,6 +1,6 @@
-"""GPUBudgets as they were read.
+"""GPUBudgets as last read.
 
-Guarantee: `on_changed` is called whenever a spec has changed, come or gone, never for a status alone.
+Guarantee: `on_changed` is called whenever a spec was added, changed or removed, never for a change of status only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class BudgetsSeen:
         self.on_changed: Callable[[], None] = lambda: None
 
     def put(self, raw: Json) -> None:
-        """Take in a GPUBudget as it was read or written."""
+        """Record a GPUBudget as read or written."""
         self._take(budget_facts(raw))
 
     def put_unreadable(self, metadata: Json, why: str) -> None:
-        """Take in a GPUBudget of which only the metadata can be read: it covers nothing."""
+        """Record a GPUBudget of which only the metadata is readable: it covers no namespace."""
         self._take(unreadable_budget(metadata, why))
 
     def _take(self, item: BudgetFacts) -> None:
@@ -36,6 +36,6 @@ class BudgetsSeen:
             self.on_changed()
 
     def drop(self, uid: str, version: float = math.inf) -> None:
-        """Take out a GPUBudget that is gone, as of `version`."""
+        """Remove a GPUBudget that was deleted as of `version`."""
         if self.known.drop(uid, version) is not None:
             self.on_changed()

@@ -1,12 +1,12 @@
-"""Claims as the watches show them: ResourceClaims, the Pods that use them, and which belong together.
+"""Claims as watched: ResourceClaims, the Pods that use them, and the relation between them.
 
 Guarantees:
-- Watches and lists may feed it in any order: it ends at the newest version of each object.
-- Whatever Pod names a claim counts as one that uses it, also where the claim says that it was made for another: anybody
-  may write owner references, and kube-scheduler looks at them for claims from templates alone.
-- A change is told by the uids of the claims that it concerns.
-- A claim of one namespace is never one of a Pod of another, whatever owner it names.
-- A claim without sizes has those of the resource line of its Pod, as soon as both are known, and no other user.
+- Watches and lists may arrive in any order: the newest version of each object remains.
+- Every Pod that names a claim counts as its user, whatever the claim's owner reference: users can write owner
+  references, and kube-scheduler checks them only for claims from templates.
+- A change is reported by the uids of the affected claims.
+- A claim never belongs to a Pod of another namespace, whatever owner it names.
+- A claim without sizes has the sizes of its Pod's resource line, once both are known, and no other user.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class ClaimsSeen:
     # Claims
 
     def booked(self, uid: str) -> None:
-        """Note that a place was decided for a claim: until something shows otherwise, nobody has used it since."""
+        """Record that a place was decided for a claim: it counts as unused until a user is seen."""
         self._unused.add(uid)
 
     def unused(self, uid: str) -> bool:
-        """Return whether no Pod was seen with a claim, on a node or in `status.reservedFor`, since it was booked."""
+        """Return whether no Pod was seen using a claim, on a node or in `status.reservedFor`, since it was booked."""
         return uid in self._unused
 
     def forgotten(self, uid: str) -> None:
@@ -77,24 +77,24 @@ class ClaimsSeen:
         self._unused.discard(uid)
 
     def doubt(self) -> None:
-        """Forget which claims nobody has used: what happened before a list is not seen."""
+        """Forget which claims are unused: a list does not show what happened before it."""
         self._unused.clear()
 
     def put_claim(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
-        """Take in a claim as it was read. `sure`: by a GET just now. `news`: False if the caller wrote it."""
+        """Record a claim. `sure`: read by a GET just now. `news`: False if the caller wrote it."""
         metadata = raw["metadata"]
         uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
         if not self.claims.knows(uid, version, sure=sure):
             self._take(self._sized(claim_facts(raw, self.claims.get(uid))), sure=sure, news=news)
 
     def _sized(self, item: ClaimFacts) -> ClaimFacts:
-        """Return a claim with the size that its Pod's line says, if that is where it is said."""
+        """Return a claim with the size of its Pod's resource line, if the line gives its size."""
         request, error = size_by_line(item, self.pods.get(item.made_for or ""))
         same = request is item.request and error is item.error
         return item if same else replace(item, request=request, error=error)
 
     def put_unreadable_claim(self, metadata: Json, why: str) -> None:
-        """Take in a claim of which only the metadata can be read. One that was known keeps what was known of it."""
+        """Record a claim of which only the metadata is readable. Facts of an earlier version stay."""
         if self.claims.get(str(metadata["uid"])) is None:
             self._take(unreadable_claim(metadata, why))
 
@@ -120,7 +120,7 @@ class ClaimsSeen:
             self._tell_siblings(item)
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Take out a claim that is gone, as of `version` if that is known. `deleted`: a watch has shown its end."""
+        """Remove a claim that was deleted, as of `version` if known. `deleted`: a watch has shown the deletion."""
         if deleted:
             self._deleted[uid] = None
         item = self.claims.drop(uid, version)
@@ -140,14 +140,14 @@ class ClaimsSeen:
         self.claims.distrust()
 
     def _note_lost(self, item: ClaimFacts) -> None:
-        """Tell of the namespace of a claim that is gone while the Pod waits whose line it was for."""
+        """Report the namespace of a deleted claim whose Pod, with a resource line, still waits for it."""
         pod = self.pods.get(item.made_for or "")
         if pod is not None and pod.waits and pod.claim_of_line == item.name:
             self._note_lacking(pod)
             self.on_claim_lacking(item.namespace)
 
     def without_claim(self) -> Iterator[ClaimPodFacts]:
-        """Yield the Pods that wait and whose status names a claim for their line that is not known."""
+        """Yield the waiting Pods whose status names an unknown claim for their resource line."""
         for pod in self.pods:
             name = pod.claim_of_line if pod.waits else None
             if name is not None and self.claims.named(name, pod.namespace) is None:
@@ -172,7 +172,7 @@ class ClaimsSeen:
         self._tell_siblings(item)
 
     def _tell(self, item: ClaimFacts) -> None:
-        """Tell of a claim that has changed or is gone."""
+        """Report a claim that was changed or deleted."""
         if item.ours or item.scheduled:
             self._on_changed(item.uid)
         elif item.of_sharepod and item.made_for is not None:
@@ -181,7 +181,7 @@ class ClaimsSeen:
             self.on_self_test(item.uid)
 
     def _tell_siblings(self, item: ClaimFacts) -> None:
-        """Tell of the other claims of each Pod that uses a claim and can be placed: it waits for all of them."""
+        """Report the other claims of each placeable Pod that uses a claim: the Pod waits for all of them."""
         told: set[str] = set()
         for pod in self.users(item):
             if 1 < len(pod.entries) <= MAX_CLAIMS:
@@ -197,7 +197,7 @@ class ClaimsSeen:
     # Pods
 
     def put_pod(self, raw: Json) -> ClaimPodFacts | None:
-        """Take in a Pod that uses claims; return it as it is known now."""
+        """Record a Pod that uses claims; return its current facts."""
         item = claim_pod_facts(raw)
         taken, before, replaced = self.pods.put(item)
         if replaced is not None:
@@ -222,7 +222,7 @@ class ClaimsSeen:
         return item
 
     def drop_pod(self, uid: str, version: float = math.inf) -> None:
-        """Take out a Pod that is gone or has ended."""
+        """Remove a Pod that was deleted or has ended."""
         item = self.pods.drop(uid, version)
         if item is not None:
             self._pod_gone(item)
@@ -256,7 +256,7 @@ class ClaimsSeen:
             self._no_longer_lacking(pod)
 
     def _has_another(self, pod: ClaimPodFacts) -> bool:
-        """Return whether a claim that is none of a line was made for the line of a Pod."""
+        """Return whether a claim of another kind was made for the resource line of a Pod."""
         claim = self.claims.named(pod.claim_of_line or "", pod.namespace)
         return claim is not None and claim.made_for == pod.uid and claim.readable and not claim.by_line
 
@@ -300,7 +300,7 @@ class ClaimsSeen:
     # Which belong together
 
     def users(self, claim: ClaimFacts) -> tuple[ClaimPodFacts, ...]:
-        """Return the Pods that use a claim: those that wait first by priority, then by age."""
+        """Return the Pods that use a claim: waiting Pods first, by priority, then by age."""
         known = self._sorted.get(claim.uid)
         if known is None or self.claims.get(claim.uid) is not claim:
             uids = set() if claim.by_line else set(self._users.get((claim.namespace, claim.name), ()))
@@ -313,7 +313,8 @@ class ClaimsSeen:
         return known
 
     def _uses_template(self, claim: ClaimFacts) -> bool:
-        """Return whether the Pod that a claim was made for has an entry for it, or one whose claim is not named yet."""
+        """Return whether the Pod that a claim was made for has an entry that names it, or an entry without a claim name
+        yet."""
         owner = self.pods.get(claim.made_for or "")
         if owner is None or owner.namespace != claim.namespace:
             return False
@@ -324,14 +325,15 @@ class ClaimsSeen:
         yield from (claim for claim in self._followed(pod) if claim.ours)
 
     def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
-        """Yield the claims of a Pod that have a row or may get one: of our class, and those that kube-scheduler
-        allocates of our GPUs. As far as they are known, each once, in the Pod's order."""
+        """Yield the known claims of a Pod that have or may get a row, each once, in the Pod's order: claims of
+        SharePod's class,
+        and claims to which kube-scheduler allocates SharePod's GPUs."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         followed = [claim for claim in known if claim is not None and (claim.ours or claim.scheduled)]
         yield from {claim.uid: claim for claim in followed}.values()
 
     def scheduled_on(self, node: str) -> bool:
-        """Return whether kube-scheduler has allocated a GPU of this node to a claim, as far as is known."""
+        """Return whether kube-scheduler is known to have allocated a GPU of this node to a claim."""
         return any(
             claim.allocation is not None
             and isinstance(claim.allocation.scheduled, ScheduledShare)
@@ -348,11 +350,11 @@ class ClaimsSeen:
         return None
 
     def complete(self, pod: ClaimPodFacts) -> bool:
-        """Return whether every claim of a Pod is known, those of other classes included."""
+        """Return whether every claim of a Pod is known, including claims of other classes."""
         return all(self._named(pod, *entry) is not None for entry in pod.entries)
 
     def needs_others(self, pod: ClaimPodFacts) -> bool:
-        """Return whether a Pod uses a claim of another class, too."""
+        """Return whether a Pod also uses a claim of another class."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         return any(claim is not None and not claim.ours for claim in known)
 
@@ -364,7 +366,7 @@ class ClaimsSeen:
         return next((claim for claim in made if claim is not None and claim.namespace == pod.namespace), None)
 
     def tell_namespace(self, namespace: str) -> None:
-        """Tell of every claim of a namespace."""
+        """Report every claim of a namespace."""
         for claim in self.claims:
             if (claim.ours or claim.scheduled) and claim.namespace == namespace:
                 self._on_changed(claim.uid)

@@ -1,10 +1,10 @@
-"""Cluster state: everything the operator knows of the cluster, in memory (a scheduler cache).
+"""Cluster state: the operator's model of the cluster, in memory (a scheduler cache).
 
 Guarantees:
-- Watches and lists may feed it in any order: it ends at the newest version of each object.
-- Feeding it writes nothing and waits for nothing.
-- A change is told by key only, never with the change itself: `on_tenant_changed`, `on_node_changed`,
-  `on_room_changed` (room that a waiting SharePod could use may have appeared).
+- Watches and lists may arrive in any order: the newest version of each object remains.
+- Recording an object does no I/O and never blocks.
+- Changes are reported by key only, never with the change itself: `on_tenant_changed`, `on_node_changed`, and
+  `on_room_changed` when capacity for a waiting SharePod may have appeared.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class ClusterState:
     """Cluster state: the facts by kind, and placement's view of them in `cluster`.
 
     Args:
-        settings: What every Pod is given, which counts where its requests are parsed.
+        settings: Settings that every Pod gets; they count in parsing its requests.
         agents: Liveness of the agents.
         clock: Monotonic seconds.
         interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
-        max_excluded_gpus: GPUs that a namespace may exclude others from by small shares; None: any number.
-        namespace: The operator's namespace, which the holders are in.
+        max_excluded_gpus: Most GPUs that a namespace may exclude from others by small shares; None: unlimited.
+        namespace: The operator's namespace, with the Pods of holders.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ClusterState:
         self.budgets = BudgetsSeen()
         self.sharepods: Store[SharePodFacts] = Store()
         self.lines: Store[SharePodFacts] = Store()
-        """Plain Pods that are their own tenants: what they ask."""
+        """Requests of plain Pods that are their own tenants."""
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
@@ -107,12 +107,12 @@ class ClusterState:
             on_whole_gpus_wanted=self._whole_gpus_wanted,
         )
         self.lost_pods: Latest[PodFacts] = Latest()
-        """By tenant: its Pod as it was last seen, once it is gone."""
+        """By tenant: the last facts of its Pod, once the Pod is deleted."""
         self.gone_nodes: set[str] = set()
-        """Nodes with a ledger that the API server has said do not exist."""
+        """Nodes with a ledger that the API server has answered do not exist."""
         self._pods_of: dict[str, tuple[str, ...]] = {}
         self._deleted: Latest[None] = Latest()
-        """SharePods whose deletion a watch has shown, the latest last."""
+        """SharePods whose deletion a watch has shown, in that order."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
         self.on_holders_changed: Callable[[str], None] = _nobody
@@ -121,12 +121,12 @@ class ClusterState:
     # SharePods
 
     def put_sharepod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
-        """Take in a SharePod as it was read.
+        """Record a SharePod.
 
         Args:
             raw: The SharePod.
-            sure: It was read by a GET just now.
-            news: False if nothing but the status was written, by the caller, who has looked at it: nobody is told.
+            sure: Read by a GET just now.
+            news: False after a write of only the status by the caller, which needs no notification.
         """
         uid, version = _version(raw)
         if not self.sharepods.knows(uid, version, sure=sure):
@@ -134,7 +134,7 @@ class ClusterState:
             self.take_sharepod(item, sure=sure, news=news)
 
     def take_sharepod(self, item: SharePodFacts, *, sure: bool = False, news: bool = True) -> None:
-        """Take in the facts of a SharePod. `sure`, `news`: see `put_sharepod`."""
+        """Record the facts of a SharePod. `sure`, `news`: see `put_sharepod`."""
         taken, _, replaced = self.sharepods.put(item, sure=sure)
         if replaced is not None:
             self.on_tenant_changed(replaced.uid)
@@ -142,10 +142,10 @@ class ClusterState:
             self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
-        """Take out a SharePod that is gone, as of `version` if that is known.
+        """Remove a SharePod that was deleted, as of `version` if known.
 
-        `deleted`: a watch has shown its deletion, which no read needs to confirm: all SharePods are watched, so there
-        is no other way in which one could leave what is watched.
+        `deleted`: a watch has shown the deletion. No read needs to confirm it: the watch selects all SharePods, so none
+        leaves it otherwise.
         """
         self.sharepods.drop(uid, version)
         if deleted:
@@ -153,7 +153,7 @@ class ClusterState:
         self.on_tenant_changed(uid)
 
     def asking(self, tenant: str) -> SharePodFacts | None:
-        """Return what a tenant asks that is no claim: its SharePod, or its plain Pod, as it is known."""
+        """Return the SharePod or plain Pod of a tenant, None if unknown; a claim has neither."""
         return self.sharepods.get(tenant) or self.lines.get(tenant)
 
     def _tell_namespace(self, namespace: str) -> None:
@@ -174,7 +174,7 @@ class ClusterState:
     # Pods with the tenant label
 
     def pod_of(self, tenant: str) -> PodFacts | None:
-        """Return the Pod whose controller is this tenant, the newest if there are several."""
+        """Return the Pod whose controller is this tenant, the newest of several."""
         uids = self._pods_of.get(tenant)
         if uids is None or len(uids) == 1:
             return self.pods.get(uids[0]) if uids else None
@@ -182,12 +182,12 @@ class ClusterState:
         return max(found, key=self.pods.version, default=None)
 
     def put_pod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
-        """Take in a Pod as it was read.
+        """Record a Pod.
 
         Args:
             raw: The Pod.
-            sure: It was read by a GET just now. A watch also says "deleted" of a Pod that only lost the label.
-            news: False if the caller has written it and looks at its tenant next: nobody is told.
+            sure: Read by a GET just now. A watch also sends DELETED for a Pod that only lost the label.
+            news: False if the caller wrote it and handles its tenant next: no notification.
         """
         if self.pods.knows(*_version(raw), sure=sure):
             return
@@ -211,12 +211,12 @@ class ClusterState:
             self.on_tenant_changed(item.tenant)
 
     def _put_line(self, item: SharePodFacts, *, sure: bool) -> bool:
-        """Take in what a plain Pod asks; return whether it asks for something else than before."""
+        """Record the request of a plain Pod; return whether the request has changed."""
         _, before, _ = self.lines.put(item, sure=sure)
         return before is not None and (before.gpu, str(before.error)) != (item.gpu, str(item.error))
 
     def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
-        """Take out a Pod that is gone, as of `version` if that is known. `last`: as the watch showed it last."""
+        """Remove a Pod that was deleted, as of `version` if known. `last`: its last state on the watch."""
         if last is not None:
             self.pods.put(pod_facts(last))
             if self.lines.get(uid) is not None:
@@ -264,7 +264,7 @@ class ClusterState:
     # Claims
 
     def is_claim(self, tenant: str) -> bool:
-        """Return whether a tenant is a claim that is not a SharePod's, known or only in a ledger."""
+        """Return whether a tenant is a claim other than a SharePod's, known or only in a ledger."""
         if self.asking(tenant) is not None:
             return False
         known = self.seen_claims.claims.get(tenant)
@@ -293,12 +293,12 @@ class ClusterState:
     # Nodes
 
     def put_node(self, raw: Json) -> None:
-        """Take in a Node of the pool as it was read."""
+        """Record a Node of the pool."""
         if not self.nodes.knows(*_version(raw)):
             self.take_node(node_facts(raw))
 
     def take_node(self, item: NodeFacts) -> None:
-        """Take in the facts of a Node of the pool."""
+        """Record the facts of a Node of the pool."""
         taken, before, _ = self.nodes.put(item)
         if taken:
             self._say_unreadable("Node", item)
@@ -322,12 +322,12 @@ class ClusterState:
             self.tell_tenants(name)
 
     def tell_tenants(self, node: str) -> None:
-        """Tell the tenants that have a reservation on a node that something about it has changed."""
+        """Notify the tenants with a reservation on a node of a change to the node."""
         for row in self.cluster.reservations(node):
             self.on_tenant_changed(row.tenant)
 
     def drop_node(self, uid: str, version: float = math.inf) -> None:
-        """Take out a Node that is gone, or has left the pool as of `version`: with a later version it is back."""
+        """Remove a Node that was deleted or left the pool as of `version`; a later version adds it again."""
         item = self.nodes.drop(uid, version)
         if item is not None:
             self.refresh_node(item.name)
@@ -336,7 +336,7 @@ class ClusterState:
     # GPUNodes
 
     def put_gpunode(self, raw: Json) -> None:
-        """Take in a GPUNode as it was read or written."""
+        """Record a GPUNode as read or written."""
         uid, version = _version(raw)
         if self.gpunodes.knows(uid, version):
             return
@@ -366,7 +366,7 @@ class ClusterState:
         return sharepod.status if sharepod is not None else None
 
     def drop_gpunode(self, uid: str, version: float = math.inf) -> None:
-        """Take out a GPUNode that is gone, as of `version` if that is known, with its ledger."""
+        """Remove a deleted GPUNode with its ledger, as of `version` if known."""
         item = self.gpunodes.drop(uid, version)
         if item is not None:
             self.ledgers.gone(item)
@@ -379,7 +379,8 @@ class ClusterState:
         self.cluster.distrust_ledgers()
 
     def _whole_gpus_wanted(self) -> None:
-        """Let idle holders go back to pods that wait for whole GPUs, and SharePods take what those want no longer."""
+        """Reserve GPUs of idle holders for Pods that wait for whole GPUs; free the GPUs that such Pods no longer
+        need."""
         for node in self.cluster.plugin_nodes():
             self.on_holders_changed(node.name)
         self.on_room_changed()

@@ -1,9 +1,9 @@
-"""Concern with a new version of a GPUNode: for whom it changes something; everyone else is left alone.
+"""Tenants that a new version of a GPUNode affects; only they are notified.
 
 Guarantees:
-- Usage that has moved, and totals that have grown, by less than a step since they were written concern nobody: at rest
-  no tenant is looked at.
-- Memory, by which a smaller share may become possible, concerns its tenant however little of it is freed.
+- Changes of usage and growth of totals below a step since their last write affect no tenant: an idle cluster causes no
+  work.
+- Any decrease of a tenant's memory affects it, however small: a smaller share may become possible.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Metrics and GPUNode show smaller ones.
 def tenants_concerned(
     before: GpuNodeFacts | None, now: GpuNodeFacts, written: Callable[[str], SharePodStatus | None]
 ) -> set[str]:
-    """Return the tenants whose row, report or release is not as it was.
+    """Return the tenants whose row, report or release has changed.
 
     Args:
-        before: The GPUNode as it was known; None: it was not.
+        before: The former version of the GPUNode; None if unknown.
         now: The GPUNode.
-        written: Return a tenant's status, as it was last written; None of a claim.
+        written: Return a tenant's last written status; None for a claim.
     """
     rows = now.rows
     if before is None:
@@ -57,19 +57,19 @@ def tenants_concerned(
 
 
 def _moved(was: SharePodStatus | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return whether usage or totals that an agent reports are worth a write."""
+    """Return whether an agent's report of usage or totals differs enough from the status to write it."""
     if usage_moved(was.usage if was is not None else None, seen, row):
         return True
     return was is not None and totals_to_write(was.consumed, seen, drained=False) is not None
 
 
 def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
-    """Return whether the usage that an agent reports is worth a write.
+    """Return whether reported usage differs enough from the status to write it.
 
     Args:
-        was: Usage as it was last written; None counts as no time and no memory.
+        was: Usage as last written; None counts as no time and no memory.
         seen: The agent's report of the tenant.
-        row: The tenant's row, by whose memory a change of memory is measured.
+        row: The tenant's row, whose memory scales a change of memory.
     """
     if seen is None or row is None:
         return was is not None
@@ -91,7 +91,7 @@ def reconciler_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
 
 
 def _only_held(one: TenantStatus | None, other: TenantStatus | None) -> bool:
-    """Return whether two reports differ in the time held, or the number of processes, alone."""
+    """Return whether two reports differ only in the time held or the number of processes."""
     if one is None or other is None:
         return False
     return _held_aside(one) == _held_aside(other)
@@ -102,5 +102,6 @@ def _held_aside(seen: TenantStatus) -> tuple[object, ...]:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Return whether two entries differ. Most are one object (`facts.gpunode_facts`), which costs no comparison."""
+    """Return whether two entries differ. Most unchanged entries are the same object (`facts.gpunode_facts`): no
+    comparison."""
     return one is not other and one != other

@@ -1,9 +1,9 @@
-"""Holders as the operator sees them: their Pods, those that are still to be created, those that are to be given back.
+"""Holders as the operator knows them: existing Pods, Pods to create, Pods to delete.
 
 Guarantees:
 - Only a Pod of the operator's namespace with the holders' label is a holder.
-- Nothing here is needed after a restart: Pods, ledgers and time bring all of it back, but for holders that were wanted
-  and not created, which are wanted again.
+- Restarts lose only holders that were wanted and not created, which are wanted again: the rest follows from Pods,
+  ledgers and time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class HoldersSeen:
     """Holders by node.
 
     Args:
-        namespace: The operator's, which they are in.
-        cluster: Placement's view: told which holders are on their way.
+        namespace: The operator's namespace, with the holders' Pods.
+        cluster: Placement's view; receives the holders in creation.
         gpunodes: GPUNodes as last read.
         on_changed: Called with a node whose holders have changed.
     """
@@ -64,12 +64,12 @@ class HoldersSeen:
         self._pods: dict[str, HolderPod] = {}
         self._wanted: dict[str, WantedHolder] = {}
         self.lost: dict[str, HolderPod] = {}
-        """By uid: holders whose Pods have ended or are gone, as a watch has shown; until that is looked into."""
+        """By uid: holders whose Pods the watch has shown as ended or deleted, until they are checked."""
         self.giving_back: set[str] = set()
-        """Ids of holders whose GPUs take no new tenants, because they are to be given back."""
+        """Ids of holders to be returned: their GPUs get no new tenants."""
 
     def put(self, raw: Json) -> HolderPod | None:
-        """Take in a Pod as it was read; return it if it is a holder's."""
+        """Record a Pod; return its facts if it is a holder's."""
         metadata = mapping(raw.get("metadata"))
         if metadata.get("namespace") != self.namespace or HOLDER_LABEL not in mapping(metadata.get("labels")):
             return None
@@ -94,7 +94,7 @@ class HoldersSeen:
         return item
 
     def drop(self, uid: str) -> HolderPod | None:
-        """Take out the Pod of a holder that has ended or is gone; return it if it is one."""
+        """Remove the Pod of a holder that has ended or was deleted; return its facts if known."""
         item = self._pods.pop(uid, None)
         if item is not None:
             self.lost[uid] = item
@@ -102,11 +102,11 @@ class HoldersSeen:
         return item
 
     def on(self, node: str) -> list[HolderPod]:
-        """Return the holders of a node whose Pods are there, in the order of their names."""
+        """Return the holders of a node whose Pods exist, in the order of their names."""
         return sorted((pod for pod in self._pods.values() if pod.node == node), key=lambda pod: pod.name)
 
     def lost_on(self, node: str) -> list[HolderPod]:
-        """Return the holders of a node whose Pods a watch has shown to have ended or to be gone."""
+        """Return the holders of a node whose Pods the watch has shown as ended or deleted."""
         return [pod for pod in self.lost.values() if pod.node == node]
 
     def there(self, uid: str) -> HolderPod | None:
@@ -129,7 +129,7 @@ class HoldersSeen:
         self.follow(wanted.node)
 
     def clear(self) -> None:
-        """Forget what was decided and not written: this process no longer leads."""
+        """Discard decisions that were not written: this process no longer leads."""
         nodes = {each.node for each in self._wanted.values()}
         self._wanted.clear()
         self.giving_back.clear()
@@ -139,7 +139,7 @@ class HoldersSeen:
     # Placement's view
 
     def follow(self, node: str) -> None:
-        """Let placement know the holders on their way: those that have no GPU yet, and are not given up."""
+        """Give placement the holders in creation: those without a GPU yet that have not been given up."""
         gpunode = self._gpunodes.named(node)
         settled = {row.id for row in (gpunode.spec.holders if gpunode else ()) if row.state is not HolderState.PENDING}
         coming = {

@@ -1,10 +1,9 @@
-"""Ledgers as read and as decided: how the rows of GPUNodes get into placement's view, and out of it.
+"""Ledgers as read and as decided: moves rows of GPUNodes into placement's view, and out of it.
 
 Guarantees:
-- A written row ends by a write alone; a decision that was not written can be taken back.
-- A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition that
-  no longer holds.
-- A row that cannot be read any more stays as it was when it last could be.
+- Only a write ends a written row; a decision that was not written can be withdrawn.
+- A decision that conflicts with another operator's write is withdrawn: its own write would fail its precondition.
+- A row that becomes unreadable keeps its last readable value.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Ledgers:
     Args:
         cluster: Placement's view.
         gpunodes: GPUNodes as last read.
-        asking: Returns a tenant's SharePod or plain Pod, and
-        claims: claims with their Pods, which say what a ledger does not hold of its tenants.
-        on_tenant_changed: Called with each tenant whose reservation is not as it was.
-        on_room_changed: Called when room may have appeared.
+        asking: Returns a tenant's SharePod or plain Pod.
+        claims: Claims with their Pods. Like `asking`, they supply the facts of a tenant that a ledger does not hold.
+        on_tenant_changed: Called with each tenant whose reservation has changed.
+        on_room_changed: Called when capacity may have appeared.
     """
 
     def __init__(
@@ -68,14 +67,13 @@ class Ledgers:
         return item
 
     def unreadable_row(self, tenant: str) -> bool:
-        """True if a ledger has a row of this tenant that cannot be read: what the tenant holds is not known."""
+        """True if a ledger has an unreadable row of this tenant: its share is then unknown."""
         return any(tenant in tenants for tenants in self._unreadable.values())
 
     def load(self, item: GpuNodeFacts) -> None:
-        """Bring a ledger into placement's view.
+        """Load a ledger into placement's view.
 
-        A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition
-        that no longer holds.
+        A decision that conflicts with another operator's write is withdrawn: its own write would fail its precondition.
         """
         rows = []
         for row in item.spec.tenants:
@@ -104,7 +102,7 @@ class Ledgers:
         return Reservation.of_row(row, owner=owner, needs=needs)
 
     def gone(self, item: GpuNodeFacts) -> None:
-        """Take a ledger out of placement's view: its GPUNode is gone."""
+        """Remove the ledger of a deleted GPUNode from placement's view."""
         tenants = {*item.rows, *(row.tenant for row in self._cluster.reservations(item.name))}
         self._cluster.drop_ledger(item.name)
         self._unreadable.pop(item.name, None)
@@ -112,7 +110,7 @@ class Ledgers:
             self._on_tenant_changed(tenant)
 
     def unreserve(self, node: str, tenant: str) -> None:
-        """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""
+        """Drop a reservation, unless the last read ledger contains it: only a write ends a written row."""
         gpunode = self._gpunodes.named(node)
         if gpunode is None or tenant not in gpunode.rows:
             self._cluster.release(node, TenantId(tenant))
@@ -123,7 +121,7 @@ class Ledgers:
         self.revert(node, decided.tenant)
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """Take back a decision that was not written: its tenant is looked at again, others may have the room."""
+        """Withdraw a decision that was not written: reconsider its tenant, and free the capacity for others."""
         self._cluster.revert(node, tenant)
         self._on_tenant_changed(tenant)
         self._on_room_changed()
@@ -133,7 +131,7 @@ class Ledgers:
         return sum(seen.enforced is False for item in self._gpunodes for seen in item.status.tenants)
 
     def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
-        """Return what the ledger does not hold of a tenant: what made it, and what its Pod takes of the node."""
+        """Return a tenant's facts that are not in the ledger: its owner, and its Pod's needs on the node."""
         if (sharepod := self._asking(tenant)) is not None:
             return sharepod.owner, sharepod.needs.resources
         claim = self._claims.claims.get(tenant)

@@ -1,8 +1,8 @@
-"""Volatile memory of each tenant between two looks at it: backoffs, reasons to show, what was announced.
+"""Volatile memory of each tenant between two steps: back-offs, reasons for its status, announced Events.
 
 Guarantees:
-- Forgetting a memo harms nothing: after a restart all of it is found out again or taken the safe way.
-- What must not be forgotten is not here but in the API server.
+- Losing a memo is harmless: after a restart its content is derived again, or the safe case is assumed.
+- Facts that must survive a restart are in the API server, not here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sharepod.backoff import Backoff
 from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
-"""Longest time that a tenant is kept from being placed again, whatever failed: ten minutes: a person who
-has fixed the cause does not wait longer than this."""
+"""Longest pause before a tenant is placed again, after any failure. Ten minutes: an admin who has fixed the cause waits
+no
+longer than this."""
 
 
 class BlockedReason(StrEnum):
@@ -46,7 +47,7 @@ class Blocked:
 
 @dataclass(slots=True)
 class Eviction:
-    """Eviction of one Pod whose share is not enforced. Times are monotonic seconds."""
+    """Eviction of one Pod with an unenforced share. Times are monotonic seconds."""
 
     pod: str
     """Uid of the Pod."""
@@ -55,11 +56,11 @@ class Eviction:
     refused_since: float | None = None
     """When a disruption budget first refused the eviction."""
     done: str | None = None
-    """Cause of its eviction in words, once the API server has accepted the eviction."""
+    """Cause of its eviction as text, once the API server has accepted the eviction."""
     preempted: bool = False
-    """It made room for a tenant of higher priority."""
+    """It was preempted by a tenant of higher priority."""
     move_to: KeptPlace | None = None
-    """Where it is restarted, if that makes room for one that waits."""
+    """Where it restarts, if that frees a place for a waiting request."""
 
 
 @dataclass(slots=True)
@@ -69,19 +70,19 @@ class ClaimMemo:
     allocated: bool = False
     """This process has written the allocation of its row, or seen it."""
     give_up: bool = False
-    """Another claim of its Pod has lost its place: its own goes too."""
+    """Another claim of its Pod has lost its place, so this claim gives up its own."""
     taken_back: bool = False
     """This process has taken its allocation back."""
     withdrawn: float | None = None
-    """When its reservation for a Pod that waits was taken back, so that the allocation can be."""
+    """When its reservation for a waiting Pod was withdrawn, to allow deallocation."""
     waits: tuple[str, float, str] | None = None
-    """Uid of the Pod that waits with the claim allocated, since when, and what kube-scheduler had said by then."""
+    """Uid of the Pod that waits with the claim allocated, since when, and kube-scheduler's message at that time."""
     refused_since: float | None = None
-    """When kube-scheduler was first seen to say something else of that Pod."""
+    """When kube-scheduler's message for that Pod was first seen to change."""
     not_entered: str | None = None
-    """Why the ledger has no row of what kube-scheduler has given it; None if it has, or is not asked."""
+    """Why kube-scheduler's allocation has no row in the ledger; None if it has a row, or needs none."""
     waited: bool = False
-    """It was told that there is no place for it: the place that it gets is news."""
+    """It was reported as without a place, so that a new place is news."""
 
 
 @dataclass(slots=True)
@@ -89,15 +90,15 @@ class TenantMemo:
     """Memory of one tenant. Times are monotonic seconds."""
 
     gone: bool = False
-    """Its SharePod is gone, as a watch, a live read or a write has shown: an id never comes back."""
+    """Its SharePod is deleted, by a watch, a live read or a write: an id is never reused."""
     refusal: Refusal | None = None
     """Last refusal of a place; None if the tenant was placed or not tried."""
     resize_refusal: Refusal | None = None
     """Refusal of the last change of its share; None if none was refused."""
     resize_asked: int | None = None
-    """The SharePod's generation that asked for another share."""
+    """Generation of the SharePod that requested another share."""
     resize_counted: GpuRequest | None = None
-    """Share that its Pod carries, or that no quota counts: no other is given to a SharePod."""
+    """Share that the quota already counts, or that no quota applies to; the SharePod gets no other share."""
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
@@ -109,7 +110,7 @@ class TenantMemo:
     opened: tuple[str, float] | None = None
     """Uid of the Pod whose gate this process has opened, and when."""
     deleted: tuple[str, float] | None = None
-    """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
+    """Uid of the Pod whose deletion the API server has accepted, and when; the watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None
     """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
     unstarted: tuple[str, float] | None = None
@@ -119,11 +120,11 @@ class TenantMemo:
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Nodes that kube-scheduler refused: why, and until when to stay away."""
     failures: int = 0
-    """Number of times that its Pod was taken back, or its reservation refused by the API server."""
+    """How often its Pod was withdrawn or its reservation refused by the API server."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """By node whose row is Releasing: uid and generation of the GPUNode at which it was, or a later generation."""
+    """By node with a Releasing row: uid and generation of the GPUNode with that row, or of a later generation."""
     eviction: Eviction | None = None
     status_written: float | None = None
     """Time of the last write of the status."""
@@ -132,10 +133,10 @@ class TenantMemo:
     usage_written: float | None = None
     """When `status.usage` was last written."""
     shown: tuple[object, ...] | None = None
-    """What the status as it is written was made of (`decisions.status.looked_at`); None: compose it."""
+    """Inputs of the status as last written (`decisions.status.looked_at`); None: compose the status."""
     _of_claim: ClaimMemo | None = None
     announced: dict[str, str] | None = None
-    """By condition type or finding: the words of the last Event; None before the first write of this process."""
+    """Messages of the last Events by condition type or finding; None before this process's first write."""
 
     @property
     def claim(self) -> ClaimMemo:
@@ -145,7 +146,7 @@ class TenantMemo:
         return self._of_claim
 
     def is_blocked(self, now: float) -> bool:
-        """Return whether its Pod cannot be created, or given its share, at a time. `now`: monotonic seconds."""
+        """Return whether its Pod must not be created or get its share at `now`, in monotonic seconds."""
         return self.blocked is not None and now < self.blocked.until
 
     def next_pause_s(self, first_s: float) -> float:

@@ -1,5 +1,6 @@
-"""Namespaces: which are being deleted (nothing new is created there, so nobody there gets a share), and their labels,
-by which budgets select."""
+"""Namespaces: labels, by which budgets select, and which namespaces are being deleted. Nothing is created in a
+namespace
+in deletion, so nothing is placed there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _MOST_LABELS = 256
 
 
 class EndingNamespaces:
-    """Namespaces that are being deleted, those in phase Terminating.
+    """Namespaces in phase Terminating.
 
     Guarantee: `on_changed` is called with the name of a namespace whenever its answer to `in` has changed.
     """
@@ -20,7 +21,8 @@ class EndingNamespaces:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._uids: dict[str, set[str]] = {}
-        """Uids by name: each look at a tenant asks for its namespace, and some thousands may be stuck."""
+        """Uids by name: every step of a tenant checks its namespace, and thousands of namespaces may be stuck in
+        deletion."""
         self._versions: dict[str, int] = {}
         self.on_changed: Callable[[str], None] = lambda _name: None
 
@@ -28,7 +30,7 @@ class EndingNamespaces:
         return name in self._uids
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Take in a Namespace as it was read. A deletion is undone where etcd is restored from a backup before it."""
+        """Record a Namespace. Restoring etcd from an earlier backup can undo a deletion."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
             return
@@ -42,7 +44,7 @@ class EndingNamespaces:
             self.on_changed(name)
 
     def drop(self, uid: str) -> None:
-        """Take out a Namespace that is gone, by its uid."""
+        """Remove a deleted Namespace, by its uid."""
         self._versions.pop(uid, None)
         if (name := self._names.pop(uid, None)) is not None:
             self._uids[name].discard(uid)
@@ -51,15 +53,16 @@ class EndingNamespaces:
             self.on_changed(name)
 
     def distrust(self) -> None:
-        """Count each known version as the oldest: the API server's versions have gone back."""
+        """Mark all cached versions stale: the API server's versions have gone back."""
         self._versions = dict.fromkeys(self._versions, 0)
 
 
 class NamespaceLabels:
     """Labels of every namespace.
 
-    Guarantee: `on_changed` is called whenever a namespace has come, has gone, or has other labels, and `on_gone` with
-    the name of one that has gone.
+    Guarantee: `on_changed` is called whenever a namespace was added, relabelled or deleted, and `on_gone` with the name
+    of
+    a deleted namespace.
     """
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class NamespaceLabels:
         return dict(self._of.values())
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """Take in a Namespace as it was read."""
+        """Record a Namespace."""
         metadata = raw["metadata"]
         uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0):
@@ -88,7 +91,7 @@ class NamespaceLabels:
             self.on_changed()
 
     def drop(self, uid: str) -> None:
-        """Take out a Namespace that is gone, by its uid."""
+        """Remove a deleted Namespace, by its uid."""
         self._versions.pop(uid, None)
         if (known := self._of.pop(uid, None)) is not None:
             self.on_gone(known[0])
@@ -99,5 +102,5 @@ class NamespaceLabels:
         return self._versions
 
     def distrust(self) -> None:
-        """Count each known version as the oldest: the API server's versions have gone back."""
+        """Mark all cached versions stale: the API server's versions have gone back."""
         self._versions = dict.fromkeys(self._versions, 0)

@@ -1,10 +1,10 @@
-"""Pods without the tenant label: what they take of their nodes, the claims that they use, and holders among them.
+"""Pods without the tenant label: their requests on their nodes, their claims, and the holders among them.
 
 Guarantees:
-- A Pod counts once, on the node that its newest version names; a holder also before it is bound, on the node that it is
+- A Pod counts once, on the node of its newest version. A holder also counts before it is bound, on the node that it is
   pinned to.
-- A Pod that uses claims is kept; of the others only the version is.
-- An answer or a list that is older than the end of a Pod does not bring it back.
+- A Pod that uses claims is kept; of other Pods only the version is kept.
+- An answer or a list older than the end of a Pod does not restore the Pod.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class OtherPods:
     """Pods without the tenant label.
 
     Args:
-        cluster: Counts what the Pods need on their nodes.
-        claims: Takes in Pods that use claims.
-        holders: Takes in Pods of holders.
-        is_tenant: Returns whether the Pod of this uid has got the tenant label meanwhile.
-        on_room_changed: Called when room may have appeared.
-        on_whole_gpus_wanted: Called when other Pods than before wait for whole GPUs.
+        cluster: Counts the Pods' requests on their nodes.
+        claims: Receives Pods that use claims.
+        holders: Receives Pods of holders.
+        is_tenant: Returns whether the Pod of this uid now has the tenant label.
+        on_room_changed: Called when capacity may have appeared.
+        on_whole_gpus_wanted: Called when the set of Pods that wait for whole GPUs has changed.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class OtherPods:
         self._on_whole_gpus_wanted = on_whole_gpus_wanted
         self._versions: dict[str, int] = {}
         self._ended: Latest[float] = Latest()
-        """Version at which a Pod was gone, or had left what is selected, by its uid."""
+        """By uid: version at which a Pod was deleted or stopped matching the selector."""
 
     def put(self, raw: Json) -> None:
-        """Count the requests of a Pod on its node. One that uses claims is kept."""
+        """Count the requests of a Pod on its node, and keep a Pod that uses claims."""
         uid, version = str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
         if version < self._versions.get(uid, 0) or version <= self._ended.get(uid, -1):
             return
@@ -78,13 +78,14 @@ class OtherPods:
                 self._on_room_changed()
 
     def _claim_of(self, raw: Json) -> TenantId | None:
-        """Take in a Pod that uses claims; return the claim whose reservation has assumed what the Pod needs."""
+        """Record a Pod that uses claims; return the claim whose reservation already counts the Pod's needs."""
         pod = self._claims.put_pod(raw)
         first = next(self._claims.of_pod(pod), None) if pod is not None else None
         return TenantId(first.uid) if first is not None else None
 
     def drop(self, uid: str, version: float = math.inf) -> None:
-        """Count a Pod no longer that was gone, or had left what is selected, as of a version; a later one counts."""
+        """Stop counting a Pod that was deleted or stopped matching the selector as of `version`; a later version counts
+        again."""
         if self._versions.get(uid, 0) > version:
             return
         self._versions.pop(uid, None)

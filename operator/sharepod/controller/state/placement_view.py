@@ -1,4 +1,4 @@
-"""A node as placement sees it, made of its Node, its GPUNode and whether its agent lives."""
+"""Placement's view of a node, made of its Node, its GPUNode and its agent's liveness."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _REASON_LIMIT = 256
 def node_state(
     node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool, held: Collection[str] = ()
 ) -> NodeState:
-    """Return what placement knows of a node.
+    """Return placement's view of a node.
 
     Args:
-        node: the Node.
-        gpunode: its GPUNode; None if it has none yet.
-        agent_alive: its agent renews its Lease.
-        held: UUIDs of the GPUs that holders of ours have, by the ledger; the agent has to see them so, too.
+        node: The Node.
+        gpunode: Its GPUNode; None before it has one.
+        agent_alive: Its agent renews its Lease.
+        held: UUIDs of the GPUs of SharePod's holders in the ledger; the agent must report them as held, too.
     """
     plugin = node.pool == Pool.DEVICE_PLUGIN
     return NodeState(
@@ -78,7 +78,7 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
     if gpunode.error is not None:
         return gpunode.error
     if gpunode.spec.pool != node.pool:
-        return f"leaves pool {gpunode.spec.pool} once its tenants have ended and what that pool has given is taken back"
+        return f"leaves pool {gpunode.spec.pool} once its tenants have ended and that pool's allocations are released"
     if node.double_booked:
         return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
     if not node.ready:
@@ -91,7 +91,7 @@ def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: 
 
 
 def agent_unready(gpunode: GpuNodeFacts) -> str | None:
-    """Return why the node's agent says that it cannot serve new tenants, or None."""
+    """Return why the node's agent reports that it cannot serve new tenants, or None."""
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_AGENT_READY and condition.status == "False":
             return condition.message or condition.reason
@@ -109,7 +109,7 @@ def _fails_self_test(gpunode: GpuNodeFacts) -> str | None:
             and condition.reason != ENV_INJECTION_ACCEPTED
         ):
             return (
-                "gives GPUs to every container that asks by NVIDIA_VISIBLE_DEVICES: see condition "
+                "gives GPUs to every container with NVIDIA_VISIBLE_DEVICES: see condition "
                 f"{CONDITION_ENV_INJECTION} of its GPUNode"
             )
     return None
@@ -124,7 +124,7 @@ def _no_claims(gpunode: GpuNodeFacts) -> str | None:
     if devices.status != "True":
         return f"cannot attach GPUs by claims: {devices.message or devices.reason}"
     if shown is not None and shown.status == "False":
-        return f"does not attach what claims bring: see condition {CONDITION_CLAIMS_ATTACH} of its GPUNode"
+        return f"does not attach the devices of claims: see condition {CONDITION_CLAIMS_ATTACH} of its GPUNode"
     return None
 
 

@@ -1,11 +1,10 @@
 """Store of the facts of one kind of object.
 
 Guarantees:
-- Facts older than the known ones are not taken.
-- An object that is known to be gone does not come back by a list or a read that was begun before: each end has the
-  version at which it was seen.
-- Of two objects of one name the newer is there.
-- After `distrust` every version is newer than what is known.
+- Facts older than the cached ones are ignored.
+- A list or read begun before an object's deletion does not restore the object: each deletion is kept with its version.
+- Of two objects with one name, the newer is kept.
+- After `distrust` every version is newer than the cached ones.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ F = TypeVar("F", bound=ObjectFacts)
 V = TypeVar("V")
 
 DISTRUSTED = 0
-"""Version of what is known from a history that no longer exists: older than any of the API server's."""
+"""Version of cached objects after a restore of etcd: older than any version of the API server's."""
 REMEMBERED = 20_000
-"""Objects that are gone of which something is remembered: more than vanish while one list is read, and than wait for
-their end to be written. A forgotten one costs a GET at most, and a standby that writes none forgets the oldest."""
+"""Most deleted objects remembered: more than disappear during one list, or wait for their end to be written. Forgetting
+one costs at most a GET. A standby, which writes no ends, forgets the oldest."""
 
 
 class Latest(dict[str, V]):
-    """Map by uid of what was noted last: of more than `REMEMBERED` entries the oldest is forgotten."""
+    """Map of latest entries by uid; beyond `REMEMBERED` entries it drops the oldest."""
 
     def __setitem__(self, uid: str, value: V) -> None:
         super().__setitem__(uid, value)
@@ -70,14 +69,15 @@ class Store(Generic[F]):
         return {uid: self.version(item) for uid, item in self._items.items()}
 
     def version(self, item: F) -> int:
-        """Return the version of a known object; `DISTRUSTED` while nothing newer is known of it since `distrust`."""
+        """Return the version of a cached object; `DISTRUSTED` if unread since `distrust`."""
         return DISTRUSTED if item.uid in self._distrusted else item.version
 
     def knows(self, uid: str, version: int, *, sure: bool = False) -> bool:
-        """True if this version of an object, a later one, or its end is known.
+        """Return whether this version of an object, a later version, or its end is known.
 
-        `sure`: a read has just shown this version. An object that has only left what is selected is there in the very
-        version in which it left; one that was deleted is never read in the version of its end.
+        `sure`: a read has just returned this version. An object that stopped matching the selector can still be read at
+        that
+        event's resourceVersion. A deleted object cannot be read at the resourceVersion of its DELETED event.
         """
         known = self._items.get(uid)
         ended = self._ended.get(uid, -1)
@@ -85,9 +85,9 @@ class Store(Generic[F]):
         return version < ended or (version == ended and not sure) or version <= at
 
     def put(self, item: F, *, sure: bool = False) -> tuple[bool, F | None, F | None]:
-        """Take in an object. `sure`: see `knows`.
+        """Record an object. `sure`: see `knows`.
 
-        Return whether it was taken, what was known of it before, and the object of the same name that it replaces.
+        Return whether it was newer, its former facts, and the object of the same name that it replaces.
         """
         known = self._items.get(item.uid)
         if self.knows(item.uid, item.version, sure=sure):
@@ -106,14 +106,15 @@ class Store(Generic[F]):
         return True, known, replaced
 
     def amend(self, item: F) -> None:
-        """Put other facts in place of those of the same version, which follow from other objects."""
+        """Replace the facts of a version, where they also follow from other objects."""
         self._items[item.uid] = item
 
     def drop(self, uid: str, version: float = math.inf) -> F | None:
-        """Take out an object that is gone; return what was known of it, with the version `DISTRUSTED` where it is.
+        """Remove a deleted object; return its former facts, with version `DISTRUSTED` if unread since `distrust`.
 
-        With `version`, it was gone, or had left what is selected, as of that version: a later version brings it back.
-        If a later version is known, it stays.
+        With `version`, the object was deleted or stopped matching the selector at that version: a later version
+        restores it.
+        If a later version is cached, it stays.
         """
         known = self._items.get(uid)
         if known is not None and self.version(known) > version:
@@ -128,9 +129,9 @@ class Store(Generic[F]):
         return item
 
     def distrust(self) -> None:
-        """Count each known version as the oldest, and forget which objects ended: the versions have gone back.
+        """Mark all cached versions stale and forget deletions: the API server's versions have gone back.
 
-        The facts stay as they are: to copy those of 10,000 Pods would take a quarter of a second and more.
+        The facts stay as they are: copying those of 10,000 Pods would take 0.25 s or more.
         """
         self._ended.clear()
         self._distrusted = set(self._items)

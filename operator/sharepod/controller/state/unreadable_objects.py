@@ -1,8 +1,8 @@
-"""Objects of which only the metadata can be read, in the cluster state.
+"""Objects of which only the metadata is readable, in the cluster state.
 
 Guarantees:
-- Such an object costs its owner alone: its SharePod is told why, its node takes no tenants.
-- What was known of it before, above all a ledger and what a SharePod has run, is kept.
+- Such an object affects only its owner: its SharePod's status gives the reason, its node gets no tenants.
+- Facts from before are kept, in particular a ledger and the runs of a SharePod.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class UnreadableObjects:
         self._state = state
 
     def put_sharepod(self, metadata: Json, why: str) -> None:
-        """Take in a SharePod: its owner is told why."""
+        """Record a SharePod of which only the metadata is readable; its status gives the reason."""
         item, known = unreadable_sharepod(metadata, why), self._state.sharepods.get(str(metadata["uid"]))
         if known is not None:
             item = replace(
@@ -35,11 +35,11 @@ class UnreadableObjects:
         self._state.take_sharepod(item)
 
     def put_node(self, metadata: Json, why: str) -> None:
-        """Take in a Node: it takes no SharePods."""
+        """Record a Node of which only the metadata is readable; it gets no SharePods."""
         self._state.take_node(replace(node_facts({"metadata": metadata}), error=f"cannot be read: the object {why}"))
 
     def put_gpunode(self, metadata: Json, why: str) -> None:
-        """Keep the ledger of a GPUNode that cannot be read any more, and place nothing there until it can be."""
+        """Keep the ledger of a GPUNode that became unreadable, and place nothing there until it is readable."""
         known = self._state.gpunodes.get(str(metadata["uid"]))
         if known is not None:
             error = f"has a GPUNode that cannot be read: the object {why}"

@@ -1,11 +1,10 @@
-"""Keeper of the webhook's certificates: the leader renews them, every operator serves what the Secret holds.
+"""Rotation of the webhook's certificates: the leader renews them, every operator serves those of the Secret.
 
 Guarantees:
-- Nothing is written unless this process leads, the Secret exists and the webhook's configuration does.
-- A renewal that another operator has begun is gone on with: everything that it needs stands in the two objects.
-- Whatever others have written into the two objects ends nobody; a configuration without our webhook is left as it is.
-- While the API server is away, or the Secret is missing, the certificate that was read last serves on; a missing one is
-  said.
+- Nothing is written unless this process leads, and the Secret and the webhook's configuration exist.
+- A new leader continues a renewal that another operator has begun: its whole state is in the two objects.
+- Any content of the two objects is tolerated; a configuration without SharePod's webhook is not changed.
+- While the API server is away, or the Secret is missing, the last certificate stays in use; a missing Secret is logged.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sharepod.kube import ConflictError, Json, NotFoundError
 from .certificates import Held, Pair, Step, bundle_of, expiry, held, host_of, make_pair, next_step, secret_data, trusted
 
 PERIOD_S = 5.0
-"""Seconds between two looks: a renewed certificate is served by each operator within so long."""
+"""Seconds between two rounds: every operator serves a renewed certificate within this time."""
 _LOG_S = 600.0
 """Seconds between two messages about a Secret that stays missing."""
 
@@ -35,12 +34,12 @@ log = structlog.get_logger(__name__)
 
 
 class CertificateKeeper:
-    """Keeper of the webhook's certificates.
+    """Rotation of the webhook's certificates.
 
     Args:
         client: The API server.
-        namespace: The operator's, which the Secret and the Service are in.
-        acts: Asked before anything is written: this process leads.
+        namespace: The operator's, with the Secret and the Service.
+        acts: Asked before each write: this process leads.
         clock: Monotonic seconds.
         now: Time of day.
     """
@@ -73,12 +72,12 @@ class CertificateKeeper:
         while True:
             try:
                 await self.look()
-            except Exception as error:  # of the API server, or of what stands in the two objects: others may write them
-                log.warning("cannot look at the webhook's certificates", error=repr(error))
+            except Exception as error:  # of the API server, or any content of the two objects, which others may write
+                log.warning("cannot check the webhook's certificates", error=repr(error))
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
-        """Serve what the Secret holds; take the next step of a renewal if this process leads. Raises `ApiError`."""
+        """Serve the Secret's certificate; take the next step of a renewal if this process leads. Raises `ApiError`."""
         try:
             secret = await self._client.get(SECRETS, WEBHOOK_SERVICE, self._namespace)
         except NotFoundError:
@@ -98,7 +97,7 @@ class CertificateKeeper:
         self._looked = True
 
     def unready(self) -> str | None:
-        """Return why API servers are not to ask this process yet; None if they may, or if no operator has a
+        """Return why API servers must not call this process yet; None if they may, or if no operator has a
         certificate."""
         return None if self._looked else "the certificate of the webhook has not been read"
 
@@ -163,11 +162,11 @@ class CertificateKeeper:
             await self._client.patch_json(WEBHOOKS, PLAIN_PODS_POLICY, operations)
         except (ConflictError, NotFoundError):
             return
-        log.info("the API servers are told of the webhook's certificates")
+        log.info("the webhook's certificates are in its configuration")
 
 
 def _ours(configuration: Json) -> tuple[int, Json] | None:
-    """Return where our webhook stands among those of the configuration, and whom it has API servers ask."""
+    """Return the index of SharePod's webhook in the configuration, and its clientConfig."""
     for number, webhook in enumerate(configuration.get("webhooks") or ()):
         if webhook["name"] == WEBHOOK_NAME:
             return number, webhook["clientConfig"]
@@ -175,7 +174,7 @@ def _ours(configuration: Json) -> tuple[int, Json] | None:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Load a certificate and its key, which `ssl` takes from files alone, from memory."""
+    """Load a certificate and its key from memory, although `ssl` reads only files."""
     file = os.memfd_create("webhook")
     try:
         os.write(file, pair.certificate + b"\n" + pair.key)

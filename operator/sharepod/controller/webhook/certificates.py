@@ -1,14 +1,14 @@
-"""Certificates of the webhook: self-signed, trusted one by one, renewed in steps. Pure but for the making of keys.
+"""Certificates of the webhook: self-signed, trusted one by one, renewed in steps. Pure except for creating keys.
 
-Two certificates stand in one Secret: the one that is served, and the next one while it becomes trusted.
+One Secret holds two certificates: the served one, and the next one while it becomes trusted.
 
-Guarantees (C = what API servers trust, the caBundle of the webhook's configuration):
-- W1: a certificate is served only once C has it for `TRUSTED_S`, and once it has begun: another operator's clock may be
-  ahead.
-- W2: the certificate that is served is in C, or the next step puts it there.
-- W3: the next one is made when a third of the served one's life is left, when it has no life left at all, and when API
-  servers ask by another name than it has.
-- Nothing in Secret or configuration makes these functions raise: what cannot be read counts as absent.
+Guarantees (C = the certificates that API servers trust, the caBundle of the webhook's configuration):
+- W1: a certificate is served only once C has contained it for `TRUSTED_S`, and its validity has begun: another
+  operator's clock may be ahead.
+- W2: the served certificate is in C, or the next step adds it.
+- W3: the next certificate is made when a third of the served one's life is left, when the served one has expired, or
+  when API servers use a name that it does not have.
+- These functions do not raise for any content of Secret or configuration: unreadable parts count as absent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = datetime.timedelta(days=90)
-"""Life of a certificate: a key that leaks is of use for so long at most."""
+"""Life of a certificate: the longest use of a leaked key."""
 RENEWED_AT = 2 / 3
 """Part of its life after which the next one is made: a month is left in which the API server may be away."""
 TRUSTED_S = 10.0
 """Seconds from when a certificate is in the caBundle until it is served: API servers follow their configurations by a
 watch."""
 _MOST = 16
-"""Certificates of a caBundle that are kept."""
+"""Most certificates of a caBundle that are kept."""
 _CLOCKS = datetime.timedelta(days=1)
 """By how much the clocks of operator and API servers may differ."""
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
@@ -69,13 +69,13 @@ class Step(Enum):
     MAKE = "make"
     """Make the next pair and put it into the Secret."""
     TRUST = "trust"
-    """Put what the Secret holds into the caBundle."""
+    """Add the Secret's certificates to the caBundle."""
     SERVE = "serve"
     """Serve the next pair from now on."""
 
 
 def host_of(client: Mapping[str, Any]) -> str:
-    """Return the name or address by which API servers ask, as the webhook's `clientConfig` says it."""
+    """Return the name or address by which API servers call the webhook, from its `clientConfig`."""
     if isinstance(url := client.get("url"), str):
         return urlsplit(url).hostname or ""
     service = client.get("service")
@@ -106,7 +106,7 @@ def make_pair(host: str, now: datetime.datetime) -> Pair:
 
 
 def held(secret: Mapping[str, Any]) -> Held:
-    """Read the pairs of the Secret; one that cannot be served counts as absent."""
+    """Read the pairs of the Secret; a pair that cannot be served counts as absent."""
     data = secret.get("data")
     data = data if isinstance(data, Mapping) else {}
     return Held(_pair(data, "tls"), _pair(data, "next"))
@@ -145,8 +145,8 @@ def next_step(
         pairs: Pairs of the Secret.
         bundle: Certificates of the caBundle.
         now: Time of day.
-        trusted_for_s: For how long the caBundle has been seen with the coming certificate.
-        host: By which API servers ask; None: any.
+        trusted_for_s: For how long the caBundle has contained the next certificate.
+        host: Name by which API servers call; None: any.
     """
     known = set(bundle)
     wanted = [pair for pair in (pairs.serving, pairs.coming) if pair is not None and not _ended(pair, now)]
@@ -161,7 +161,7 @@ def next_step(
 
 
 def bundle_of(pairs: Held, bundle: Iterable[bytes], now: datetime.datetime) -> str:
-    """Return the caBundle that trusts these pairs, and of the others those that still live, the latest ones."""
+    """Return the caBundle that trusts these pairs, and the latest other certificates that are still valid."""
     ours = [_alone(pair.certificate) for pair in (pairs.serving, pairs.coming) if pair is not None]
     others = [one for one in bundle if one not in ours and _ends(one) > now]
     kept = [*others[-(_MOST - len(ours)) :], *ours]
@@ -200,7 +200,7 @@ def _alone(certificate: bytes) -> bytes:
 
 
 def _ends(certificate: bytes) -> datetime.datetime:
-    """Return when a certificate ends; long ago for one that cannot be read."""
+    """Return when a certificate expires; long ago for an unreadable one."""
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     except _UNREADABLE:
@@ -216,7 +216,7 @@ def _begun(pair: Pair, now: datetime.datetime) -> bool:
 
 
 def _names(pair: Pair, host: str | None) -> bool:
-    """Return whether a certificate has the name that API servers ask by."""
+    """Return whether a certificate has the name that API servers use."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -226,7 +226,7 @@ def _names(pair: Pair, host: str | None) -> bool:
 
 
 def _due(pair: Pair, now: datetime.datetime) -> bool:
-    """Return whether the next certificate is to be made, or this one is from a clock that was far ahead."""
+    """Return whether the next certificate is due, or this one was made by a clock that was far ahead."""
     certificate = x509.load_pem_x509_certificate(pair.certificate)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now >= begins + (ends - begins) * RENEWED_AT or now < begins

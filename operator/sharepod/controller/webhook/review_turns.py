@@ -1,11 +1,13 @@
-"""Turns of reviews: they are read and answered one at a time, beside what else the operator does.
+"""Turns of reviews: read and answered one at a time, in turn with the operator's other work.
 
 The port is open to the whole cluster: API servers have no labels that a NetworkPolicy could select.
 
 Guarantees:
-- After each review others have the loop for as long as it took: reviews take at most half of the operator's time.
-- Addresses take turns, each with its oldest first: one that asks much waits for itself, and others for one of it.
-- Large reviews that are held at a time are bounded in bytes, however many connections send them.
+- After each review other work has the event loop for as long as the review took: reviews take at most half of the
+  operator's time.
+- Addresses take turns, each with its oldest review first: many reviews of one address delay only that address, and each
+  other address by one review.
+- The large reviews held at a time are bounded in bytes, however many connections send them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SMALL = 64 << 10
-"""Bytes of a review that is always taken: those of usual Pods have some 10 KiB."""
+"""Size in bytes of a review that is always accepted: usual Pods' reviews have about 10 KiB."""
 HELD = 64 << 20
 """Bytes of larger reviews that are held at a time."""
 HELD_EACH = 16 << 20
@@ -29,7 +31,7 @@ class ReviewTurns:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By address, whose turn is next first."""
+        """Waiting reviews by address, the next address first."""
         self._busy = False
         self._began = 0.0
         self._held: dict[str, int] = {}
@@ -53,21 +55,21 @@ class ReviewTurns:
                 del self._held[address]
 
     async def begin(self, address: str) -> None:
-        """Wait for a turn. Until `end` no other review has one."""
+        """Wait for a turn. Until `end` no other review has a turn."""
         if self._busy:
             mine = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(address, deque()).append(mine)
             try:
                 await mine
             except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():  # the turn came, and nobody is left to take it
+                if mine.done() and not mine.cancelled():  # the turn came, and its review was cancelled
                     self._next()
                 raise
         self._busy = True
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """End the turn; the next one begins once others have had as long."""
+        """End the turn; the next begins once other work has had as long."""
         asyncio.get_running_loop().call_later(time.monotonic() - self._began, self._next)
 
     def _next(self) -> None:
@@ -77,7 +79,7 @@ class ReviewTurns:
             waiting = self._waiting.pop(address)
             mine = waiting.popleft()
             if waiting:
-                self._waiting[address] = waiting  # after all others
+                self._waiting[address] = waiting  # to the end of the round
             if not mine.done():
                 mine.set_result(None)
                 return

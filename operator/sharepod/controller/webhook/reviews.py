@@ -1,12 +1,12 @@
-"""Review as Kopf is shown it: as much of a new Pod as the claim or the volume of its line depends on. Pure.
+"""Reduced review for Kopf: the parts of a new Pod that the claim or volume of its line depends on. Pure.
 
-Kopf keeps something of each object that it is asked about, unless that is new, and compares the whole object with
-itself as patched, in time that grows with all that the object says. So it is shown a review of our own making.
+Kopf stores something of each object under review, unless it is new, and compares the whole object with its patched
+version, in time that grows with the object. So Kopf receives a reduced review.
 
 Guarantees:
-- A patch of the Pod that is left is one of the whole Pod: what is left out stands beside what is patched, never in it.
-- What is left has at most `MOST_PARTS` parts, or `MOST_CONTAINERS` and `MOST_LISTED` where a volume is given, and is
-  the creation of a Pod, whatever was sent.
+- A patch of the reduced Pod is valid for the whole Pod: omitted parts never lie within a patched part.
+- The reduced review has at most `MOST_PARTS` parts, or `MOST_CONTAINERS` and `MOST_LISTED` for a volume. It is the
+  creation of a Pod, whatever was sent.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class TooManyPartsError(Exception):
 
 
 def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:
-    """Return what is left of a review. Raises `ValueError` for what is no review of a new Pod, `TooManyPartsError`.
+    """Return the reduced review. Raises `ValueError` for anything but a review of a new Pod, and `TooManyPartsError`.
 
-    `volume`: what a volume is given by is left, in place of what a claim is.
+    `volume`: keep the parts that a volume depends on, instead of a claim's.
     """
     request = _map(_map(review).get("request"))
     pod, uid = request.get("object"), request.get("uid")
@@ -77,7 +77,7 @@ def _pod(pod: Mapping[str, Any], held: Callable[[Mapping[str, Any]], dict[str, A
 
 
 def _by_claim(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the claim of a line depends on."""
+    """Return the parts that the claim of a line depends on."""
     containers = {name: _list(spec[name]) for name in _LISTS if name in spec}
     claims = _list(spec.get("resourceClaims"))
     named = sum(len(_claims(one)) for listed in containers.values() for one in listed)
@@ -100,7 +100,7 @@ def _claims(container: Any) -> list[Any]:
 
 
 def _by_volume(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the volume of a line depends on."""
+    """Return the parts that the volume of a line depends on."""
     containers = {name: [_map(one) for one in _list(spec[name])] for name in _LISTS if name in spec}
     parts = sum(len(_list(one.get(name))) for some in containers.values() for one in some for name in _OF_CONTAINER)
     parts += sum(len(_list(spec.get(name))) for name in _OF_POD)

@@ -1,12 +1,12 @@
-"""Server of the webhook: takes the reviews of API servers over HTTPS and has Kopf answer them.
+"""Server of the webhook: receives the reviews of API servers over HTTPS, and Kopf answers them.
 
 Kopf calls it as one of its own webhook servers, with the function that answers a review.
 
 Guarantees:
 - It listens once there is a certificate.
-- A review takes bounded bytes and time, whoever sends it, and all together half of the operator's time at most
+- A review takes bounded bytes and time, whoever sends it; all reviews take at most half of the operator's time
   (`review_turns.py`).
-- A connection that sends something else is closed. Of such the log has a few lines a minute, however many come.
+- A connection that sends anything else is closed. At most a few log lines a minute report this.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .review_turns import ReviewTurns
 from .reviews import TooManyPartsError, left_of, refusal
 
 LARGEST_REVIEW: Final = 4 << 20
-"""Bytes of a review: the largest object that an API server takes (3 MiB), and what is said beside it."""
+"""Largest review in bytes: an API server's largest object (3 MiB), and the review's other fields."""
 _READ_S = 5.0
 """Seconds within which a review must have arrived; the API server gives up after 5 s."""
 _OPEN_EACH, _OPEN_MAX = 256, 512
 """Connections open at a time for one address, and in all: an API server opens one for each question under way."""
 _TOLD_PER_S, _TOLD_AT_ONCE = 0.1, 5.0
-"""Lines of the log, a second and at once, about what is no review: anything that reaches the port may send it."""
+"""Log lines about invalid requests: rate in 1/s, and burst. Any client that reaches the port may send them."""
 
 Answer = Callable[..., Awaitable[Mapping[str, Any]]]
 
@@ -89,7 +89,7 @@ async def _respond(request: web.Request, answer: Answer, turns: ReviewTurns, tol
         return web.Response(status=408, text=f"the review has not arrived, or had no turn, within {_READ_S:.0f} s\n")
     except web.HTTPRequestEntityTooLarge:
         return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes\n")
-    except Exception as error:  # whatever was sent: it costs who sent it alone
+    except Exception as error:  # any input: it affects only its sender
         if told.take(time.monotonic()):
             log.warning("a review cannot be answered", error=repr(error)[:200])
         return web.Response(status=400, text="the body is no review of a Pod that can be read\n")

@@ -210,7 +210,7 @@ def test_a_claim_that_is_not_the_one_of_its_owners_line_is_for_nothing(seen: Cla
     for name, owner in (("second", "p"), ("of-a-pod-without-a-line", "plain"), ("of-nobody", None)):
         seen.put_claim(line_claim(name, owner))
         assert "metadata.ownerReferences" in str(size(seen, name))
-    assert "has the claim l" in str(size(seen, "second"))
+    assert "uses the claim l" in str(size(seen, "second"))
 
 
 @pytest.mark.promise("operator-line-claim-of-another")

@@ -456,7 +456,7 @@ def test_a_dedicated_node_with_a_device_plugin_takes_no_tenants(resources: dict[
         ("HookLoads", "False", "NotLoaded", "does not load the hook in containers: see condition HookLoads"),
         ("HookLoads", "True", "Loaded", None),
         ("HookLoads", "Unknown", "NoSelfTest", None),
-        ("EnvInjection", "True", "DefaultRuntimeInjects", "gives GPUs to every container that asks"),
+        ("EnvInjection", "True", "DefaultRuntimeInjects", "gives GPUs to every container with NVIDIA_VISIBLE_DEVICES"),
         ("EnvInjection", "True", "Accepted", None),
         ("EnvInjection", "False", "NotInjected", None),
         ("EnvInjection", "Unknown", "NoSelfTest", None),
@@ -481,7 +481,7 @@ def test_a_node_that_fails_its_self_test_takes_no_tenants(
 @pytest.mark.promise("node-claims-attach")
 @pytest.mark.parametrize(
     ("status", "says"),
-    [("False", "does not attach what claims bring: see condition ClaimsAttach"), ("True", None), ("Unknown", None)],
+    [("False", "does not attach the devices of claims: see condition ClaimsAttach"), ("True", None), ("Unknown", None)],
 )
 def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else(status: str, says: str | None) -> None:
     state = new_state()

@@ -1,1 +1,1 @@
-"""Facts: what the operator keeps of each object. See README.md."""
+"""Facts: the fields that the operator keeps of each object. See README.md."""

@@ -1,8 +1,8 @@
 """Facts of GPUBudgets.
 
 Guarantees:
-- No object that has a uid and a name makes `budget_facts` raise: one that cannot be read has an `error` and no `spec`.
-- A status that cannot be read costs the account that it holds, and nothing else.
+- `budget_facts` does not raise for any object with a uid and a name: an unreadable object has an `error` and no `spec`.
+- An unreadable status loses only the account in that status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFacts(ObjectFacts):
-    """Facts of a GPUBudget. `status_error`: why its status cannot be read; it is counted anew then."""
+    """Facts of a GPUBudget. `status_error`: why its status is unreadable; consumption is then counted from zero."""
 
     created: str
     generation: int
@@ -35,7 +35,7 @@ def budget_facts(raw: Json) -> BudgetFacts:
     spec, error = None, None
     try:
         spec = GPUBudgetSpec.model_validate(raw.get("spec") or {}, extra="ignore")
-    except Exception as found:  # whatever is in it costs this object alone
+    except Exception as found:  # any content of an object affects only that object
         error = _first(found)
     status, status_error = GPUBudgetStatus(), None
     try:

@@ -1,9 +1,9 @@
 """Facts of ResourceClaims and of the Pods that use them. Typed, frozen, small.
 
 Guarantees:
-- No object that has a uid and a name makes these functions raise, whatever else is in it.
-- Of a claim of another class only its name is kept.
-- Reading takes time in proportion to the object, and no longer than bounded.
+- These functions do not raise for any object with a uid and a name.
+- Of a claim of another class only the name is kept.
+- Reading takes time proportional to the object, up to a bound.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MADE_FOR = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made from a template: the Pod's name for it."""
 
 MAX_CLAIMS = 16
-"""Claims of one Pod that are placed together; a Pod with more waits, and is told why."""
+"""Most claims of one Pod that are placed together. A Pod with more waits, and its message gives the reason."""
 
 _TERMINAL = ("Succeeded", "Failed")
 
 OF_ANOTHER_SHAPE = SpecError(
     "spec.devices.requests",
-    f"says a size, and so does the resource line of its Pod: template {LINE_CLAIM} was another one when the claim was "
-    "made; delete the claim, which is then made as the line says",
+    f"sets capacity, and so does the resource line of its Pod: template {LINE_CLAIM} differed when the claim was "
+    "created; delete the claim, and it is created again with the size of the line",
 )
 """Error of a claim for a Pod's line that was not made from the template without sizes."""
 
@@ -72,12 +72,15 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFacts(ObjectFacts):
-    """Facts of a ResourceClaim. Of one of our class exactly one of `request` and `error` is set, and of one that is
-    sized by a line neither as long as that line is not known."""
+    """Facts of a ResourceClaim.
+
+    A claim of SharePod's class has exactly one of `request` and `error`. A claim sized by a resource line has neither
+    until the line is known.
+    """
 
     ours: bool
     by_line: bool = False
-    """True for a claim without a size of its own: the resource line of its Pod says it (`size_by_line`)."""
+    """True for a claim without a size of its own: its Pod's resource line gives the size (`size_by_line`)."""
     created: str = ""
     deleting: bool = False
     made_for: str | None = None
@@ -93,16 +96,17 @@ class ClaimFacts(ObjectFacts):
     asks: Json = field(default_factory=dict, repr=False)
     """All of it that `request` was read from."""
     scheduled: bool = False
-    """True for one that kube-scheduler allocates, of the class of pool `scheduler`, or that has or had devices of that
-    pool. Its `error` says what cannot be had there."""
+    """True for a claim that kube-scheduler allocates: of the class of pool `scheduler`, or with present or past devices
+    of
+    that pool. Its `error` names the parts of its request that the pool does not support."""
     hold: tuple[str, ...] = ()
     """Uids of the operator's own entries in `status.reservedFor`."""
     reserved_for: tuple[Json, ...] = ()
     """Entries of `status.reservedFor` of one with `scheduled`."""
     of_sharepod: bool = False
-    """True for one that the operator made for the Pod of a SharePod: `made_for`. Its share is the SharePod's."""
+    """True for a claim that the operator made for the Pod of a SharePod: `made_for`. Its share is the SharePod's."""
     readable: bool = True
-    """False if only the metadata is known: neither what it asks nor its status."""
+    """False if only the metadata is known: neither request nor status."""
     shown: tuple[Json, ...] = ()
     """Entries of `status.devices` of our driver."""
 
@@ -129,16 +133,18 @@ class ClaimPodFacts(ObjectFacts):
     """Group that its tenants are in by default."""
     """Uid of its controller, such as a ReplicaSet."""
     asks: PodNeeds | None
-    """What it asks of its node; None where that cannot be read."""
+    """Needs of the Pod on its node; None where unreadable."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
-    """Containers that use more than one of its claims: name, and the Pod's names of the claims. Not looked at in a Pod
-    with more than `MAX_CLAIMS`, which is not placed."""
+    """Containers that use more than one of its claims: name, and the Pod's names of the claims. Not computed for a Pod
+    with
+    more than `MAX_CLAIMS` claims, which is not placed."""
     unlisted: frozenset[str] = frozenset()
-    """Names of ResourceClaims that it uses and none of its containers lists. Not looked at in such a Pod either."""
+    """Names of its ResourceClaims that no container lists. Not computed for a Pod with more than `MAX_CLAIMS`
+    claims."""
     line: ClaimRequest | SpecError | None = None
     """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
     carried: Carried = NOTHING
-    """Resources of that line, whatever its annotations ask for: they stay as they are while it lives."""
+    """Resources of its resource line, whatever its annotations request: they are fixed for the Pod's life."""
     gpus: str | None = None
     """Annotation with the GPUs of its share."""
     annotated: bool = False
@@ -150,7 +156,7 @@ class ClaimPodFacts(ObjectFacts):
     started: str = ""
     """When its kubelet took it, RFC 3339; empty before."""
     grace_s: int = 30
-    """Its own grace period, in seconds: the API server's default unless it says another."""
+    """Its own grace period, in seconds; by default the API server's."""
     ends_by: str = ""
     """When its grace period is over, RFC 3339; empty while it is not being deleted."""
 
@@ -170,7 +176,7 @@ class ClaimPodFacts(ObjectFacts):
         return self.node is not None and not self.ended
 
     def says(self) -> tuple[object, ...]:
-        """Return everything that it says but for its version."""
+        """Return all facts except the version."""
         return (
             self.entries,
             self.node,
@@ -196,10 +202,10 @@ class ClaimPodFacts(ObjectFacts):
 
 
 def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
-    """Read a claim. `before`: an earlier version of it; if it asks for the same, that is not read again."""
+    """Read a claim. `before`: an earlier version; its parsed request is reused if the request is the same."""
     try:
         return _claim_facts(raw, before)
-    except Exception as found:  # whatever a user has written costs that user alone
+    except Exception as found:  # any user input affects only that user
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
         return replace(unreadable_claim(mapping(raw.get("metadata")), ""), ours=is_ours(raw), error=error)
 
@@ -240,7 +246,8 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if is_share_claim(raw):
         return ClaimFacts(**common, **held, ours=False, of_sharepod=True)
     if not is_ours(raw):
-        was = before is not None and before.scheduled  # one of another class may still have the row of what it had
+        # a claim that now has another class may still have the row of its former devices
+        was = before is not None and before.scheduled
         return (
             _scheduled_facts(raw, common, held) if was or _is_scheduled(raw, held) else ClaimFacts(**common, ours=False)
         )
@@ -252,7 +259,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if before is not None and before.ours and before.asks == asks:
         request, error, asks = before.request, before.error, before.asks
     elif by_line:
-        pass  # its Pod says the size
+        pass  # its Pod gives the size
     else:
         try:
             request = lower(asks)
@@ -292,11 +299,12 @@ def _scheduled_facts(raw: Json, common: Mapping[str, Any], held: Mapping[str, An
 
 
 def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimRequest | None, SpecError | None]:
-    """Return what a claim is for, or why it is for nothing. `pod`: its owner, as far as that is known.
+    """Return a claim's size, or why it has none. `pod`: its owner, if known.
 
-    One that says a size is for that, unless it was made for the Pod's line. Of those without sizes only the one claim
-    that the Pod's own status names for its line is sized: users can write neither that status nor another owner into
-    the claim.
+    A claim with a size of its own keeps it, unless it was made for the Pod's resource line. Of claims without sizes,
+    only
+    the claim that the Pod's status names for its line is sized: users can write neither that status nor another owner
+    into the claim.
     """
     if not claim.by_line:
         return (None, OF_ANOTHER_SHAPE) if _is_for_line(claim, pod) else (claim.request, claim.error)
@@ -309,7 +317,7 @@ def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimReq
     if pod.claim_of_line is None:
         return None, None
     if pod.claim_of_line != claim.name:
-        return None, _not_of(f"Pod {pod.name}, whose line has the claim {pod.claim_of_line}")
+        return None, _not_of(f"Pod {pod.name}, whose line uses the claim {pod.claim_of_line}")
     return (None, pod.line) if isinstance(pod.line, SpecError) else (pod.line, None)
 
 
@@ -321,7 +329,7 @@ def _is_for_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> bool:
 
 
 def _not_of(owner: str) -> SpecError:
-    text = f"belongs to {owner}, and says no size; delete it, or write capacity in a claim of your own"
+    text = f"belongs to {owner}, and has no capacity; delete it, or set capacity in a claim of your own"
     return SpecError("metadata.ownerReferences", text)
 
 
@@ -344,7 +352,7 @@ def uses_claims(pod: Json) -> bool:
 
 
 def claim_pod_facts(raw: Json) -> ClaimPodFacts:
-    """Read a Pod that uses claims. What cannot be read of it counts as absent."""
+    """Read a Pod that uses claims. Unreadable fields count as absent."""
     spec, status = mapping(raw.get("spec")), mapping(raw.get("status"))
     fitted = POD(raw) or {}
     metadata, fitted_spec, fitted_status = (mapping(fitted.get(name)) for name in ("metadata", "spec", "status"))
@@ -433,14 +441,14 @@ def _lists(spec: Json) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _unlisted(entries: tuple[tuple[str, str | None], ...], lists: list[tuple[str, frozenset[str]]]) -> frozenset[str]:
-    """Return the names of claims that no container lists, under whatever name of the Pod's."""
+    """Return the names of claims that no container lists under any of the Pod's names for them."""
     listed: frozenset[str] = frozenset().union(*(names for _, names in lists))
     used = {name for entry, name in entries if entry in listed}
     return frozenset(name for _, name in entries if name is not None and name not in used)
 
 
 def _needs(spec: Json) -> PodNeeds | None:
-    """Return what a Pod asks of its node. Its line is not among it: that is what the ledger is for."""
+    """Return a Pod's needs on its node, without its resource line, which the ledger accounts for."""
     try:
         needs = parse_needs(spec)
     except Exception:  # kube-scheduler makes its own checks

@@ -1,12 +1,11 @@
-"""Facts of a plain Pod with a resource line whose share a CSI volume attaches, as those of a SharePod that has this
-Pod.
+"""Facts of a plain Pod with a resource line whose share a CSI volume attaches, in the form of a SharePod's facts.
 
-Such a Pod is its own tenant: what it asks is read as a SharePod's, and so it is queued, placed, booked, preempted and
-released by what does that for SharePods.
+Such a Pod is its own tenant. Its request is read like a SharePod's, so the parts for SharePods also queue, place, book,
+preempt and release it.
 
 Guarantees:
-- No object that has a uid and a name makes these functions raise, whatever else is in it.
-- There is nothing to run again: the Pod's controller brings the next Pod, which is another tenant.
+- These functions do not raise for any object with a uid and a name.
+- The operator never restarts such a tenant: the Pod's controller creates the next Pod, which is another tenant.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .sharepod_facts import SharePodFacts
 
 
 def line_pod_facts(raw: Json, pod: PodFacts, settings: PodSettings) -> SharePodFacts:
-    """Return what a Pod that is its own tenant asks. `pod`: its facts."""
+    """Return the request of a Pod that is its own tenant. `pod`: its facts."""
     metadata = mapping(raw.get("metadata"))
     gpu, error = _asked(raw, settings)
     end = {"phase": Phase(pod.phase), "endTime": "ended"} if pod.ended else {}
@@ -57,5 +56,5 @@ def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, SpecErr
         return plain_pods.lower(raw).gpu, None
     except SpecError as error:
         return None, error
-    except Exception as found:  # whatever a user has written costs that user alone
+    except Exception as found:  # any user input affects only that user
         return None, SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")

@@ -1,11 +1,10 @@
 """Facts of Nodes and GPUNodes.
 
 Guarantees:
-- No object that has a uid and a name makes these functions raise, whatever else is in it: a Node or GPUNode with
-  `error` takes no tenants.
-- Everything readable of a GPUNode is read; fields of a newer version are passed over.
-- Unreadable rows of a GPUNode are named, so that nothing is concluded from their absence.
-- Unreadable consumption is passed over: the node takes tenants as ever.
+- These functions do not raise for any object with a uid and a name: a Node or GPUNode with `error` gets no tenants.
+- All readable parts of a GPUNode are read; fields of a newer version are ignored.
+- Unreadable rows of a GPUNode are listed, so that they do not count as absent.
+- Unreadable consumption is ignored: the node still gets tenants.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from .object_facts import Json, ObjectFacts, common, mapping, whole_number
 
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 _UNKNOWN = Resources(1 << 62, 1 << 62)
-"""Resources of a Node that cannot be read: it is no reason to say that a SharePod will never fit."""
+"""Resources of an unreadable Node: so large that no SharePod is reported as never fitting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +69,12 @@ class NodeFacts(ObjectFacts):
 
     @property
     def double_booked(self) -> bool:
-        """True if the Node's GPUs are SharePod's by its label, and NVIDIA's device plugin gives them to other pods."""
+        """True if the Node is labelled for SharePod while NVIDIA's device plugin advertises its GPUs to other Pods."""
         return self.pool in (Pool.DEDICATED, Pool.SCHEDULER) and bool(self.plugin_resources)
 
     @property
     def out_of_service(self) -> bool:
-        """True if an admin has said, by the taint, that nothing runs there any more."""
+        """True if an admin has tainted the Node as out of service: no process runs there any more."""
         return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
 
@@ -103,7 +102,7 @@ class GpuNodeFacts(ObjectFacts):
     forced: frozenset[str]
     """Tenants named by the annotation force-release."""
     taken_in: frozenset[str]
-    """Series of consumption that the annotation says were taken in."""
+    """Series of consumption that the annotation lists as counted."""
     error: str | None
     """Error in reading the GPUNode; with one, the node takes no tenants."""
     cordoned: frozenset[str] = frozenset()
@@ -111,7 +110,7 @@ class GpuNodeFacts(ObjectFacts):
     ledger_error: str | None = None
     """Error in reading its spec; with one, nothing is written to the GPUNode."""
     unreadable: frozenset[str] = frozenset()
-    """Tenants whose rows cannot be read."""
+    """Tenants with unreadable rows."""
     lists: GpuNodeLists = field(default_factory=GpuNodeLists, repr=False, compare=False)
     """Its lists as they were read, for the reading of its next version."""
 
@@ -131,7 +130,7 @@ class GpuNodeFacts(ObjectFacts):
         return known[1] if known is not None else None
 
     def gone(self, gpus: Iterable[str]) -> tuple[str, ...]:
-        """Return those of these GPUs that the agent no longer reports; none unless it says that it serves."""
+        """Return the given GPUs that the agent no longer reports; none unless the agent reports that it serves."""
         missing = tuple([uuid for uuid in gpus if uuid not in self.gpus])
         if not missing:
             return ()
@@ -168,7 +167,7 @@ def node_facts(raw: Json) -> NodeFacts:
 
 
 def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts:
-    """Read a GPUNode. `before`: an earlier version of it, of which what has not changed is taken over."""
+    """Read a GPUNode. `before`: an earlier version, whose unchanged parts are reused."""
     metadata = mapping(raw.get("metadata"))
     spec_raw, status_raw = mapping(raw.get("spec")), mapping(raw.get("status"))
     was = before.lists if before is not None else GpuNodeLists()

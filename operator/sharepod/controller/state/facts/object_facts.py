@@ -1,7 +1,7 @@
-"""Facts that every object has, and the reading of what users and servers write. Typed, frozen, small.
+"""Facts that every object has, and readers of values that users and servers write. Typed, frozen, small.
 
 Guarantees:
-- Nothing here raises for what a user can write, but where it says so.
+- Functions do not raise for any user input, except where their docstring says so.
 - Reading takes bounded time, whatever the size of the object.
 """
 
@@ -49,10 +49,11 @@ def common(metadata: Json) -> dict[str, Any]:
 
 
 def started(metadata: Json, status: Json) -> str:
-    """Return when its kubelet took a Pod, RFC 3339; empty before.
+    """Return when the kubelet accepted a Pod, RFC 3339; empty before.
 
-    Never earlier than it was created: its owner may have the right to write its status, and of equals the one that
-    started last makes room first.
+    Never earlier than the Pod's creation. Users may be able to write the status, and of equal tenants the last started
+    is
+    preempted first.
     """
     taken, created = str(status.get("startTime") or ""), str(metadata.get("creationTimestamp") or "")
     taken_s, created_s = seconds(taken), seconds(created)
@@ -67,7 +68,7 @@ def text_of(value: object) -> str:
 
 
 def whole_number(value: object) -> int:
-    """Return a whole number of the API server's own, which may be written as a text; 0 for what is none."""
+    """Return a whole number of the API server's, also in text form; 0 for any other value."""
     try:
         return int(str(value)[:20])
     except ValueError:
@@ -81,7 +82,7 @@ def grace_s(spec: Json) -> int:
 
 
 def controller_of(metadata: Json, kind: str | None) -> str | None:
-    """Return the uid of an object's controller, of that kind alone unless None; None if it has none."""
+    """Return the uid of an object's controller of that kind (None: any kind); None if it has no such controller."""
     for owner in maps(metadata.get("ownerReferences")):
         if owner.get("controller") and kind in (None, owner.get("kind")):
             return str(owner.get("uid") or "")[:MAX_NAME]
@@ -100,7 +101,7 @@ def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
 
 
 def without_line(resources: Resources) -> Resources:
-    """Return resources without those of the line: the ledger says which node has room for them."""
+    """Return resources without the resource line's: the ledger accounts for those."""
     extended = resources.extended
     if not any(name in extended for name in RESOURCES):
         return resources
@@ -109,8 +110,9 @@ def without_line(resources: Resources) -> Resources:
 
 
 def resources_of(spec: Json) -> Resources:
-    """Add up what a pod takes, as far as that can be read: the API server takes amounts and numbers of containers with
-    which no node ever runs a pod."""
+    """Return the sum of a Pod's requests, as far as readable: the API server accepts amounts and numbers of containers
+    that no
+    node ever runs."""
     try:
         return pod_resources(spec)
     except Exception:  # noqa: S110 - it is read again, container by container

@@ -1,8 +1,7 @@
 """Facts of Pods.
 
 Guarantees:
-- No object that has a uid and a name makes these functions raise, whatever else is in it: a Pod counts as far as it
-  can be read.
+- These functions do not raise for any object with a uid and a name: a Pod counts as far as it is readable.
 - Reading takes bounded time, and no message is longer than `MAX_MESSAGE`.
 """
 
@@ -48,9 +47,9 @@ from .object_facts import (
 
 _TERMINAL = ("Succeeded", "Failed")
 _MAX_TIME = 40
-"""Characters of a time of day that are kept."""
+"""Characters kept of a timestamp."""
 NEVER_PREEMPTS = "Never"
-"""The preemptionPolicy of a Pod that nobody makes room for."""
+"""preemptionPolicy of a Pod for which no tenant is preempted."""
 DEFAULT_SCHEDULER = "default-scheduler"
 """Name of the scheduler of a Pod that names none: kube-scheduler's."""
 
@@ -94,7 +93,7 @@ class PodFacts(ObjectFacts):
     """One of its containers has been started."""
     finalizers: tuple[str, ...]
     ended_first: bool
-    """All of its containers had ended before anybody asked for its deletion, or nobody has."""
+    """True if all its containers ended before a request for its deletion, or no such request was made."""
     containers: str
     """Ready containers and all: `1/2`."""
     summary: str
@@ -104,15 +103,15 @@ class PodFacts(ObjectFacts):
     scheduler: str
     """Name of the scheduler that is to bind it."""
     needs: Resources
-    """Resources that it takes of its node, without those of the line."""
+    """Its requests on the node, without the resource line."""
     carried: Carried = NOTHING
-    """Resources of the line that it carries; none where lines were not in use when it was made."""
+    """Its resource line; none if the Pod was created while lines were not in use."""
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
     may_preempt: bool = True
     """Its preemptionPolicy is not Never."""
     grace_s: int = 30
-    """Its own grace period, in seconds: the API server's default unless it says another."""
+    """Its own grace period, in seconds; by default the API server's."""
     ends_by: str = ""
     """When its grace period is over, RFC 3339; empty while it is not being deleted."""
     asks: PodNeeds | None = None
@@ -120,7 +119,7 @@ class PodFacts(ObjectFacts):
     claim: str | None = None
     """Name of the ResourceClaim by which its GPUs are attached; None: a CSI volume does that."""
     other_claims: bool = False
-    """True for a Pod that uses ResourceClaims beside that one."""
+    """True for a Pod that uses further ResourceClaims."""
     of_job: bool = False
     """True for a plain Pod whose controller is a Job of Kubernetes."""
     affinity: Json | None = field(default=None, hash=False)
@@ -143,7 +142,7 @@ class PodFacts(ObjectFacts):
 
     @property
     def marked(self) -> bool:
-        """True from when the operator began to take it back, until it is let go."""
+        """True from the start of the Pod's withdrawal until its release."""
         return TAKEN_BACK in self.finalizers
 
     @property
@@ -157,7 +156,7 @@ class PodFacts(ObjectFacts):
         return tuple(gate for gate in self.gates if gate != SHARE_GATE)
 
     def says(self) -> tuple[object, ...]:
-        """Return everything that it says but for its version, cheap to compare."""
+        """Return all facts except the version, cheap to compare."""
         return _said_by_pod(self)
 
 
@@ -167,7 +166,7 @@ _said_by_pod: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
 
 
 def pod_facts(raw: Json) -> PodFacts:
-    """Read a Pod with the tenant label. What cannot be read of it counts as absent."""
+    """Read a Pod with the tenant label. Unreadable fields count as absent."""
     affinity = mapping(mapping(raw.get("spec")).get("affinity")) or None
     try:
         if _usual(raw):
@@ -178,7 +177,7 @@ def pod_facts(raw: Json) -> PodFacts:
 
 
 def _usual(raw: Json) -> bool:
-    """Return whether no list of a Pod is longer than is looked at."""
+    """Return whether every list of a Pod is within the number of entries that are read."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
     lists.append(spec.get("resourceClaims"))
@@ -241,16 +240,17 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
 
 
 def other_pod(raw: Json) -> tuple[str, Resources]:
-    """Read node and requests of a pod without the tenant label. What cannot be read of it counts as nothing: it is
-    kube-scheduler that decides whether a node has room."""
+    """Read node and requests of a Pod without the tenant label. Unreadable fields count as zero: kube-scheduler decides
+    whether the Pod fits a node."""
     spec = mapping(raw.get("spec"))
     node = spec.get("nodeName")
     return node if isinstance(node, str) else "", resources_of(spec)
 
 
 def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
-    """Return what a pod asks that kube-scheduler is to give whole GPUs of NVIDIA's device plugin; None of any other,
-    and of one that cannot be read."""
+    """Return the needs of a Pod that waits for kube-scheduler to assign whole GPUs of NVIDIA's device plugin; None for
+    any
+    other or unreadable Pod."""
     spec, metadata = mapping(raw.get("spec")), mapping(raw.get("metadata"))
     if spec.get("nodeName") or spec.get("schedulingGates") or "deletionTimestamp" in metadata:
         return None
@@ -270,7 +270,7 @@ def _tenant(metadata: Json, controller: str | None) -> str | None:
 
 
 def _of_job(metadata: Json) -> bool:
-    """Return whether the controller of a Pod is a Job of Kubernetes, and not one of the same name of others."""
+    """Return whether the controller of a Pod is a Job of Kubernetes, and not a Job of another API group."""
     owners = [owner for owner in maps(metadata.get("ownerReferences")) if owner.get("controller")]
     return any((owner.get("apiVersion"), owner.get("kind")) == ("batch/v1", "Job") for owner in owners)
 
@@ -313,13 +313,13 @@ def _is_share(entry: Json) -> bool:
 
 
 def _begun(container: Json) -> bool:
-    """Return whether a container has been started, by its status."""
+    """Return whether a container has started, by its status."""
     state = container.get("state") or {}
     return bool(state.get("running") or state.get("terminated") or whole_number(container.get("restartCount")))
 
 
 def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
-    """Return whether a Pod's containers had all ended before its deletion was asked for; of the same second: not.
+    """Return whether all containers ended before deletion was requested; False for the same second.
 
     A deletionTimestamp is the time at which the grace period ends.
     """
@@ -355,9 +355,9 @@ def _ended_at(container: Json) -> float:
 
 
 def _message(status: Json) -> str:
-    """Return why a Pod failed: its own message, or that of the container that failed first.
+    """Return why a Pod failed: its own message, or the message of the first container that failed.
 
-    Those that ended later, sidecars above all, were ended because of it.
+    Containers that ended later, such as sidecars, ended as a consequence.
     """
     if status.get("message"):
         return str(status["message"])
@@ -371,9 +371,12 @@ def _message(status: Json) -> str:
 
 
 def _refusal(scheduled: Json) -> str:
-    """Return why the scheduler does not bind a Pod, by its condition PodScheduled; empty if it has not said so.
+    """Return why kube-scheduler does not bind a Pod, by its condition PodScheduled; empty if the condition has no
+    reason.
 
-    What the API server says of a gate stays in it after the gate is open, until a scheduler looks at the Pod.
+    The API server's message for a scheduling gate stays in the condition after the gate opens, until a scheduler
+    handles
+    the Pod.
     """
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return ""

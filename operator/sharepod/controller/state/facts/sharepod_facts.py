@@ -1,10 +1,9 @@
 """Facts of SharePods.
 
 Guarantees:
-- No object that has a uid and a name makes these functions raise, whatever else is in it: an invalid SharePod becomes
-  facts with `error`.
-- Reading takes bounded time, whatever the size of the object: a few milliseconds.
-- Little is kept of a SharePod, however large it is: one that is larger than most is read again when its Pod is made.
+- These functions do not raise for any object with a uid and a name: an invalid SharePod becomes facts with `error`.
+- Reading takes a few milliseconds at most, whatever the size of the object.
+- Facts of a large SharePod are small: the SharePod itself is read again when its Pod is created.
 """
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ from sharepod.placement.state.types import PodNeeds
 from .object_facts import Json, ObjectFacts, common, controller_of, mapping, texts_of, whole_number
 
 _KEPT_VALUES, _KEPT_TEXT = 256, 8 * 1024
-"""Values and characters of a SharePod that is kept whole: some 40 KB at most. A usual one has 60 and 2,000. Of larger
-ones a user could make so many that the operator is killed for its memory, again after each restart."""
+"""Values and characters of a SharePod that is kept whole: about 40 KB at most. A usual SharePod has 60 and 2,000.
+Keeping
+larger ones would let a user exhaust the operator's memory, again after each restart."""
 _ORPHAN = "orphan"
 """Finalizer of an object that is deleted without its dependents."""
 _DECIDE = ("podUID", "podName", "node", "endTime")
-"""Texts of a SharePod's status that are read whatever else is in it, beside `lastEnd` and, where there is no endTime,
-the phase."""
+"""Texts of a status that are read even if the rest is too large, as are `lastEnd` and, without an endTime, the
+phase."""
 _NO_STATUS = b"{}"
 _NOT_ASKED = ("managedFields", "resourceVersion")
-"""Fields of a SharePod's metadata that say nothing of what it asks."""
+"""Metadata fields of a SharePod that do not affect its request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,36 +64,37 @@ class SharePodFacts(ObjectFacts):
     error: SpecError | None
     status: SharePodStatus
     raw_text: bytes
-    """The object itself, without status, managedFields and version, as JSON: a quarter of the memory that it takes as
-    objects; empty where it is too large to be kept: see `is_as_read`."""
+    """The object without status, managedFields and version, as JSON: a quarter of its memory as Python objects. Empty
+    if the
+    object is too large to keep: see `is_as_read`."""
     digest: bytes | None = None
-    """Digest of what it asks, where it is not kept and can be read."""
+    """Digest of its request, for a readable object that is not kept."""
     status_text: bytes
-    """Its status as JSON: a third of the memory that it takes as objects, and it is seldom looked at."""
+    """Its status as JSON: a third of its memory as Python objects; rarely read."""
     leaves_pod: bool = False
-    """True if it is deleted with its Pod left alone (`kubectl delete --cascade=orphan`)."""
+    """True if its deletion leaves the Pod running (`kubectl delete --cascade=orphan`)."""
     ttl_s: int | None = None
     """Seconds after its end at which it is deleted; None: never."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
-    """Runs that may follow one that ended; Never where that cannot be read."""
+    """When a run that ended is followed by another; Never where unreadable."""
     readable: bool = True
-    """False if only the metadata is known: neither what it asks nor its status."""
+    """False if only the metadata is known: neither request nor status."""
     plain: bool = False
-    """True if there is no SharePod: a plain Pod with a resource line asks this, and is its own tenant."""
+    """True if there is no SharePod: a plain Pod with a resource line is its own tenant."""
 
     @property
     def kind(self) -> str:
-        """Kind of the object that asks."""
+        """Kind of the requesting object."""
         return "Pod" if self.plain else KIND
 
     @property
     def ended(self) -> bool:
-        """True if it has ended for good."""
+        """True if its last run has ended."""
         return self.status.ended
 
     @property
     def raw(self) -> Json:
-        """The object itself, as it is kept in `raw_text`; empty where it is not."""
+        """The object parsed from `raw_text`; empty if it was not kept."""
         return unpacked(self.raw_text) if self.raw_text else {}
 
     @property
@@ -103,7 +104,7 @@ class SharePodFacts(ObjectFacts):
 
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
-    """Read a SharePod. `before`: an earlier version of it; if it asks for the same, that is not read again."""
+    """Read a SharePod. `before`: an earlier version; its parsed request is reused if the request is the same."""
     metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
     slim = _slim(raw)
     if before is not None and _asks_the_same(slim, before):
@@ -136,7 +137,7 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
 
 
 def _text(status: Json) -> bytes | None:
-    """Return a status as JSON; None if it is beyond what is read."""
+    """Return a status as JSON; None if it exceeds the bound for reading."""
     try:
         text = packed(status)
     except (RecursionError, ValueError):
@@ -157,13 +158,13 @@ def _restart_policy(slim: Json) -> RestartPolicy:
 
 
 def _ttl_s(slim: Json) -> int | None:
-    """Return the seconds for which a SharePod that has ended is kept; None: for ever, as where that cannot be read."""
+    """Return how long a finished SharePod is kept, in seconds; None: indefinitely, also where unreadable."""
     ttl = mapping(slim.get("spec")).get(TTL)
     return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
 def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
-    """Return whether a SharePod asks what it did when it was read, and found too large to be kept."""
+    """Return whether a SharePod that was too large to keep has the same request as when it was read."""
     metadata = mapping(raw.get("metadata"))
     if metadata.get("uid") == facts.uid and metadata.get("resourceVersion") == str(facts.version):
         return True  # however it was read: a list and a GET make different numbers of one beyond 64 bits
@@ -171,7 +172,7 @@ def is_as_read(raw: Json, facts: SharePodFacts) -> bool:
 
 
 def _digest(slim: Json) -> bytes | None:
-    """Return a digest of what a SharePod asks; None if it is too large to be read."""
+    """Return a digest of a SharePod's request; None if the SharePod is too large to read."""
     if beyond(slim) is not None:
         return None
     asked = json.dumps([slim.get("spec"), slim["metadata"]], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -179,9 +180,9 @@ def _digest(slim: Json) -> bytes | None:
 
 
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
-    """Return whether a SharePod differs from a version that could be read in nothing but its status and version.
+    """Return whether a SharePod differs from an earlier readable version only in status and version.
 
-    Texts are compared: for Python true, 1 and 1.0 are equal, and an API server writes the fields of an object in one
+    Compares JSON text: Python treats true, 1 and 1.0 as equal. An API server writes the fields of an object in one
     order.
     """
     if not before.readable:
@@ -197,7 +198,7 @@ def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
 def _asked(
     raw: Json, too_much: str | None, settings: PodSettings
 ) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
-    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it. `too_much`: see `beyond`."""
+    """Return a SharePod's requests for GPUs and node resources, or its error. `too_much`: see `beyond`."""
     if too_much is not None:
         return (
             None,
@@ -212,7 +213,7 @@ def _asked(
         error = found
     except NeedsError as found:
         error = SpecError(found.field, found.message)
-    except Exception as found:  # whatever a user has written costs that user alone
+    except Exception as found:  # any user input affects only that user
         error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
     return None, PodNeeds(), error
 
@@ -242,10 +243,11 @@ def _slim(raw: Json) -> Json:
 
 
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
-    """Read a status, field by field where it was written by a newer operator, or by somebody else.
+    """Read a status, field by field if a newer operator or another client wrote it.
 
-    What cannot be read of it is passed over, but for what decides whether work runs again: the Pods of this run and of
-    the last one, and that the SharePod has ended. `fits`: it is not `beyond` what is read.
+    Unreadable fields are ignored, except those that decide whether work runs again: the Pods of this run and the last
+    run,
+    and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
     """
     readable = raw
     for _ in range(2 if fits else 0):
@@ -260,7 +262,7 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
 
 
 def _decides(raw: Json) -> dict[str, Any]:
-    """Return what a status says of whether work runs again."""
+    """Return the fields of a status that decide whether work runs again."""
     decides: dict[str, Any] = {key: _without_halves(raw[key]) for key in _DECIDE if isinstance(raw.get(key), str)}
     if raw.get("endTime") is not None:
         decides.setdefault("endTime", "")

@@ -1,9 +1,9 @@
-"""Compact forms of what is kept of many objects: short texts and equal models once, models without what pydantic notes
-beside them, what is seldom looked at as JSON.
+"""Compact forms of values kept for many objects: one copy of equal short texts and models, models without pydantic's
+records of set fields, rarely read parts as JSON.
 
 Guarantees:
-- What is returned equals what was given.
-- Nothing is kept for good of what no object has any longer.
+- The compact form equals the original.
+- A value is freed when no object has it any longer.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ M = TypeVar("M", bound=BaseModel)
 H = TypeVar("H", bound=Hashable)
 
 _SHORT = 64
-"""Characters of a text that is kept once for all objects: ids, names and words are in several of them each."""
+"""Longest text, in characters, of which one copy serves all objects: ids, names and enum values recur in several."""
 _FLAT = frozenset({int, bool, float, type(None)})
 """Types of values that have no parts."""
 _NOTHING_SET: set[str] = set()
 _REMEMBERED = 8192
-"""Models that are remembered, to be taken again where an equal one comes: some MB. Conditions of one second, and shares
-of one size, are equal in many objects."""
+"""Models remembered for reuse by equal ones: a few MB. Conditions of one second and shares of one size recur in many
+objects."""
 _models: dict[Any, Any] = {}
 _TEXTS = 1 << 16
-"""Texts that are remembered where Python itself frees none: those of 10,000 SharePods, some 7 MB."""
+"""Texts remembered where Python itself never frees interned texts: the texts of 10,000 SharePods, about 7 MB."""
 _texts: dict[str, str] = {}
 _BY_JSON = b" "
 """Beginning of a text that the fast library could not write, and would read otherwise."""
 
 
 def remembered(text: str) -> str:
-    """Return the text that is kept already of those that equal this one."""
+    """Return the existing copy of an equal text."""
     if len(_texts) >= _TEXTS:
         _texts.clear()
     return _texts.setdefault(text, text)
 
 
 once_in_all: Callable[[str], str] = remembered if sys.version_info[:2] == (3, 12) else sys.intern
-"""Returns the one text that is kept for all objects of those that equal this one. Python 3.12 never frees a text that
-`sys.intern` has returned: each uid would stay."""
+"""Returns the one copy of a text for all objects. Python 3.12 never frees a text that `sys.intern` has returned: each
+uid
+would stay in memory."""
 
 
 def shared(value: Any) -> Any:
-    """Return a JSON value whose field names and short texts are kept once for all objects."""
+    """Return a JSON value with one copy of field names and short texts for all objects."""
     kind = type(value)
     if kind is str:
         return once_in_all(value) if len(value) <= _SHORT else value
@@ -60,7 +61,7 @@ def shared(value: Any) -> Any:
 def packed(value: Mapping[str, Any]) -> bytes:
     """Return a JSON object as text, by a fast library where it takes the object. Raises as `json.dumps` does."""
     try:
-        return bytes(memoryview(orjson.dumps(value)))  # a copy: what orjson has made keeps the room that it was made in
+        return bytes(memoryview(orjson.dumps(value)))  # a copy: orjson's result keeps its larger buffer
     except TypeError:  # half a pair, a number of more than 64 bits, 250 levels
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         return _BY_JSON + text.encode("utf-8", "surrogatepass")
@@ -73,8 +74,9 @@ def unpacked(text: bytes) -> dict[str, Any]:
 
 
 def without_notes(model: M) -> M:
-    """Drop the sets in which pydantic notes which fields were given, of this model and of those in it: 200 bytes and
-    more for each. Nothing here asks for them. Short texts are kept once for all objects."""
+    """Drop pydantic's sets of explicitly set fields of a model and its parts: at least 200 bytes each, and unused here.
+    Keep
+    one copy of short texts for all objects."""
     object.__setattr__(model, "__pydantic_fields_set__", _NOTHING_SET)
     fields = model.__dict__
     for name, value in fields.items():
@@ -94,7 +96,7 @@ def without_notes(model: M) -> M:
 
 
 def with_parts_once(model: M) -> M:
-    """Put one of those kept already in place of each model within this one that equals it."""
+    """Replace each model within this one by an existing equal model."""
     fields = model.__dict__
     for name, value in fields.items():
         if isinstance(value, BaseModel):
@@ -105,7 +107,7 @@ def with_parts_once(model: M) -> M:
 
 
 def once(model: H) -> H:
-    """Return the model or value that is kept already of those that equal this one."""
+    """Return the existing equal model or value."""
     known: H | None = _models.get(model)
     if known is not None:
         return known

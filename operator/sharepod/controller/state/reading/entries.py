@@ -1,9 +1,9 @@
-"""Entries: the lists of an object, read entry by entry into models.
+"""Lists of an object, read entry by entry into models.
 
 Guarantees:
-- An entry that cannot be read costs itself alone; it is named.
-- An entry that is as it was in the version before is taken over and not read again: to read an object costs what has
-  changed of it.
+- An unreadable entry loses only itself, and is named.
+- An entry unchanged since the previous version is reused, not read again: reading takes time proportional to the
+  change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .compact import shared, without_notes
 A = TypeVar("A", bound=Model)
 
 _KEYS = ("id", "uuid", "type", "series")
-"""Fields by which the entries of our lists are told apart: tenants and holders, GPUs, conditions, consumption."""
+"""Fields that identify the entries of SharePod's lists: tenants and holders, GPUs, conditions, consumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[A]):
-    """Entries of one list. `read`: each readable one by its key, as it was written and as it was read; `unreadable`:
-    ids of the others."""
+    """Entries of one list. `read`: raw and parsed form of each readable entry by key; `unreadable`: ids of the other
+    entries."""
 
     models: tuple[A, ...] = ()
     read: Mapping[str, tuple[Any, A]] = field(default_factory=dict)
@@ -45,9 +45,9 @@ def entries(
         kind: Model of an entry.
         raw: The object.
         name: Field of the list.
-        most: Entries that are read.
-        faults: Takes what is wrong with those that cannot be read.
-        before: The list as it was read in an earlier version of the object.
+        most: Most entries that are read.
+        faults: Receives the errors of unreadable entries.
+        before: The list as read from an earlier version of the object.
     """
     listed = raw.get(name) or ()
     if not isinstance(listed, list | tuple):
@@ -81,7 +81,7 @@ def entries(
 
 
 def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists: object) -> A:
-    """Read an object whose lists were read already."""
+    """Read an object whose lists are already read."""
     rest = {key: value for key, value in raw.items() if key not in lists}
     try:
         found = kind.model_validate(rest, extra="ignore")

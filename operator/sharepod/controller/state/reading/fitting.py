@@ -1,9 +1,9 @@
-"""Fitting: an object cut down to the fields that facts are made of, each of its type, no longer than its bound.
+"""Reduction of an object to the fields that facts use, each of its type and within its bound.
 
 Guarantees:
-- The result has the shape that was asked for, whatever the object is; what does not fit is left out.
-- The cost is bounded by the shape, not by the object.
-- An object that fits loses nothing but the fields that the shape does not name.
+- The result has the requested shape, whatever the object; parts that do not fit are left out.
+- The shape bounds the work, not the object.
+- An object that fits loses only fields that the shape does not name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape: TypeAlias = Callable[[Any], Any]
 """Returns the part of a value that fits; None if none does."""
 
 MAX_LIST = MAX_CONTAINERS
-"""Entries of a list that are looked at: containers, their statuses, conditions, terms."""
+"""Most entries of a list that are read: containers, their statuses, conditions, terms."""
 
 
 def text(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Summary of a Pod in the words of `kubectl get pods`: READY and STATUS. Pure."""
+"""Summary of a Pod as in `kubectl get pods`: READY and STATUS. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ready_containers(spec: Json, status: Json) -> str:
 
 
 def summary(metadata: Json, spec: Json, status: Json) -> str:
-    """Return the STATUS of a Pod: its phase, or the reason of the container that keeps it from running."""
+    """Return the STATUS of a Pod: its phase, or the reason of the container that prevents it from running."""
     phase = str(status.get("phase") or "Pending")
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     found = str(status.get("reason") or "") or phase
@@ -47,12 +47,12 @@ def _true(conditions: Mapping[Any, Json], kind: str) -> bool:
 
 
 def _sidecars(spec: Json) -> set[Any]:
-    """Return the names of the init containers that run on beside the containers."""
+    """Return the names of the init containers that keep running with the containers."""
     return {item.get("name") for item in spec.get("initContainers") or () if item.get("restartPolicy") == "Always"}
 
 
 def _starting(spec: Json, status: Json) -> str:
-    """Return what the init container says that is not done; empty if all are."""
+    """Return the status of the first init container that is not done; empty if all are done."""
     sidecars = _sidecars(spec)
     statuses: Sequence[Json] = status.get("initContainerStatuses") or ()
     for number, item in enumerate(statuses):
@@ -71,7 +71,7 @@ def _starting(spec: Json, status: Json) -> str:
 
 
 def _of_containers(statuses: Sequence[Json], found: str, *, ready: bool) -> str:
-    """Return the reason of the first container that waits or has ended, or what was found before."""
+    """Return the reason of the first container that waits or has ended; `found` if there is none."""
     found = next(_reasons(statuses), found)
     running = any((item.get("state") or {}).get("running") is not None and item.get("ready") for item in statuses)
     if found == "Completed" and running:
@@ -90,7 +90,7 @@ def _reasons(statuses: Sequence[Json]) -> Iterator[str]:
 
 
 def _how(terminated: Json) -> str:
-    """Return how a container ended: the kubelet's word, else its signal or exit code."""
+    """Return how a container ended: the kubelet's reason, else its signal or exit code."""
     if terminated.get("reason"):
         return str(terminated["reason"])
     if terminated.get("signal"):

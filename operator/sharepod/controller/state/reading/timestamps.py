@@ -10,9 +10,9 @@ from functools import lru_cache
 
 _FORM = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d{1,9})?Z", re.ASCII)
 _LONGEST = 40
-"""Characters of a time of day that are looked at."""
+"""Most characters read of a timestamp."""
 _REMEMBERED = 1024
-"""Times of day whose seconds are remembered: what happens in one second is in many objects."""
+"""Timestamps with remembered seconds: those of one second recur in many objects."""
 _DAY_S = 86_400
 _ERA_DAYS = 146_097
 """Days of 400 years, after which the calendar repeats."""
@@ -21,7 +21,7 @@ _EPOCH_DAYS = 719_468
 
 
 def seconds(text: str | None) -> float | None:
-    """Return a time of day in seconds since the epoch; None for what is none."""
+    """Return a timestamp in seconds since the epoch; None if unreadable."""
     return _seconds(text[:_LONGEST]) if text else None
 
 

@@ -1,4 +1,4 @@
-"""Log lines about objects that cannot be read: few of each kind, however often they are written."""
+"""Rate-limited log of unreadable objects, by kind."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import structlog
 from sharepod.rate_limit import RateLimiter
 
 _SAID_EVERY_S = 10.0
-"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often, and a user can make
-thousands of objects that cannot be read."""
+"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often, and a user can create
+thousands of unreadable objects."""
 
 log = structlog.get_logger(__name__)
 
 
 class UnreadableLog:
-    """Log of what cannot be read. `clock`: monotonic seconds."""
+    """Rate-limited log of unreadable objects. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._limiters: dict[str, RateLimiter] = {}
 
     def say(self, kind: str, error: str, *, follows: str = "it is passed over", **named: str) -> None:
-        """Log why an object cannot be read, unless one of its kind was named a moment ago.
+        """Log why an object is unreadable, unless another of its kind was logged within the last `_SAID_EVERY_S`.
 
         Args:
             kind: Its kind.
             error: Why.
-            follows: What follows from it.
-            named: What it is called: name, namespace, uid.
+            follows: The consequence.
+            named: Its name, namespace and uid.
         """
         now = self._clock()
         limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
