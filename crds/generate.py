@@ -1,9 +1,9 @@
 """Generate the CRDs, and the admission policies that know the annotations, from the models in `sharepod.api`.
 
-python crds/generate.py                    the pods' fields stay as they are in the checked-in CRD
-python crds/generate.py --openapi FILE     takes them from an API server's /openapi/v3/api/v1
-python crds/generate.py --cluster          the same, from the test cluster's API server, started for it
-python crds/generate.py --check            writes nothing; exits 1 and names each file that is stale
+python crds/generate.py                    keeps the pods' fields of the checked-in CRD
+python crds/generate.py --openapi FILE     reads them from an API server's /openapi/v3/api/v1
+python crds/generate.py --cluster          reads them from the test cluster's API server, started for this
+python crds/generate.py --check            writes nothing; exits 1 and names each stale file
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def checked_in_pod_spec() -> Schema:
 
 
 def of_test_cluster() -> dict[str, Any]:
-    """Return the OpenAPI document of the API server that the tests use, which is built first if needed.
+    """Return the OpenAPI document of the tests' API server, which is built first if needed.
 
-    Raises `SchemaError` if it is another version than the one that the checked-in files are made with.
+    Raises `SchemaError` if its version differs from that of the checked-in files.
     """
     sys.path.insert(0, str(ROOT / "tests"))
     from harness.cluster import Cluster

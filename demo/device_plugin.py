@@ -1,8 +1,8 @@
 """`make demo-device-plugin`: two SharePods share a GPU that a holder took from NVIDIA's device plugin.
 
-A pod beside them has the other GPU whole. Real: API server, scheduler, kubelet, containerd, NVIDIA's device plugin,
-the operator, the agent, the hook. The GPUs, their driver and NVIDIA's container runtime are the tests' doubles. Exits
-non-zero if a share is not as asked, and leaves nothing running. Needs root.
+A Pod with a whole GPU runs next to them. Real: API server, scheduler, kubelet, containerd, NVIDIA's device plugin, the
+operator, the agent, the hook. The GPUs, their driver and NVIDIA's container runtime are the tests' doubles. Exits
+non-zero if a share differs from the request, and leaves nothing running. Needs root.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from screen import Phase, Screen
 from sharepod.api.objects import HOLDER_LABEL
 
 SETTLE_S = 3.0
-"""Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
+"""Seconds between the start of a tenant and the measurement: three times the longest saving of a token bucket."""
 ASKED = {"alpha": 0.4, "beta": 0.6}
 
 START = Phase("starting a Kubernetes control plane, a node with two simulated GPUs and NVIDIA's device plugin", 15)
-WHOLE = Phase("a pod asks for nvidia.com/gpu: 1, as ever", 3)
-SHARED = Phase("two SharePods: the operator makes a holder, which takes the other GPU for them", 5)
+WHOLE = Phase("a pod requests nvidia.com/gpu: 1 as usual", 3)
+SHARED = Phase("two SharePods: the operator creates a holder, which takes the other GPU for them", 5)
 SHARE = Phase("measuring GPU time: alpha and beta share the held GPU", SETTLE_S + WINDOW_S)
 BACK = Phase("the SharePods are deleted: the holder gives its GPU back, and the next pod has it whole", 6)
 CLEAN = Phase("cleaning up", 3)
@@ -37,13 +37,13 @@ PLAN = (START, WHOLE, SHARED, SHARE, BACK, CLEAN)
 
 
 def show(screen: Screen, cluster: Cluster, *command: str) -> None:
-    """Print a kubectl command and what it prints."""
+    """Print a kubectl command and its output."""
     screen.command(f"kubectl {' '.join(command)}")
     screen.say(cluster.kubectl(*command).stdout.rstrip())
 
 
 def play(screen: Screen, cluster: Cluster, node: PluginNode) -> bool:
-    """Show it all on a running node; return whether the shares are right."""
+    """Run the demo on a running node; return whether the shares are right."""
     screen.begin(WHOLE)
     node.run_native("whole")
     node.seen_by("whole")
@@ -66,7 +66,7 @@ def play(screen: Screen, cluster: Cluster, node: PluginNode) -> bool:
     cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=60)
     node.run_native("next")
     node.seen_by("next")
-    wait_until(lambda: not node.holders(), what="the holder gone from the ledger", timeout=60)
+    wait_until(lambda: not node.holders(), what="the holder's row is removed", timeout=60)
     show(screen, cluster, "get", "pods", "-n", NATIVE)
     screen.begin(CLEAN)
     return all(right(100 * asked, window.of(name), window.stolen) for name, asked in ASKED.items())

@@ -1,8 +1,8 @@
-"""Print how long `make demo` or `make play` will take on this machine, before anything is installed or built.
+"""Print the duration of `make demo` or `make play` on this machine, before anything is installed or built.
 
 python3 demo/minutes.py demo|play
 
-Guarantees: it changes nothing, asks no network, and needs the standard library only.
+Guarantees: it changes nothing, uses no network, and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ USUAL = {"demo": "about a minute and a quarter", "play": "about 40 seconds until
 
 @dataclass(frozen=True)
 class Step:
-    """Something to do before the demo. `takes`: as a person says it."""
+    """Preparation before the demo. `takes`: its duration as text."""
 
     what: str
     takes: str
 
 
 def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool, images: bool) -> list[Step]:
-    """Return what has to be done once before the demo runs.
+    """Return the preparations that the demo needs once.
 
     Args:
-        root: root of the repository.
-        to_build: programs of the test cluster.
-        containerd: the real node's containerd has to be built.
-        images: the Debian roots of SharePod's images have to be made.
+        root: Root of the repository.
+        to_build: Programs of the test cluster.
+        containerd: The real node's containerd must be built.
+        images: The Debian roots of SharePod's images must be made.
     """
     found = []
     if not (root / ".venv" / "installed").exists():

@@ -69,7 +69,7 @@ def _advertised(cluster: Cluster, machine: Machine) -> bool:
 
 
 def hand_over(cluster: Cluster, folder: Path) -> str:
-    """Write kubeconfigs and programs to `folder`; return the text that says how to use them."""
+    """Write kubeconfigs and programs to `folder`; return the instructions for their use."""
     made = {"user": cluster.user_kubeconfig(USER), "admin": cluster.kubeconfig}
     configs = {}
     for name, config in made.items():

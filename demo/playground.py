@@ -1,4 +1,4 @@
-"""A cluster with SharePod on a node with two simulated GPUs: what `make demo` walks through and `make play` keeps open.
+"""Cluster with SharePod on a node with two simulated GPUs: `make demo` runs on it, `make play` keeps it open.
 
 Everything but the GPU is real: API server, scheduler, kubelet, containerd, the operator and the agent under their
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
@@ -30,7 +30,7 @@ NAMESPACE = "team-a"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 CONTROL_PLANE = Phase("starting a Kubernetes control plane", 4)
-NODE = Phase("starting a node with two simulated GPUs; meanwhile installing SharePod: kubectl apply -k manifests", 7)
+NODE = Phase("starting a node with two simulated GPUs and installing SharePod: kubectl apply -k manifests", 7)
 AGENT = Phase("starting the agent on the node", 3)
 IMAGES = Phase("making the images of this tree", 4)
 DELIVERED = Phase("starting a node with two simulated GPUs", 7)
@@ -40,11 +40,11 @@ AS_PROCESSES = (CONTROL_PLANE, NODE, AGENT)
 CONTAINERD_S = 100
 """Seconds in which two cores build containerd, once."""
 ROOTS_S = 200
-"""Seconds in which two cores make the Debian roots of the images and what is in them, once."""
+"""Seconds in which two cores make the Debian roots of the images and their contents, once."""
 
 
 def as_pods() -> tuple[Phase, ...]:
-    """Return the phases of `delivered`, with the time of what is still to build."""
+    """Return the phases of `delivered`, including the time of pending builds."""
     images = replace(IMAGES, usual_s=ROOTS_S) if roots_to_make() else IMAGES
     node = DELIVERED if built(CONTAINERD) else replace(DELIVERED, usual_s=DELIVERED.usual_s + CONTAINERD_S)
     return images, CONTROL_PLANE, node, INSTALL
@@ -97,7 +97,7 @@ def delivered(screen: Screen, stack: ExitStack, delivery: Delivery) -> tuple[Clu
 
 
 def _machine_and_installation(screen: Screen, stack: ExitStack, cluster: Cluster) -> tuple[Machine, Installation]:
-    """Start the node, and install SharePod with its operator at the same time: neither waits for the other."""
+    """Start the node and install SharePod in parallel."""
     reason = RealNode.unavailable()
     if reason is None:
         screen.begin(NODE)

@@ -2,11 +2,12 @@
 
 Everything but the GPU is real: API server, scheduler, kubelet, containerd, the operator and the agent under their
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
-device for a stated time. Exits non-zero if a share or a phase is not as promised, and leaves nothing running.
+device for a stated time. Exits non-zero if a share or a phase differs from the promise, and leaves nothing running.
 
-Where images can be made (root on a Debian-like machine) the operator is a Deployment and the agent a DaemonSet, from
-the images of this tree and the manifests as they are, as users install them. Elsewhere, or with `--processes`, both are
-processes; one line says why. With `--images` (`make demo-images`) that is a failure.
+Where images can be made (root on a Debian-like machine) the operator is a Deployment and the agent a DaemonSet, with
+images of this tree and unchanged manifests, as users install them. Elsewhere, or with `--processes`, both are
+processes,
+and one line gives the reason. With `--images` (`make demo-images`) this is a failure.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from results import Row, write
 from screen import DemoError, Phase, Screen
 
 SETTLE_S = 3.0
-"""Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
+"""Seconds between the start of a tenant and the measurement: three times the longest saving of a token bucket."""
 SETTLE_RAISED_S = 1.0
 """Seconds between a changed request and the measurement: the tenants and their buckets were busy before."""
 
-APPLY = Phase("two SharePods for one GPU, and one that asks half of both GPUs", 4)
+APPLY = Phase("two SharePods for one GPU, and one that requests half of both GPUs", 4)
 SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WINDOW_S)
 DELETE = Phase("beta is deleted: gamma gets both GPUs", 4)
 LEND = Phase("measuring GPU time: alpha and gamma", SETTLE_S + WINDOW_S)
@@ -66,8 +67,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Share:
-    """Measured share of one GPU, in percent, beside what was due. `stolen`: percent of this machine's processors that
-    its host took meanwhile, which no program of this machine had."""
+    """Measured and due share of one GPU, in percent. `stolen`: percent of this machine's processors that its host took
+    during the measurement."""
 
     case: str
     due: float
@@ -122,11 +123,11 @@ def main() -> int:
 
 
 def _busy() -> str:
-    """Return the likely cause of a wrong share where other programs keep the CPUs busy."""
+    """Return the likely cause of a wrong share if other programs keep the CPUs busy."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cpus:
         return ""
-    return f"; the machine is busy (load {load:.1f} on {cpus} CPUs): run it again with less beside it"
+    return f"; the machine is busy (load {load:.1f} on {cpus} CPUs): run it again with fewer other programs"
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -162,7 +163,7 @@ def _show(screen: Screen, cluster: Cluster, machine: Machine) -> list[Share]:
     screen.command("kubectl delete sharepod beta")
     cluster.kubectl("delete", "sharepod", "beta", "-n", NAMESPACE, timeout=60)
     _await_phase(screen, cluster, machine, "gamma", "Running")
-    # Alone on a GPU with 0.1 of it asked by nobody: it is lent in proportion to what each asked.
+    # No other tenant requests 0.1 of the GPU: this part is lent in proportion to the requests.
     shares += _measure(
         screen,
         machine,
@@ -227,7 +228,8 @@ def _granted(cluster: Cluster, name: str) -> int | None:
 
 
 def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Share]:
-    """Measure over `WINDOW_S` the GPU time that the device gave to each SharePod, beside its expected share."""
+    """Measure over `WINDOW_S` the GPU time that each SharePod got from the device; return it with the expected
+    share."""
     screen.begin(phase)
     time.sleep(phase.usual_s - WINDOW_S)
 

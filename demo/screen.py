@@ -1,4 +1,4 @@
-"""Output of the demo: phases with their time and what is left, kubectl's own output when it changes, tables.
+"""Output of the demo: phases with their time and the remaining time, kubectl's own output when it changes, tables.
 
 On a terminal the progress within a phase is one line that later output replaces. Elsewhere lines are only added.
 """
@@ -22,12 +22,12 @@ _WATCHED = {
 """Arguments of `kubectl get`, and the path of the same list."""
 _AGE = re.compile(r"\s+(AGE|\d+[smh]\S*)$", re.MULTILINE)
 _POLL_S = 0.1
-"""Seconds between two looks at the cluster."""
+"""Seconds between two readings of the cluster."""
 _ERASE = "\r\x1b[K"
 
 
 class DemoError(Exception):
-    """A promise of the demo does not hold; the message says which."""
+    """Broken promise of the demo, named by the message."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Phase:
 
 
 class Screen:
-    """Standard output, with the seconds since the start and those that are left of `plan`.
+    """Standard output, with the seconds since the start and the remaining seconds of `plan`.
 
     Args:
         plan: All phases, in their order.
@@ -64,7 +64,7 @@ class Screen:
         self._plan = list(plan)
 
     def begin(self, phase: Phase, title: str = "") -> None:
-        """End the phase before, and print this one's title (`title`: another one) with what is left."""
+        """End the phase before, and print this one's title (`title`: another title) with the remaining time."""
         self._end_phase()
         self._current, self._began = phase, self._clock()
         self.say(f"\n[{self._clock() - self._start:5.1f} s, {self.left()}] {title or phase.title}")
@@ -78,7 +78,7 @@ class Screen:
         self.table(["PHASE", "TOOK"], [*rows, ["all", f"{total:.1f} s"]])
 
     def left(self) -> str:
-        """Return what is left by the usual times, such as "about 34 s left"."""
+        """Return the remaining time by the usual durations, such as "about 34 s left"."""
         seconds = 0.0
         if self._current is not None:
             index = self._plan.index(self._current)
@@ -94,7 +94,7 @@ class Screen:
         print(text, file=self._out, flush=True)
 
     def progress(self, text: str, *, plain: bool = False) -> None:
-        """Show the progress within the phase. `plain`: also where there is no terminal, as a line of its own."""
+        """Show the progress within the phase. `plain`: also without a terminal, as a separate line."""
         if self._out.isatty():
             print(f"{_ERASE}  {text}; {self.left()}", end="", file=self._out, flush=True)
             self._passing = True

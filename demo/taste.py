@@ -1,13 +1,13 @@
 """`make taste`: two programs share one simulated GPU, live in the terminal, in seconds and without a cluster.
 
 The agent (standalone mode) and the hook are the product's own. The GPU is the tests' double: a libcuda whose kernels
-occupy a simulated device for a stated time. A YAML file has the tenants. It may be edited while the bars move.
+occupy a simulated device for a stated time. A YAML file lists the tenants. It may be edited while the bars move.
 
 Guarantees:
-- With a terminal it runs until `q` or Ctrl-C; without one it runs 8 s, prints a line a second, and exits 1 if a share
-  of the last 5 s is more than 3 points off what was asked.
-- A key changes the file only where it must: edits and comments stay.
-- Nothing is left behind: agent and programs are stopped by their pids, the directory is removed.
+- With a terminal it runs until `q` or Ctrl-C. Without a terminal it runs 8 s, prints a line a second, and exits 1 if a
+  share of the last 5 s differs by more than 3 points from the request.
+- A key changes only the values in the file: edits and comments stay.
+- It leaves nothing running: agent and programs are stopped by their pids, the directory is removed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HEADER = """\
 
 
 class TasteError(Exception):
-    """A promise of the demo does not hold; the message says which."""
+    """Broken promise of the demo, named by the message."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Seen:
 
 @dataclass
 class Meter:
-    """Shares over a sliding window, from the simulated device's own books and the agent's metrics."""
+    """Shares over a sliding window, from the simulated device's own accounts and the agent's metrics."""
 
     node: Node
     seen: dict[str, Seen] = field(default_factory=lambda: {name: Seen() for name in NAMES})
@@ -126,8 +126,8 @@ class TenantsFile:
         self._replace(_HEADER + yaml.safe_dump({"tenants": rows}, sort_keys=False))
 
     def move(self, to: str) -> str:
-        """Move 0.1 of the GPU from the other program's request to this one's, as far as there is; all else in the file
-        stays. Return why the file cannot be changed, or nothing."""
+        """Move up to 0.1 of the GPU from the other program's request to this program's; the rest of the file stays.
+        Return why the file cannot be changed, or an empty text."""
         text = self.path.read_text(encoding="utf-8", errors="replace")
         found = {
             name: re.search(rf"\bid: {name}$.*?\brequestMilli: (\d+)$", text, re.DOTALL | re.MULTILINE)
@@ -188,7 +188,7 @@ class Refusals:
 
 
 class MemoryRefusal:
-    """A second process of alpha that asks for all of its tenant's memory, of which the first one holds most."""
+    """A second process of alpha that requests all of its tenant's memory, most of which the first process holds."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -214,7 +214,7 @@ class MemoryRefusal:
             start = json.loads(self._process.communicate()[0].splitlines()[0])
             left, refused = start["memory_free"] / GI, start["refused_allocations"]
             outcome = "out of memory" if refused else "allocated"
-            self.result = f"a second process of alpha asked for 4.0 GiB, {left:.1f} GiB were free: {outcome}"
+            self.result = f"a second process of alpha requested 4.0 GiB, {left:.1f} GiB were free: {outcome}"
             self._process = None
         return self.result
 
@@ -253,7 +253,7 @@ def main() -> int:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End the run once: what comes while it ends must not cut its cleaning up short."""
+    """End the run once: a further signal must not interrupt the cleaning up."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -295,9 +295,9 @@ def _watch(console: Console, node: Node, tenants_file: TenantsFile, began: float
 
 
 def _judge(node: Node, began: float, seconds: float) -> None:
-    """Print a line a second, then compare the shares of the last seconds with what was asked.
+    """Print a line a second, then compare the shares of the last seconds with the requests.
 
-    Raises `TasteError` if one is off.
+    Raises `TasteError` if a share is wrong.
     """
     meter = Meter(node)
     begin = end = time.monotonic()
@@ -317,7 +317,7 @@ def _judge(node: Node, began: float, seconds: float) -> None:
         print(f"{name}: asked {seen.asked:.1%}, got {got:.1%} of the last {last - first:.0f} s")
         if abs(got - seen.asked) * 100 > POINTS:
             raise TasteError(
-                f"{name} got {got:.1%}, more than {POINTS:g} points from the {seen.asked:.1%} it asked for"
+                f"{name} got {got:.1%}, more than {POINTS:g} points from the {seen.asked:.1%} it requested"
             )
 
 
@@ -337,7 +337,7 @@ def _picture(meter: Meter, path: Path, notes: list[str]) -> RenderableType:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Give a function that waits so many seconds and returns the keys pressed meanwhile."""
+    """Yield a function that waits some seconds and returns the keys pressed in that time."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
 

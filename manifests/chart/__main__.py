@@ -50,7 +50,7 @@ SET_ELSEWHERE = {
 
 
 def find_kubectl() -> str:
-    """Return the kubectl of the machine, else the test cluster's. Raise OverlayError where there is none."""
+    """Return the machine's kubectl, else the test cluster's. Raise OverlayError if there is none."""
     if machine := shutil.which("kubectl"):
         return machine
     if (cluster := built()) is not None:
@@ -106,7 +106,7 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
 
 
 def _pack(folder: Path, archive: Path) -> None:
-    """Write a folder as a tar file whose bytes depend on its contents alone."""
+    """Write a folder as a tar file whose bytes depend only on its contents."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path in sorted(each for each in folder.rglob("*") if each.is_file()):

@@ -1,7 +1,9 @@
-"""Kustomize overlays that the chart is made of, and the value of the chart that selects each.
+"""Kustomize overlays of the chart, and the chart's value that selects each.
 
-Guarantees: an object is rendered by kustomize, never by this package; an object that depends on a value depends on one
-value only, so that any combination of values renders to the same objects as the overlay with the same folders.
+Guarantees:
+- Only kustomize renders objects, never this package.
+- An object depends on at most one value. So any combination of values renders to the same objects as the overlay with
+  the same folders.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Overlay:
 
     @property
     def on_base(self) -> bool:
-        """Whether the overlay has the base, changed by components."""
+        """Whether the overlay includes the base, changed by components."""
         return "." in self.folders
 
 

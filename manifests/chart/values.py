@@ -1,7 +1,9 @@
-"""Values of the chart in the objects of kustomize: each is a marker until the objects are written as YAML.
+"""Values of the chart in kustomize's objects: each is a marker until the objects are written as YAML.
 
-Guarantees: a value of the chart takes the place of exactly one field of the manifests, or of a folder's path in it;
-every other field is that of kustomize; braces of the manifests never reach Helm as a template.
+Guarantees:
+- A value of the chart replaces exactly one field of the manifests, or of a folder's path in it.
+- Every other field is kustomize's.
+- Braces in the manifests never reach Helm as a template.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Markers:
         return self._add("v", f"{{{{ {expression} | toJson }}}}")
 
     def optional(self, expression: str) -> str:
-        """Return a marker for a value whose field is left out while the expression is empty."""
+        """Return a marker for a value whose field is omitted while the expression is empty."""
         return self._add("o", expression)
 
     def part(self, expression: str) -> str:

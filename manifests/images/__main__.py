@@ -1,6 +1,7 @@
 """python -m images [--into DIR] [--source DIR] [--tag TAG]: make both images, each as an OCI archive.
 
-`make images` calls it. Prints name, digest and compressed size of each; without root or apt it says so in one line.
+`make images` calls it. Prints name, digest and compressed size of each; without root or apt it prints one line with the
+reason.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from images.steps import ImageError
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "registry.invalid/sharepod"
-"""Where the manifests say that the images are: `.invalid` is reserved, so that nobody can ever serve such a name."""
+"""Repository of the images in the manifests. `.invalid` is reserved, so no registry can ever serve this name."""
 USERS = {"operator": "65532:65532", "agent": "0:0"}
-"""User of each image. The agent mounts into pods and asks NVML about every process."""
+"""User of each image. The agent mounts into pods and reads every process from NVML."""
 COMPRESSED_MAX = 150 * 10**6
 """Bytes that an image may have as it is pulled."""
 

@@ -34,7 +34,7 @@ class MadeImage:
 
     @property
     def compressed_bytes(self) -> int:
-        """Size of what is pulled."""
+        """Compressed size of all layers, as pulled."""
         return sum(layer.size for layer in self.layers)
 
 
@@ -59,7 +59,7 @@ def write_archive(path: Path, name: str, layers: Sequence[Layer], config: Mappin
         }
     )
     entry = _described("manifest.v1+json", _digest(manifest), len(manifest)) | {
-        # The name for containerd, and the tag for everybody else.
+        # The name for containerd, and the tag for other tools.
         "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
     }
     index = _json({"schemaVersion": 2, "mediaType": f"{_MEDIA}index.v1+json", "manifests": [entry]})

@@ -1,7 +1,7 @@
-"""python -m images.audit: known vulnerabilities of what the locks name, by pip-audit.
+"""python -m images.audit: known vulnerabilities of the locked packages, by pip-audit.
 
-Exit status 1 if there is one. Where the data of pip-audit cannot be had, it says so in one line and passes: a machine
-without it can say nothing of its packages.
+Exits with 1 if there is one. If pip-audit's database is unreachable, it prints one line and exits with 0: without the
+database nothing is known of the packages.
 """
 
 from __future__ import annotations

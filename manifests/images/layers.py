@@ -1,4 +1,4 @@
-"""Layers of images: compressed tar files whose bytes depend on names, modes, owners and contents alone.
+"""Layers of images: compressed tar files whose bytes depend only on names, modes, owners and contents.
 
 Guarantees: entries are in the order of their names and have one time; the compressed form has no time and no name.
 """
@@ -56,13 +56,13 @@ def layer_of_tar(archive: Path, folder: Path, *, left_out: Sequence[str] = ()) -
             if member.islnk():
                 member.linkname = member.linkname.removeprefix("./")
             chosen.append(member)
-        # A hard link comes after what it is a link to.
+        # A hard link follows its target.
         chosen.sort(key=lambda member: (member.islnk(), member.name))
         _write(folder, ((member, source.extractfile(member) if member.isreg() else None) for member in chosen))
 
 
 def layer_of_folder(root: Path, folder: Path, *, top: str) -> None:
-    """Write the layer of all that lies below `root / top` to `folder`, owned by root."""
+    """Write the layer of all files below `root / top` to `folder`, owned by root."""
 
     def entries() -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
         parents = [root / Path(*Path(top).parts[:depth]) for depth in range(1, len(Path(top).parts) + 1)]
@@ -101,7 +101,7 @@ def _write(folder: Path, entries: Iterable[tuple[tarfile.TarInfo, IO[bytes] | No
 
 
 class _Hashing:
-    """A file to write to that knows the digest of what was written."""
+    """Writable file that computes the digest of its contents."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self._file = file

@@ -1,11 +1,10 @@
-"""Layers with SharePod: what it imports, by the locks, and the package itself, compiled from a source tree.
+"""Layers with SharePod: its locked dependencies, and the package itself, compiled from a source tree.
 
 Guarantees:
 
-- Only wheels whose hash is in a lock are installed; the machine's pip fetches them, and nothing that is built has
-  network.
-- A layer is addressed by what it is made of (locks, sources, root) and kept in the cache.
-- An image without the hook, or with a token scheduler that is not compiled, is not made.
+- Only wheels with a locked hash are installed. The machine's pip fetches them; builds have no network.
+- A layer is addressed by its inputs (locks, sources, root) and kept in the cache.
+- An image without the hook, or with an uncompiled token scheduler, is not made.
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ def package_layer(root: CompilingRoot, source: Path) -> Layer:
 
 
 def check_libraries(layers: Sequence[Layer]) -> None:
-    """Raise ImageError unless each library below the prefix finds what it needs in these layers. Done once for each."""
+    """Raise ImageError unless these layers contain all libraries that each library below the prefix needs. Checked once
+    each."""
 
     def make(folder: Path) -> None:
         root = folder / "root"

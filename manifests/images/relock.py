@@ -1,6 +1,6 @@
-"""python -m images.relock: write the locks anew from pyproject.toml, by uv.
+"""python -m images.relock: rewrite the locks from pyproject.toml, by uv.
 
-A lock names each package that an image (operator, agent) or the compiling (build) needs, whatever needs it, with its
+A lock names each direct or indirect dependency of an image (operator, agent) or of the compilation (build), with its
 version and the hashes of its files. Guarantees: no address of a package index is written.
 """
 

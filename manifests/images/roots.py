@@ -2,11 +2,10 @@
 
 Both are made by mmdebstrap from the package sources of this machine, whose signatures apt checks. Guarantees:
 
-- A root is addressed by what it is made of (suite, sources, packages, options) and kept in the cache; it appears whole
-  or not at all.
-- What is compiled here is compiled by the suite's own compiler for the suite's own Python and C library, whatever this
-  machine's Python is.
-- The base has no package lists, no documentation but licences, and no device.
+- A root is addressed by its inputs (suite, sources, packages, options) and kept in the cache; it appears whole or not
+  at all.
+- The suite's own compiler compiles for the suite's own Python and C library, whatever this machine's Python is.
+- The base has no package lists, no documentation except licences, and no device.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TOOLS = {"mmdebstrap": "mmdebstrap", "chroot": "coreutils", "unshare": "util-li
 BASE = ("python3", "ca-certificates", "libstdc++6")
 COMPILES = ("python3-dev", "python3-venv", "gcc", "libc6-dev", "binutils")
 REPEATABLE = {"CFLAGS": "-g0", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "315532800"}
-"""Environment of all that is compiled: the same sources give the same bytes."""
+"""Environment of every compilation: the same sources give the same bytes."""
 _OPTIONS = (
     "--mode=root",
     "--variant=essential",
@@ -44,15 +43,15 @@ _OPTIONS = (
         for folder in ("man", "locale", "info", "lintian", "bash-completion")
     ),
 )
-# By content, so that Python asks for no times of sources, which differ from machine to machine: a read-only root that
-# has stale ones compiles at each start.
+# Checked by content: the times of sources differ between machines, and a read-only root with stale times would compile
+# at each start.
 _COMPILED = 'chroot "$1" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /usr/lib/python3*'
 _MADE_OF = {"base": [*_OPTIONS, _COMPILED, *BASE], "root": [*_OPTIONS, *COMPILES]}
-"""Parts of each root, beside suite and sources."""
+"""Inputs of each root, in addition to suite and sources."""
 _TIMEOUT = 1800.0
 _EPOCH = "0"
 _BY = "1"
-"""Version of the way in which roots are made here: a new one makes them anew."""
+"""Version of the procedure that makes roots: a new version makes them again."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class CompilingRoot:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
-        """A folder of its own below /work, emptied in the end."""
+        """Temporary folder below /work, emptied at the end."""
         (self.path / "work").mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=self.path / "work"))
         try:
@@ -104,14 +103,14 @@ def why_no_images() -> str | None:
     try:
         known = _sources()
     except (subprocess.SubprocessError, OSError) as error:
-        return f"images are made of Debian packages, and apt does not say where from: {error}"
+        return f"images need Debian packages, and apt has no package source: {error}"
     if not known:
         return "images are made of Debian packages, and apt knows no source of them here (apt-get update)"
     return None
 
 
 def roots_to_make() -> bool:
-    """Return whether the next image costs minutes: whether a root is not in the cache yet."""
+    """Return whether the next image takes minutes: whether a root is not in the cache yet."""
     return not all((cache_dir() / "images" / _entry(kind, parts)).is_dir() for kind, parts in _MADE_OF.items())
 
 

@@ -1,4 +1,4 @@
-"""python -m images.sbom: what is in each image, as SPDX 2.3 documents, beside the archives in build/images.
+"""python -m images.sbom: contents of each image, as SPDX 2.3 documents, next to the archives in build/images.
 
 Read from the layers themselves: Debian's packages from dpkg's own records, Python's from their metadata. Written and
 validated by spdx-tools. Guarantees: the same image gives the same document.
@@ -41,7 +41,7 @@ class Contained:
 
 
 def contained(files: Iterable[tuple[str, bytes]]) -> Iterator[Contained]:
-    """Give the packages that the files of a layer, with their names, tell of."""
+    """Yield the packages that a layer's files, with their names, record."""
     for name, content in files:
         if name == _STATUS:
             for paragraph in content.decode().split("\n\n"):

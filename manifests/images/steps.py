@@ -1,6 +1,6 @@
-"""Programs that run for minutes while an image is made: what they do is shown, and a failure ends with what they said.
+"""Long-running programs of image making: their progress is shown, and a failure includes their output.
 
-Guarantees: a program ends within its time, or with the one that waits for it.
+Guarantees: a program ends within its time, or with the program that waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINES = 25
 
 
 class ImageError(HarnessError):
-    """An image could not be made; the message says which step failed, and what its program said."""
+    """Failure to make an image; the message names the step and includes its program's output."""
 
 
 class NotHadError(ImageError):
@@ -47,9 +47,9 @@ def run(
     """Run a program to its end. Raise `failure` if it fails, or after `timeout` seconds.
 
     Args:
-        label: what it does, for people.
-        env: its whole environment (None: this process's).
-        usual_s: how long it takes on two idle cores; told at the start, where it is not 0.
+        label: Its purpose, for people.
+        env: Its whole environment (None: this process's).
+        usual_s: Its seconds on two idle cores; printed at the start, unless 0.
     """
     tell(label + (f" (about {usual_s:.0f} s)" if usual_s else ""))
     began = shown = time.monotonic()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from .malformed_case import SHARE, UUID, Case
 
 ANNOTATIONS: tuple[Case, ...] = (
-    Case("block and annotations", "gemini/gpu_request", "keep one of the two", SHARE, {"gemini/gpu_request": "0.5"}),
+    Case("block and annotations", "gemini/gpu_request", "set only one of them", SHARE, {"gemini/gpu_request": "0.5"}),
     Case(
         "one field in two dialects",
         "kubeshare/gpu_request",
-        "keep one of the two",
+        "set only one of them",
         annotations={"gemini/gpu_request": "0.5", "kubeshare/gpu_request": "0.5"},
     ),
     Case(
         "affinity and GPUID",
         "kubeshare/GPUID",
-        "keep one of the two",
+        "set only one of them",
         annotations={"kubeshare/gpu_request": "0.5", "kubeshare/GPUID": "a", "kubeshare/sched_affinity": "b"},
     ),
     Case(

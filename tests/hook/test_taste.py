@@ -134,7 +134,7 @@ def test_a_refusal_of_one_tenant_stays_while_the_other_changes(screen: _Screen, 
 def test_a_memory_refusal_is_shown(screen: _Screen) -> None:
     screen.wait_for(r"alpha +60%")
     screen.press("m")
-    screen.wait_for("a second process of alpha asked for 4.0 GiB, 1.0 GiB were free: out of memory")
+    screen.wait_for("a second process of alpha requested 4.0 GiB, 1.0 GiB were free: out of memory")
 
 
 def test_an_edited_file_is_followed_and_a_wrong_one_is_named(screen: _Screen, short: Path) -> None:

@@ -269,7 +269,7 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
             text = f"an Exclusive claim has whole GPUs; remove it or the annotation {NATIVE_PREFIX}mode"
             raise SpecError(_annotation("request"), text)
         if latency is Latency.INTERACTIVE:
-            text = f"an Exclusive claim waits for nobody; remove it or the annotation {NATIVE_PREFIX}mode"
+            text = f"an Exclusive claim has the whole GPU; remove it or the annotation {NATIVE_PREFIX}mode"
             raise SpecError(_annotation("latency"), text)
         request, limit, memory = WHOLE_GPU, WHOLE_GPU, None
     else:
@@ -326,7 +326,7 @@ def _one_of(
 ) -> tuple[str, ...]:
     """Return the GPUs or models that a claim leaves, by selectors or by annotation; empty: any."""
     if selected is not None and field in said:
-        raise SpecError(_annotation(field), f"says the same as a selector of {first.path}; keep one of the two")
+        raise SpecError(_annotation(field), f"duplicates a selector of {first.path}; set only one of them")
     found: tuple[str, ...] = selected if selected is not None else said.get(field, ())
     named = len(set(found))
     if field == "uuids" and 0 < named < count:

@@ -134,7 +134,7 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
     if block is not None and said:
         raise SpecError(
             f"metadata.annotations[{min(said)}]",
-            "stands beside a spec.gpu block; keep one of the two",
+            "conflicts with spec.gpu; set only one of them",
         )
     if spec.get("nodeName") and not asks_for_node(sharepod):
         raise SpecError(
@@ -201,7 +201,7 @@ def from_annotations(said: Mapping[str, str]) -> GpuSpec:
         if field in first:
             raise SpecError(
                 f"metadata.annotations[{name}]",
-                f"says the same as annotation {first[field]}; keep one of the two",
+                f"duplicates annotation {first[field]}; set only one of them",
             )
         first[field] = name
         values[field] = parse_annotation(name, text)

@@ -153,7 +153,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         if gpu.latency is Latency.INTERACTIVE:
             raise SpecError(
                 "spec.gpu.latency",
-                "an Exclusive SharePod has the whole GPU and waits for nobody; leave the field out or use mode: Shared",
+                "an Exclusive SharePod has the whole GPU to itself; leave the field out or use mode: Shared",
             )
         request, limit = WHOLE_GPU, WHOLE_GPU
     else:

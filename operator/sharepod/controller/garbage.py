@@ -7,8 +7,7 @@ objects from the count of new ones: replacing older objects counts as nothing.
 
 Guarantees:
 - A collection visits at most `_YOUNG` times `_LOOKS` new objects, those created while it waited, and those that
-  replaced
-  older objects within `_PERIOD_S`.
+  replaced older objects within `_PERIOD_S`.
 - Reference cycles are freed within that many new objects. Cycles that were alive at a collection are freed within a
   day.
 - Objects outside cycles are freed at once, as usual.
@@ -30,8 +29,7 @@ decisions."""
 _LOOKS = 1
 """Collections of new objects per collection that also visits their survivors: about 2 ms of work. Five times as many
 objects and three collections took 15 to 25 ms. Survivors then belong to Python's oldest generation, which is not
-visited
-otherwise: of its 280,000 objects after 1,000 SharePods, 400 were in dead cycles."""
+visited otherwise: of its 280,000 objects after 1,000 SharePods, 400 were in dead cycles."""
 _NEVER = 1 << 30
 _PERIOD_S = 0.05
 """Seconds between two collections of new objects, whatever their number: 4,000 objects, 2 ms, at 400 SharePods a

@@ -31,8 +31,7 @@ _STALLED_S = 30.0
 """Seconds without a check after which the health probe fails: longer than any working step takes."""
 _REJECTED_S = 60.0
 """Seconds for which credentials or certificate may be rejected before the process ends. The kubelet rotates a token
-long
-before it expires, and a restarted process reads everything again."""
+long before it expires, and a restarted process reads everything again."""
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +116,8 @@ class OperatorHealth:
 
     def _tell_waiting(self, kinds: list[str]) -> None:
         """Notify the waiting SharePods without an answer why they get none."""
-        headline = f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s; it places nothing until the watch is fresh"
+        late = ", ".join(kinds)
+        headline = f"no watch event of {late} for {BELIEF_S:.0f} s; the operator places nothing until there is one"
         for tenant in self._loop.waiting():
             memo = self._memos.of(tenant)
             if memo.refusal is None:

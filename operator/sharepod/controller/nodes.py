@@ -45,8 +45,7 @@ _OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN, CONDITION_BY_CLAIMS)
 
 _LOOK_AGAIN_S = 1.0
 """Seconds until the next check of a deleted node with tenants, whose return without the pool label no watch shows, and
-of a
-node that leaves pool `scheduler`."""
+of a node that leaves pool `scheduler`."""
 _ADVERTISED_S = 5.0
 """Seconds for which Pods wait until their Node advertises enough; then kube-scheduler decides. It takes one write."""
 
@@ -138,8 +137,7 @@ class NodeReconciler:
         2. Without its Node: delete the GPUNode once its ledger is empty.
         3. Without its GPUNode: create it.
         4. Otherwise: follow the pool label, announce GPUs, advertise the resources of the line. Write the conditions on
-           the
-           device plugin, the agent and the attachment of GPUs.
+           the device plugin, the agent and the attachment of GPUs.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -196,8 +194,7 @@ class NodeReconciler:
 
     async def _withdraw(self, node: Json) -> None:
         """Remove the resources of the line from the status of a Node that has left the pool. With them kube-scheduler
-        would bind a
-        Pod whose line was not turned into a share."""
+        would bind a Pod whose line was not turned into a share."""
         status = node.get("status") or {}
         if not any(name in (status.get(kind) or {}) for kind in ("capacity", "allocatable") for name in RESOURCES):
             return
@@ -235,8 +232,7 @@ class NodeReconciler:
 
     def _needs_more(self, seen: _Enough, gpunode: GpuNodeFacts) -> bool:
         """Return whether a ledger may need more of the resources than when its Node was seen to advertise enough.
-        Unchanged rows
-        are the same objects."""
+        Unchanged rows are the same objects."""
         before, rows = seen.rows, gpunode.rows
         if seen.generation == gpunode.generation:
             return False

@@ -271,10 +271,8 @@ class HolderReconciler:
         """Find the holders that have lost their GPU although no other Pod has it.
 
         A kubelet that has lost its record of devices reports the GPU as unassigned, and the agent keeps it closed. A
-        GPU that
-        has fallen off the bus, or was in the node before its re-registration, is missing from the agent's report. An
-        agent that
-        is away, or reports that it knows nothing, proves neither.
+        GPU that has fallen off the bus, or was in the node before its re-registration, is missing from the agent's
+        report. An agent that is away, or reports that it knows nothing, proves neither.
         """
         now, gpus = self._clock(), {gpu.uuid: gpu for gpu in gpunode.status.gpus}
         told = not self._state.agent_away(gpunode.name) and not any(

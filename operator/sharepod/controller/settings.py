@@ -71,29 +71,24 @@ class OperatorSettings(BaseSettings):
 
     attach: Attach = Attach.CSI
     """Attachment of GPUs to the Pods of SharePods: `csi` (`runtime_class` and a CSI volume), `claims` (a ResourceClaim
-    for
-    each Pod, attached as CDI devices; needs Kubernetes 1.34 or newer and `manifests/claims`) or `auto` (claims if every
-    node of the pool can attach them, else CSI). The condition `SharePodsByClaims` of each GPUNode gives the choice and
-    its
-    reason. Existing Pods stay as they are."""
+    for each Pod, attached as CDI devices; needs Kubernetes 1.34 or newer and `manifests/claims`) or `auto` (claims if
+    every node of the pool can attach them, else CSI). The condition `SharePodsByClaims` of each GPUNode gives the
+    choice and its reason. Existing Pods stay as they are."""
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
     """Added to every Pod that is created, and taken into account when a node is chosen."""
 
     annotations: tuple[Annotated[str, Field(pattern=ANNOTATION_PATTERN)], ...] = DEFAULT_ANNOTATIONS
     """Annotations that a SharePod's Pod gets from the SharePod: names, `prefix/*`, `*.prefix/*`, or `*` for all that no
-    policy
-    refuses. The default has those of common monitoring, meshes, queues, autoscalers and networks; container runtimes
-    and
-    their plugins read none of these. An annotation that is not in the list stays on the SharePod, and an Event names
-    it."""
+    policy refuses. The default has those of common monitoring, meshes, queues, autoscalers and networks; container
+    runtimes and their plugins read none of these. An annotation that is not in the list stays on the SharePod, and an
+    Event names it."""
 
     bind_timeout: Seconds = 60
     """A Pod that kube-scheduler refuses for this long is withdrawn and placed again. So is a Pod with another
-    `schedulerName`
-    that is not bound for this long: a scheduler that does not exist must not hold a share. For a Pod that
-    kube-scheduler
-    has not handled, `start_timeout` counts instead: kube-scheduler is away, and binds the Pod once it is back."""
+    `schedulerName` that is not bound for this long: a scheduler that does not exist must not hold a share. For a Pod
+    that kube-scheduler has not handled, `start_timeout` counts instead: kube-scheduler is away, and binds the Pod once
+    it is back."""
 
     start_timeout: Seconds = 1800
     """A Pod that has a share and of which no container has been started for this long gives the share back: an image
@@ -102,38 +97,29 @@ class OperatorSettings(BaseSettings):
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one
-    node are reserved for it. No SharePod of the same or lower priority is placed on them, except from its own
-    namespace.
-    The wait counts from when the leading operator first saw the SharePod wait."""
+    one node are reserved for it. No SharePod of the same or lower priority is placed on them, except from its own
+    namespace. The wait counts from when the leading operator first saw the SharePod wait."""
 
     keep_for: Seconds = 3600
     """Time for which GPUs are first reserved for a SharePod at the head of the queue. Then they are free for others.
-    After
-    another `keep_after` they may be reserved for it again, twice as long each time, up to sixteen times as long. So one
-    hour is enough for tenants that run up to 16 hours. After that the SharePod counts as just begun to wait: GPUs do
-    not
-    stay idle for as long as a SharePod exists."""
+    After another `keep_after` they may be reserved for it again, twice as long each time, up to sixteen times as long.
+    So one hour is enough for tenants that run up to 16 hours. After that the SharePod counts as just begun to wait:
+    GPUs do not stay idle for as long as a SharePod exists."""
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue
-    while
-    others wait. After each reservation the next begins later in proportion, one day later at most. 0.02 hardly affects
-    the
-    queue of a large cluster. In a cluster of twenty GPUs where requests for eight wait, it raises use from 90 % to 95
-    %.
-    1 turns it off."""
+    while others wait. After each reservation the next begins later in proportion, one day later at most. 0.02 hardly
+    affects the queue of a large cluster. In a cluster of twenty GPUs where requests for eight wait, it raises use from
+    90 % to 95 %. 1 turns it off."""
 
     fair_wait: Seconds = 86400
     """A SharePod that has waited this long is next for the head-of-line reservation within its priority, the oldest
-    first,
-    however much its team has used. One day: a team that has used too much waits that much longer at most, and gains one
-    place at a time by waiting. From then on its own namespace is also kept from the GPUs reserved for it."""
+    first, however much its team has used. One day: a team that has used too much waits that much longer at most, and
+    gains one place at a time by waiting. From then on its own namespace is also kept from the GPUs reserved for it."""
 
     usage_half_life: FiniteSeconds = 604800
     """Time after which GPU time that was charged to a budget counts half in the order of the queue. One week: heavy use
-    last
-    month no longer delays a team, and heavy use today does. The amount of a budget is not affected."""
+    last month no longer delays a team, and heavy use today does. The amount of a budget is not affected."""
 
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
@@ -141,9 +127,8 @@ class OperatorSettings(BaseSettings):
     max_excluded_gpus: Annotated[int, Field(ge=0)] | None = 4
     """Most GPUs that one namespace keeps from all others by `exclusion` labels while less than half of their time is
     requested. Beyond that, a SharePod with such a label and a request below 0.5 waits, unless a GPU with its label
-    fits. 4
-    is half of a usual server: enough for a few small services on GPUs of their own, and a bound on capacity that a
-    namespace blocks without quota. null: any number."""
+    fits. 4 is half of a usual server: enough for a few small services on GPUs of their own, and a bound on capacity
+    that a namespace blocks without quota. null: any number."""
 
     holder_image: str = "registry.k8s.io/pause:3.10"
     """Image of holders, Pods that take GPUs from NVIDIA's device plugin on nodes of pool `device-plugin`: any program
@@ -151,8 +136,7 @@ class OperatorSettings(BaseSettings):
 
     holder_priority_class: str = "sharepod-holder"
     """PriorityClass of holders. It must have `preemptionPolicy: Never`, or admission refuses them. The manifests' own
-    class
-    has a high value, so that no Pod preempts a holder."""
+    class has a high value, so that no Pod preempts a holder."""
 
     holder_pending: Seconds = 30
     """A holder that the kubelet has given no GPU for this long is withdrawn, and its tenant placed elsewhere."""
@@ -162,22 +146,19 @@ class OperatorSettings(BaseSettings):
 
     placeholders: Annotated[int, Field(ge=0, le=1000)] = 0
     """Most placeholders at a time: Pods of the operator's namespace by which shares without room on any node request
-    nodes
-    from a cluster autoscaler. 0 turns them off, because nodes cost money."""
+    nodes from a cluster autoscaler. 0 turns them off, because nodes cost money."""
 
     placeholders_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 4
     """Most placeholders at a time for the shares of one namespace."""
 
     placeholder_after: Annotated[float, Field(ge=0)] = 30
     """A share requests a node once it has been without room for this long: tenants that end or are preempted in this
-    time free
-    capacity sooner than a new node."""
+    time free capacity sooner than a new node."""
 
     placeholder_for: Seconds = 900
     """A share requests a node for this long. The pause before its next turn doubles each time, up to sixteen times this
-    long.
-    A node of the pool that has reported no GPUs for this long no longer counts as starting. Longer than a node takes to
-    start."""
+    long. A node of the pool that has reported no GPUs for this long no longer counts as starting. Longer than a node
+    takes to start."""
 
     placeholder_priority_class: str = "sharepod-placeholder"
     """PriorityClass of placeholders. It has to have `preemptionPolicy: Never`, or admission refuses them, and a value
@@ -193,10 +174,8 @@ class OperatorSettings(BaseSettings):
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
     """Policy for a Pod with an offence: a process on a GPU without the hook or with another hook, or time or memory
-    beyond its
-    share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of the same
-    name
-    kills only the process, at once."""
+    beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of
+    the same name kills only the process, at once."""
 
     unenforced_grace: Seconds = 30
     """With `Evict`: how long an agent must have reported an offence before the Pod is evicted."""
@@ -209,20 +188,17 @@ class OperatorSettings(BaseSettings):
 
     preemptions_per_minute: Annotated[float, Field(ge=0, le=6000)] = 60
     """Preemption: most tenants of lower priority that are preempted per minute in the whole cluster, evicted or lowered
-    to
-    request 0. 0 turns preemption off: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any
+    to request 0. 0 turns preemption off: requests without room wait. A Pod with `preemptionPolicy: Never` waits in any
     case."""
 
     moves_per_minute: Annotated[float, Field(ge=0, le=600)] = 6
     """Moving: most tenants that are restarted on other GPUs in favour of others per minute in the whole cluster. Few,
-    because
-    each is a restart. Not 0, because only SharePods with `movable: true` move, and best effort tenants instead of their
-    eviction. 0 turns moving off."""
+    because each is a restart. Not 0, because only SharePods with `movable: true` move, and best effort tenants instead
+    of their eviction. 0 turns moving off."""
 
     move_after: Annotated[float, Field(ge=0)] = 600
     """A tenant is moved only once it has run for this long, so that moves do not repeat. Ten minutes: a run of this
-    length
-    resets the count of short runs."""
+    length resets the count of short runs."""
 
     lease_duration: FiniteSeconds = 15
     """Another operator takes over when the Lease was not renewed for this long."""
@@ -255,8 +231,7 @@ class OperatorSettings(BaseSettings):
 
     health_port: Port = 8080
     """Port of `/healthz` (the event loop runs, and no watch is blind while the API server answers) and `/readyz` (every
-    kind
-    is listed), which the kubelet probes. 0 turns it off."""
+    kind is listed), which the kubelet probes. 0 turns it off."""
 
     metrics_port: Port = 9090
     """Port of `/metrics` (Prometheus). 0 turns it off."""

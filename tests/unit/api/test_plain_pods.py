@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "said twice": (
         pod(container("400"), annotations={"kubeshare/gpu_limit": "0.5", "sharepod.dev/gpu-limit": "0.5"}),
         "metadata.annotations[sharepod.dev/gpu-limit]",
-        "keep one of the two",
+        "set only one of them",
     ),
     "memory by annotation": (
         pod(container("400"), annotations={"gemini/gpu_mem": "4294967296"}),

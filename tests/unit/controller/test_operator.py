@@ -150,7 +150,7 @@ async def test_it_places_nothing_on_old_beliefs_and_goes_on_once_it_sees_again(m
         refusal = operator.memos.of("t").refusal
         assert refusal is not None
         assert refusal.outlook is Outlook.UNSEEN
-        assert refusal.message.endswith("places nothing meanwhile.")
+        assert refusal.message.endswith("places nothing until there is one.")
         monkeypatch.setattr(operator.watches, "believed", lambda: True)
         operator.health.check_beliefs()
         operator.health.check_beliefs()

@@ -56,7 +56,7 @@ def claim_policy() -> list[dict[str, Any]]:
             f"({template} ? object.spec.?metadata.?annotations : object.metadata.?annotations).orValue({{}})",
         ),
         (
-            "said",
+            "present",
             f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, "
             + " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
             + ")",
@@ -92,7 +92,7 @@ def _of_line(template: str) -> str:
 
 def _annotations() -> list[Validation]:
     """Refuse annotations that a claim cannot have, and values that they cannot have."""
-    unknown = f"variables.said.filter(k, !(k in {texts(ANNOTATIONS)}))"
+    unknown = f"variables.present.filter(k, !(k in {texts(ANNOTATIONS)}))"
     known = ", ".join(ANNOTATIONS)
     choices: dict[str, list[str]] = {
         "mode": [*Mode],
@@ -115,7 +115,7 @@ def _annotations() -> list[Validation]:
             f"spec; use one of {known}, or remove it'",
         ),
         refuse(
-            f"variables.said.all(k, size(variables.annotations[k]) <= {MAX_LIST_TEXT})",
+            f"variables.present.all(k, size(variables.annotations[k]) <= {MAX_LIST_TEXT})",
             "'metadata.annotations: one of them is too long; write names with commas between them'",
         ),
     ]
@@ -207,8 +207,8 @@ def _capacity() -> list[Validation]:
     whole = "is not a whole number of thousandths of one GPU; write 0 to 1000, and several GPUs with count"
     return [
         refuse(
-            "!variables.ofLine || variables.said.size() == 0",
-            "'metadata.annotations[' + variables.said[0] + ']: the claim is sized by the resource line of its Pod; "
+            "!variables.ofLine || variables.present.size() == 0",
+            "'metadata.annotations[' + variables.present[0] + ']: the claim is sized by the resource line of its Pod; "
             "annotate the Pod'",
         ),
         refuse(

@@ -144,7 +144,7 @@ def immutability_policy() -> list[dict[str, Any]]:
             ("annotations", "object.metadata.?annotations.orValue({})"),
             ("oldAnnotations", "oldObject.metadata.?annotations.orValue({})"),
             (
-                "said",
+                "present",
                 differs.format(
                     new="variables.annotations", old="variables.oldAnnotations", which=f"k in {texts(fixed)}"
                 ),
@@ -166,8 +166,8 @@ def immutability_policy() -> list[dict[str, Any]]:
                 f"{CHANGEABLE} can); delete the SharePod and create it again'",
             ),
             refuse(
-                "variables.said.size() == 0",
-                "'metadata.annotations[' + variables.said[0] + ']: cannot be changed (only "
+                "variables.present.size() == 0",
+                "'metadata.annotations[' + variables.present[0] + ']: cannot be changed (only "
                 f"{CHANGEABLE} can); delete the SharePod and create it again'",
             ),
         ],

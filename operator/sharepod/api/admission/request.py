@@ -47,7 +47,7 @@ def _annotations(field: str, *, key: str = "") -> list[str]:
 def _each(names: Sequence[str], unless: str, wrong: str) -> Validation:
     """Refuse a given annotation of `names` unless `unless` holds. Both `unless` and `wrong`, the message, are CEL
     expressions in `v`, its value."""
-    here = f"variables.said.filter(k, k in {texts(names)})"
+    here = f"variables.present.filter(k, k in {texts(names)})"
     bad = f"{here}.filter(k, ![variables.annotations[k]].all(v, {unless}))"
     return refuse(
         f"{here}.all(k, [variables.annotations[k]].all(v, {unless}))",
@@ -80,9 +80,9 @@ def annotation_variables() -> list[tuple[str, str]]:
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return [
         ("annotations", "object.metadata.?annotations.orValue({})"),
-        ("said", f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, {prefixed})"),
-        ("unknown", f"variables.said.filter(k, !(k in {texts(FIELD_OF)}))"),
-        *((key.field, f"variables.said.filter(k, k in {texts(key.annotations)})") for key in KEYS),
+        ("present", f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, {prefixed})"),
+        ("unknown", f"variables.present.filter(k, !(k in {texts(FIELD_OF)}))"),
+        *((key.field, f"variables.present.filter(k, k in {texts(key.annotations)})") for key in KEYS),
         (
             "twice",
             "[" + ", ".join(f"variables.{key.field}" for key in KEYS) + "].filter(g, g.size() > 1)",
@@ -120,8 +120,8 @@ def once() -> Validation:
     """Refuse a field that two annotations say."""
     return refuse(
         "variables.twice.size() == 0",
-        "'metadata.annotations[' + variables.twice[0][1] + ']: says the same as annotation ' + "
-        "variables.twice[0][0] + '; keep one of the two'",
+        "'metadata.annotations[' + variables.twice[0][1] + ']: duplicates annotation ' + "
+        "variables.twice[0][0] + '; set only one of them'",
     )
 
 
@@ -129,17 +129,17 @@ def _one_way() -> list[Validation]:
     return [
         known(),
         refuse(
-            "!has(object.spec.gpu) || variables.said.size() == 0",
-            "'metadata.annotations[' + variables.said[0] + ']: stands beside a spec.gpu block; keep one of the two'",
+            "!has(object.spec.gpu) || variables.present.size() == 0",
+            "'metadata.annotations[' + variables.present[0] + ']: conflicts with spec.gpu; set only one of them'",
         ),
         refuse(
-            "has(object.spec.gpu) || variables.said.size() > 0",
+            "has(object.spec.gpu) || variables.present.size() > 0",
             "'spec.gpu: is required; write at least request, such as {request: 0.4}, or mode: Exclusive'",
         ),
         once(),
         refuse(
             "!has(object.spec.nodeName) || object.spec.nodeName == '' || "
-            f"variables.said.exists(k, k.endsWith('/{GPUID_KEY}'))",
+            f"variables.present.exists(k, k.endsWith('/{GPUID_KEY}'))",
             "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
             "kubernetes.io/hostname'",
         ),
@@ -235,7 +235,7 @@ def readable() -> list[Validation]:
 
 def _no_longer_than(most: int, which: str) -> Validation:
     """Refuse annotations longer than `most` characters. It stands first: the cost of other rules grows with length."""
-    longer = f"variables.said.filter(k, {which} && size(variables.annotations[k]) > {most})"
+    longer = f"variables.present.filter(k, {which} && size(variables.annotations[k]) > {most})"
     return refuse(
         f"{longer}.size() == 0",
         f"'metadata.annotations[' + {longer}[0] + ']: has ' + string(size(variables.annotations[{longer}[0]])) + "
@@ -257,12 +257,14 @@ def _together() -> list[Validation]:
     def missing(field: str) -> str:
         """Name the missing annotation in the dialect that the SharePod is written in."""
         entry = next(entry for entry in KEYS if entry.field == field)
-        used = [f"variables.said.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES]
+        used = [
+            f"variables.present.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES
+        ]
         return f"({' : '.join(used)} : {text(entry.usual(PREFIXES[0]))})"
 
     count = "(variables.count.size() > 0 ? int(variables.annotations[variables.count[0]]) : 1)"
     block = "has(object.spec.gpu)"
-    foreign = " || ".join(f"variables.said.exists(k, k.startsWith({text(p)}))" for p in FOREIGN_PREFIXES)
+    foreign = " || ".join(f"variables.present.exists(k, k.startsWith({text(p)}))" for p in FOREIGN_PREFIXES)
     interactive = f"variables.latency.exists(k, variables.annotations[k] == '{Latency.INTERACTIVE}')"
     return [
         *(
@@ -276,8 +278,8 @@ def _together() -> list[Validation]:
         ),
         refuse(
             f"!variables.exclusive || !{interactive}",
-            "'metadata.annotations[' + variables.latency[0] + ']: an Exclusive SharePod has the whole GPU and waits "
-            f"for nobody; remove it or use {NATIVE_PREFIX}mode: Shared'",
+            "'metadata.annotations[' + variables.latency[0] + ']: an Exclusive SharePod has the whole GPU "
+            f"to itself; remove it or use {NATIVE_PREFIX}mode: Shared'",
         ),
         refuse(
             f"!{interactive} || !({given['request']}) || {value['request']} > 0.0",

@@ -35,7 +35,7 @@ def scheduler_claim_policy() -> list[dict[str, Any]]:
     alternatives = f"r.?firstAvailable.orValue([]).filter(a, a.{is_class})"
     starts = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     variables = [
-        ("said", f"size({annotations}) > {MAX_ITEMS} ? [] : {annotations}.filter(k, {starts})"),
+        ("present", f"size({annotations}) > {MAX_ITEMS} ? [] : {annotations}.filter(k, {starts})"),
         ("requests", f"{requests}.filter(r, {ours})"),
         ("asked", f"variables.requests.map(r, {alternatives} + (r.?exactly.{is_class} ? [r.exactly] : []))"),
         ("amounts", "variables.asked.map(l, l.map(e, e.?capacity.?requests.orValue({})))"),
@@ -55,7 +55,8 @@ def _validations() -> list[Validation]:
     unit = "is not a whole number of thousandths of one GPU"
     return [
         refuse(
-            "variables.said.size() == 0", f"'metadata.annotations[' + variables.said[0] + ']: ' + {text(ANNOTATED)}"
+            "variables.present.size() == 0",
+            f"'metadata.annotations[' + variables.present[0] + ']: ' + {text(ANNOTATED)}",
         ),
         refuse(
             "variables.asked.all(l, l.all(e, !e.?adminAccess.orValue(false)))",

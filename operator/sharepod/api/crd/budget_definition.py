@@ -60,7 +60,7 @@ def gpubudget_crd() -> dict[str, Any]:
         short="gbu",
         scope="Namespaced",
         description="An amount of GPU time that namespaces share for a period. spec is written by cluster admins, "
-        "status by the operator alone.",
+        "status only by the operator.",
         spec=spec,
         status=status,
         columns=[

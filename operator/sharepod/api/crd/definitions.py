@@ -1,8 +1,8 @@
-"""CustomResourceDefinitions of the group. Pure: the models and a PodSpec schema in, manifests out.
+"""CustomResourceDefinitions of the group. Pure: builds manifests from the models and a PodSpec schema.
 
-The API server checks types and enums by the schema, in its own words, and fields that only make sense together by CEL
-rules, in ours; each rule says what to write instead. The rules say the same as `resolve` and `effective` in Python.
-Rules that need annotations or walk containers cannot stand in a CRD: `admission` has them. Nothing unknown is kept.
+The API server checks types and enums by the schema, with its own messages. CEL rules check fields against each other,
+with SharePod's messages; each states the remedy. The rules are equivalent to `resolve` and `effective` in Python. A CRD
+cannot contain rules that need annotations or iterate over containers: `admission` has them. Unknown fields are pruned.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .parts import Rule, column, definition, fix, rule
 from .schema import Schema, by_key, model_schema
 
 _UNSEEN = {"observedGeneration": -1, "phase": Phase.PENDING.value, "summary": Phase.PENDING.value}
-"""Status of a SharePod that no operator has looked at yet. By the generation, tools that go by kstatus (Helm, Flux) see
-that it is on its way; without it they take what has no conditions for ready."""
+"""Status of a new SharePod before the operator's first step. The generation shows tools that use kstatus (Helm, Flux)
+that the SharePod is in progress; without it they take an object without conditions as ready."""
 _POD_BOUNDS: dict[str, Schema] = {
     "containers": {"minItems": 1},
     "activeDeadlineSeconds": {"minimum": 1, "maximum": (1 << 31) - 1},
 }
-"""Bounds of a PodSpec's fields that its OpenAPI document does not say and without which no pod is made."""
+"""Bounds of PodSpec fields that the OpenAPI document omits and that every pod must satisfy."""
 _REPEATING = frozenset({"env", "ports"})
-"""Lists of a container in which a Pod may have a key twice (a port under two names, a variable said again), although
-their document has them by key. None of them changes, so nothing has to be merged."""
+"""Lists of a container in which a Pod may repeat a key (a port with two names, a variable set twice), although the
+OpenAPI document keys them. The lists are immutable, so they need no merging."""
 
 
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
 
 
 def _as_a_pod_takes_them(fields: dict[str, Schema]) -> None:
-    """Change the fields of a PodSpec, in place, where its document says less or more than the API server does."""
+    """Change the fields of a PodSpec, in place, where the OpenAPI document differs from the API server's checks."""
     for name in fields.keys() & _POD_BOUNDS.keys():
         fields[name] |= _POD_BOUNDS[name]
     for containers in fields.keys() & {"containers", "initContainers"}:
@@ -154,8 +154,8 @@ def gpunode_crd() -> dict[str, Any]:
         plural=GPUNODES,
         short="gn",
         scope="Cluster",
-        description="The GPUs of one node and the shares that tenants have of them. spec is written by the operator "
-        "alone, status by the node's agent alone.",
+        description="The GPUs of one node and the shares that tenants have of them. spec is written only by the "
+        "operator, status only by the node's agent.",
         spec=spec,
         status=status,
         columns=[
@@ -186,9 +186,9 @@ def gpustatement_crd() -> dict[str, Any]:
         plural=STATEMENT_PLURAL,
         short="gst",
         scope="Cluster",
-        description="What the namespace of its name has had of GPUs, by month and model. The operator writes it.",
+        description="GPU time of the namespace of its name, by month and model. The operator writes it.",
         spec=model_schema(GPUStatementSpec),
-        # Lists stay atomic: by key, the list of who manages which entry would be larger than the entries.
+        # Lists stay atomic: keyed, their managedFields would be larger than the entries.
         status=model_schema(GPUStatementStatus),
         columns=[
             column("Month", "string", ".status.shown.month", "Latest month with GPU time, in UTC"),
@@ -200,11 +200,12 @@ def gpustatement_crd() -> dict[str, Any]:
 
 
 def _fix_pod(spec: Schema) -> list[Rule]:
-    """Let the gpu block stay and the PodSpec as it was created: add rules to its fields, return those beside.
+    """Make the gpu block mandatory or absent for life, and the PodSpec immutable: add rules to its fields, return
+    further rules.
 
-    CEL cannot compare a map of quantities, because no type of a CRD stands for a quantity: the admission policy does.
-    It also keeps fields of the PodSpec from coming and going. A rule of the whole spec would be worked out at each
-    write of a status too, and costs a part of it: each access to a field walks over the forty that a PodSpec has.
+    CEL cannot compare a map of quantities, because no type of a CRD represents a quantity: the admission policy does.
+    The policy also prevents adding and removing PodSpec fields. A rule of the whole spec would be evaluated at each
+    write of a status too, and adds to its cost: each access to a field walks over the PodSpec's forty fields.
     """
     names = [
         name

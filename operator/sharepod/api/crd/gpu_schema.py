@@ -1,6 +1,6 @@
-"""Schema of the block `spec.gpu` of a SharePod, with the CEL rules of its fields and between them.
+"""Schema of the block `spec.gpu` of a SharePod, with the CEL rules of and between its fields.
 
-The rules say the same as `resolve` and `effective` in Python; each says what to write instead.
+The rules are equivalent to `resolve` and `effective` in Python; each message states the remedy.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def gpu_schema() -> Schema:
                 "items": {"type": "string", "minLength": 1, "maxLength": 96},
             },
             "movable": {
-                "description": "Whether it may be restarted on other GPUs where that makes room for one that waits, of "
-                "its own or a higher priority. Default: only where it would be evicted otherwise, and only with "
-                "request 0 and restartPolicy Always. With restartPolicy Never it stays in any case.",
+                "description": "Whether it may be restarted on other GPUs to free a place for a waiting SharePod of "
+                "the same or a higher priority. Default: only instead of an eviction, and only with request 0 and "
+                "restartPolicy Always. With restartPolicy Never it is never moved.",
                 "type": "boolean",
             },
         },
@@ -196,7 +196,7 @@ def _together_rules() -> list[Rule]:
         ),
         rule(
             f"{shared} || self.latency == 'Normal'",
-            "an Exclusive SharePod has the whole GPU and waits for nobody; leave latency out or use mode: Shared",
+            "an Exclusive SharePod has the whole GPU to itself; leave latency out or use mode: Shared",
             field="latency",
             reason="FieldValueForbidden",
         ),
@@ -237,7 +237,7 @@ def _together_rules() -> list[Rule]:
 
 
 def _fix_gpu(schema: Schema) -> list[Rule]:
-    """Let all of the gpu block but `MUTABLE` stay as it was created: add rules to its fields, return those beside."""
+    """Make the gpu block immutable except `MUTABLE`: add rules to its fields, return further rules."""
     names = [name for name in schema["properties"] if name not in MUTABLE]
     allowed = f"(only {CHANGEABLE} can)"
     fix(schema, names, allowed)

@@ -35,7 +35,7 @@ _KEPT = (
     "x-kubernetes-map-type",
 )
 """Keys that a pod's field keeps of its schema. Descriptions would make the CRD five times as large; patch strategies
-mean nothing in a CRD."""
+have no meaning in a CRD."""
 
 _QUANTITY_PATTERN = r"^[+-]?([0-9]+|[0-9]+[.][0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
 
@@ -65,7 +65,7 @@ _BOUNDS = (
     "maxProperties",
     "enum",
 )
-"""Keys that a schema of ours keeps of pydantic's."""
+"""Keys of pydantic's schema that SharePod's schemas keep."""
 
 
 class SchemaError(ValueError):
@@ -93,7 +93,7 @@ def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _texts_of_fields(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings that stand below the fields of one of our models and of those it extends, by field."""
+    """Return the docstrings of a model's fields, including its base models', by field."""
     if not model.__module__.startswith("sharepod.api."):
         return {}
     texts = {name: text for base in model.__bases__ for name, text in _texts_of_fields(base).items()}
@@ -141,7 +141,7 @@ def _sentence(node: Mapping[str, Any]) -> str:
 
 
 def by_key(schema: Schema, *path: str, key: str) -> None:
-    """Make the list at `path` of properties a map by `key`: appliers own single entries, and no key may stand twice."""
+    """Make the list at `path` of properties a map by `key`: appliers own single entries, and no key may repeat."""
     for step in path[:-1]:
         schema = schema["properties"][step]
         schema = schema.get("items", schema)
@@ -151,9 +151,9 @@ def by_key(schema: Schema, *path: str, key: str) -> None:
 def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
     """Return the structural schema of a PodSpec, from an API server's document `/openapi/v3/api/v1`.
 
-    Unknown fields are not kept, so what is stored is as deep as the schema, and a misspelt field is refused at
-    `kubectl apply`. Lists, maps and quantities are bounded. Quantities may be numbers (`cpu: 0.5`), which a CRD's
-    int-or-string would refuse. Only the defaults of list keys stay. Raises `SchemaError` for another document.
+    Unknown fields are pruned, so stored objects are as deep as the schema, and `kubectl apply` refuses a misspelt
+    field. Lists, maps and quantities are bounded. Quantities may be numbers (`cpu: 0.5`), which a CRD's int-or-string
+    would refuse. Only the defaults of list keys stay. Raises `SchemaError` for another document.
     """
     schemas = openapi.get("components", {}).get("schemas", {})
     if _POD_SPEC not in schemas:
@@ -167,7 +167,7 @@ def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
 
 
 def _not_on_create(instead: str) -> Schema:
-    """Return the schema of a list that no new pod may have: whatever is in it is refused, so nothing is stored."""
+    """Return the schema of a list that must be empty: every entry is refused, so nothing is stored."""
     return {
         "type": "array",
         "maxItems": MAX_ITEMS,
@@ -179,7 +179,7 @@ def _not_on_create(instead: str) -> Schema:
 
 
 def _quantity() -> Schema:
-    """Return the schema of a quantity: a number, or a text that is short. No type stands for both in a CRD."""
+    """Return the schema of a quantity: a number or a short text. No single CRD type covers both."""
     return {
         "x-kubernetes-preserve-unknown-fields": True,
         "maxLength": MAX_QUANTITY,
@@ -201,7 +201,7 @@ def _inlined(node: Mapping[str, Any], schemas: Mapping[str, Any], keys: Sequence
             return _quantity()
         if name == _INT_OR_STRING:
             return {"x-kubernetes-int-or-string": True, "maxLength": MAX_NAME}
-        if name == _OBJECT_META:  # of a volume claim's template, which takes these two alone
+        if name == _OBJECT_META:  # of a volume claim's template, which has only these two
             return {"type": "object", "properties": {"annotations": _texts(), "labels": _texts()}}
         return _inlined(schemas[name], schemas, keys, field)
     schema: Schema = {key: node[key] for key in _KEPT if key in node}

@@ -143,8 +143,7 @@ class Client:
 
     def hangs_alone(self, error: ApiError) -> bool:
         """Return whether only this write was left unanswered while the server answered others: it waits for a third
-        party, such as
-        an admission webhook."""
+        party, such as an admission webhook."""
         answered_s = self.answered_s
         return error.was_not_answered and answered_s is not None and answered_s < self._write_timeout
 
@@ -282,8 +281,7 @@ class Client:
         """Evict the pod with this uid by the Eviction API. `dry_run`: only check whether that is allowed now.
 
         Raises `UnavailableError` with status 429 if a PodDisruptionBudget or a webhook forbids it. Two budgets for one
-        pod also
-        forbid it: that answer is 201 with a Status of failure.
+        pod also forbid it: that answer is 201 with a Status of failure.
         """
         options: Json = {"preconditions": {"uid": uid}}
         if dry_run:

@@ -4,8 +4,7 @@ Guarantees:
 - After a list the store holds each object that existed when the list began and still exists, and no deleted object.
 - A list follows a watch that ends with 410 or an ERROR event, or falls silent. A watch whose connection breaks resumes.
 - Before a watch resumes, a list of one object shows whether the API server's versions have gone back (etcd restored
-  from
-  a backup). If so, everything is listed again and the store replaced.
+  from a backup). If so, everything is listed again and the store replaced.
 - An unreadable object affects only itself: it is skipped and counted, and its owner notified if known. After an event
   that does not name its object, everything is listed once the watch ends: the affected object is unknown.
 - Objects are recorded one by one as they arrive: no page is held.

@@ -4,8 +4,7 @@ Guarantees:
 - ST1 one-writer: only the leader writes, each statement with the version that it has read. A statement that another
   client has written since is read again.
 - ST2 any-step: an operator that dies between any two calls loses nothing. A count that is not in a statement is still
-  in
-  the GPUNode, and a count in both counts once (`budgets.namespace_account`).
+  in the GPUNode, and a count in both counts once (`budgets.namespace_account`).
 - ST3 written-first: an agent is notified that a series was counted only once the statement with it is written. The
   operator deletes a GPUNode only once its counts are written.
 - ST4 growing: totals never fall while this process lives.
@@ -263,8 +262,7 @@ class Statements:
 
 def _by_namespace(nodes: Iterable[GpuNodeFacts], now_s: float) -> dict[str, list[NodeReading]]:
     """Return the nodes' counts by namespace. A count of a node whose clock is ahead is dated now: its future months
-    would
-    otherwise displace the past months of an account."""
+    would otherwise displace the past months of an account."""
     latest = f"{text_of(now_s)[:-1]}.000Z"
     found: dict[str, list[NodeReading]] = {}
     for node in nodes:

@@ -6,8 +6,7 @@ container runtime supports CDI. So `auto` uses claims if every node can attach t
 Guarantees:
 - `auto` never creates a Pod whose way of attachment some node of the pool does not support.
 - A node that is starting, or whose agent is away, changes nothing. A node that has not yet been seen to attach a
-  claim's
-  devices counts as unable to.
+  claim's devices counts as unable to.
 """
 
 from __future__ import annotations

@@ -95,15 +95,13 @@ class Allocate:
     row: Tenant
     consumer: ClaimPodFacts | None = None
     """Pod to reserve the claim for, which may still name Pods that have ended. kube-controller-manager reserves an
-    allocated
-    claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
+    allocated claim for each bound Pod, and deallocates a claim whose last Pod has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
     """Remove the allocation, unless kube-scheduler has assigned it to a Pod. A reservation for a waiting Pod is removed
-    first,
-    so that kube-scheduler cannot bind that Pod in between."""
+    first, so that kube-scheduler cannot bind that Pod in between."""
 
     claim: ClaimFacts
     node: str | None

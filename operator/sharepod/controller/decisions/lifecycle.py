@@ -15,22 +15,18 @@ Guarantees, in any order of events:
 - L2 an end is recorded first: a terminal phase, or the end of a run, is written before the release of the reservation
   begins.
 - L3 an unreadable row decides nothing: no step is taken while a row of the tenant is unreadable. Nor does the absence
-  of
-  a Pod decide anything while its SharePod's status is unreadable.
+  of a Pod decide anything while its SharePod's status is unreadable.
 - L4 no share of a live process is released. A row is removed only in one of three cases: its agent has confirmed that
-  no
-  process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant was
-  ever bound to that node.
+  no process is left; an override applies (Node deleted, out-of-service taint, force-release); or no Pod of the tenant
+  was ever bound to that node.
 - L5 a Pod is withdrawn only while it is not bound. It is deleted only once no record allows that it has run: an
-  operator
-  that dies in between leaves no run that counts as lost.
+  operator that dies in between leaves no run that counts as lost.
 - L6 no idle share: a share is requested only while a Pod of the tenant waits behind its gate, and not in a namespace in
   deletion. A share that the API server refuses for the Pod is released.
 - L7 the quota counts the share: a waiting Pod whose line is smaller than its SharePod's present request is withdrawn.
   Its successor has the larger line.
 - L8 no eviction for a line: a gate opens only once the node advertises enough for the lines of all shares there,
-  lowered
-  ones included. So kube-scheduler finds room for the Pod.
+  lowered ones included. So kube-scheduler finds room for the Pod.
 
 For a Pod whose GPUs are attached by a claim, `share_claim_steps` decides the claim's steps (C1 to C3).
 """

@@ -11,8 +11,7 @@ Guarantees, in any order of events:
 - SC3 hold-after-binding: the hold is written only once a Pod with the claim is on the node. An earlier hold would stop
   kube-scheduler from deallocating the claim of a Pod that does not fit.
 - SC4 row-before-hold: the hold is removed only once no ledger has a row of the claim. The allocation is removed with
-  it,
-  unless a Pod uses the claim by then.
+  it, unless a Pod uses the claim by then.
 - SC5 no share of a live process is released: `claim_steps` A3 also applies to these rows.
 - SC6 an unreadable row or claim blocks every decision.
 - SC7 no hold blocks a Pod: a hold is removed with its row, once no Pod uses the claim, if it ties a waiting Pod to a

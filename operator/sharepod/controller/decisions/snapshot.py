@@ -62,8 +62,7 @@ class TenantSnapshot:
     """When its Pod was first seen with a share and without a container that was started."""
     ended_since: float | None = None
     """When it ended, if it has and its status contains the time. Converted from wall time once, so that a clock change
-    causes
-    no delay."""
+    causes no delay."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     refused_until: float = 0.0

@@ -1,6 +1,5 @@
 """Steps of tenants: the next action for a tenant, as a value. `lifecycle` and `claim_steps` choose steps, tenants/
-performs
-them.
+performs them.
 
 Guarantees:
 - A step names every object that it affects: performing it reads no other state.

@@ -99,8 +99,7 @@ class AskingTurns:
 
     def _due(self, namespaces: Mapping[str, str], now: float, asking: Mapping[str, int]) -> Iterator[str]:
         """Yield the shares whose turn may begin, from the namespace with the fewest turns first. `asking`: turns by
-        namespace,
-        which the caller keeps up to date."""
+        namespace, which the caller keeps up to date."""
         due: dict[str, deque[tuple[int, int, str]]] = {}
         for number, (tenant, turn) in enumerate(self._turns.items()):
             if turn.began is None and now >= turn.not_before:

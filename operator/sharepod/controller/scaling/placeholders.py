@@ -55,8 +55,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class _There:
     """Placeholder as stored in the API server. `namespace`: of its share. `asks`: hash of its request. `marked`: it has
-    the
-    condition Unschedulable."""
+    the condition Unschedulable."""
 
     tenant: str
     name: str

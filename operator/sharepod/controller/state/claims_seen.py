@@ -326,8 +326,7 @@ class ClaimsSeen:
 
     def _followed(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
         """Yield the known claims of a Pod that have or may get a row, each once, in the Pod's order: claims of
-        SharePod's class,
-        and claims to which kube-scheduler allocates SharePod's GPUs."""
+        SharePod's class, and claims to which kube-scheduler allocates SharePod's GPUs."""
         known = (self._named(pod, *entry) for entry in pod.entries)
         followed = [claim for claim in known if claim is not None and (claim.ours or claim.scheduled)]
         yield from {claim.uid: claim for claim in followed}.values()

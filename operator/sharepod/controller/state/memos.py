@@ -16,8 +16,7 @@ from sharepod.placement.state.types import Refusal
 
 LONGEST_PAUSE_S = 600.0
 """Longest pause before a tenant is placed again, after any failure. Ten minutes: an admin who has fixed the cause waits
-no
-longer than this."""
+no longer than this."""
 
 
 class BlockedReason(StrEnum):

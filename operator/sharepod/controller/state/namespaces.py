@@ -1,6 +1,5 @@
 """Namespaces: labels, by which budgets select, and which namespaces are being deleted. Nothing is created in a
-namespace
-in deletion, so nothing is placed there."""
+namespace in deletion, so nothing is placed there."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class NamespaceLabels:
     """Labels of every namespace.
 
     Guarantee: `on_changed` is called whenever a namespace was added, relabelled or deleted, and `on_gone` with the name
-    of
-    a deleted namespace.
+    of a deleted namespace.
     """
 
     def __init__(self) -> None:

@@ -76,8 +76,7 @@ class Store(Generic[F]):
         """Return whether this version of an object, a later version, or its end is known.
 
         `sure`: a read has just returned this version. An object that stopped matching the selector can still be read at
-        that
-        event's resourceVersion. A deleted object cannot be read at the resourceVersion of its DELETED event.
+        that event's resourceVersion. A deleted object cannot be read at the resourceVersion of its DELETED event.
         """
         known = self._items.get(uid)
         ended = self._ended.get(uid, -1)
@@ -113,8 +112,7 @@ class Store(Generic[F]):
         """Remove a deleted object; return its former facts, with version `DISTRUSTED` if unread since `distrust`.
 
         With `version`, the object was deleted or stopped matching the selector at that version: a later version
-        restores it.
-        If a later version is cached, it stays.
+        restores it. If a later version is cached, it stays.
         """
         known = self._items.get(uid)
         if known is not None and self.version(known) > version:

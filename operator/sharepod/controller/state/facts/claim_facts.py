@@ -97,8 +97,7 @@ class ClaimFacts(ObjectFacts):
     """All of it that `request` was read from."""
     scheduled: bool = False
     """True for a claim that kube-scheduler allocates: of the class of pool `scheduler`, or with present or past devices
-    of
-    that pool. Its `error` names the parts of its request that the pool does not support."""
+    of that pool. Its `error` names the parts of its request that the pool does not support."""
     hold: tuple[str, ...] = ()
     """Uids of the operator's own entries in `status.reservedFor`."""
     reserved_for: tuple[Json, ...] = ()
@@ -136,8 +135,7 @@ class ClaimPodFacts(ObjectFacts):
     """Needs of the Pod on its node; None where unreadable."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
     """Containers that use more than one of its claims: name, and the Pod's names of the claims. Not computed for a Pod
-    with
-    more than `MAX_CLAIMS` claims, which is not placed."""
+    with more than `MAX_CLAIMS` claims, which is not placed."""
     unlisted: frozenset[str] = frozenset()
     """Names of its ResourceClaims that no container lists. Not computed for a Pod with more than `MAX_CLAIMS`
     claims."""
@@ -302,9 +300,8 @@ def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimReq
     """Return a claim's size, or why it has none. `pod`: its owner, if known.
 
     A claim with a size of its own keeps it, unless it was made for the Pod's resource line. Of claims without sizes,
-    only
-    the claim that the Pod's status names for its line is sized: users can write neither that status nor another owner
-    into the claim.
+    only the claim that the Pod's status names for its line is sized: users can write neither that status nor another
+    owner into the claim.
     """
     if not claim.by_line:
         return (None, OF_ANOTHER_SHAPE) if _is_for_line(claim, pod) else (claim.request, claim.error)

@@ -52,8 +52,7 @@ def started(metadata: Json, status: Json) -> str:
     """Return when the kubelet accepted a Pod, RFC 3339; empty before.
 
     Never earlier than the Pod's creation. Users may be able to write the status, and of equal tenants the last started
-    is
-    preempted first.
+    is preempted first.
     """
     taken, created = str(status.get("startTime") or ""), str(metadata.get("creationTimestamp") or "")
     taken_s, created_s = seconds(taken), seconds(created)
@@ -111,8 +110,7 @@ def without_line(resources: Resources) -> Resources:
 
 def resources_of(spec: Json) -> Resources:
     """Return the sum of a Pod's requests, as far as readable: the API server accepts amounts and numbers of containers
-    that no
-    node ever runs."""
+    that no node ever runs."""
     try:
         return pod_resources(spec)
     except Exception:  # noqa: S110 - it is read again, container by container

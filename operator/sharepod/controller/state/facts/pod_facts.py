@@ -249,8 +249,7 @@ def other_pod(raw: Json) -> tuple[str, Resources]:
 
 def waits_for_whole_gpus(raw: Json) -> PodNeeds | None:
     """Return the needs of a Pod that waits for kube-scheduler to assign whole GPUs of NVIDIA's device plugin; None for
-    any
-    other or unreadable Pod."""
+    any other or unreadable Pod."""
     spec, metadata = mapping(raw.get("spec")), mapping(raw.get("metadata"))
     if spec.get("nodeName") or spec.get("schedulingGates") or "deletionTimestamp" in metadata:
         return None
@@ -375,8 +374,7 @@ def _refusal(scheduled: Json) -> str:
     reason.
 
     The API server's message for a scheduling gate stays in the condition after the gate opens, until a scheduler
-    handles
-    the Pod.
+    handles the Pod.
     """
     if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":
         return ""

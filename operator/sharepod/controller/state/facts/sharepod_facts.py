@@ -37,8 +37,7 @@ from .object_facts import Json, ObjectFacts, common, controller_of, mapping, tex
 
 _KEPT_VALUES, _KEPT_TEXT = 256, 8 * 1024
 """Values and characters of a SharePod that is kept whole: about 40 KB at most. A usual SharePod has 60 and 2,000.
-Keeping
-larger ones would let a user exhaust the operator's memory, again after each restart."""
+Keeping larger ones would let a user exhaust the operator's memory, again after each restart."""
 _ORPHAN = "orphan"
 """Finalizer of an object that is deleted without its dependents."""
 _DECIDE = ("podUID", "podName", "node", "endTime")
@@ -65,8 +64,7 @@ class SharePodFacts(ObjectFacts):
     status: SharePodStatus
     raw_text: bytes
     """The object without status, managedFields and version, as JSON: a quarter of its memory as Python objects. Empty
-    if the
-    object is too large to keep: see `is_as_read`."""
+    if the object is too large to keep: see `is_as_read`."""
     digest: bytes | None = None
     """Digest of its request, for a readable object that is not kept."""
     status_text: bytes
@@ -246,8 +244,7 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
     """Read a status, field by field if a newer operator or another client wrote it.
 
     Unreadable fields are ignored, except those that decide whether work runs again: the Pods of this run and the last
-    run,
-    and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
+    run, and the SharePod's end. `fits`: the status is not `beyond` the bound for reading.
     """
     readable = raw
     for _ in range(2 if fits else 0):

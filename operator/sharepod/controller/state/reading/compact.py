@@ -44,8 +44,7 @@ def remembered(text: str) -> str:
 
 once_in_all: Callable[[str], str] = remembered if sys.version_info[:2] == (3, 12) else sys.intern
 """Returns the one copy of a text for all objects. Python 3.12 never frees a text that `sys.intern` has returned: each
-uid
-would stay in memory."""
+uid would stay in memory."""
 
 
 def shared(value: Any) -> Any:
@@ -75,8 +74,7 @@ def unpacked(text: bytes) -> dict[str, Any]:
 
 def without_notes(model: M) -> M:
     """Drop pydantic's sets of explicitly set fields of a model and its parts: at least 200 bytes each, and unused here.
-    Keep
-    one copy of short texts for all objects."""
+    Keep one copy of short texts for all objects."""
     object.__setattr__(model, "__pydantic_fields_set__", _NOTHING_SET)
     fields = model.__dict__
     for name, value in fields.items():
