@@ -32,6 +32,7 @@ PAGES = [
 ]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 DECISIONS = ROOT / "docs" / "decisions"
+MEASUREMENTS = sorted((ROOT / "docs" / "performance").glob("*.md"))
 CHANGE_WORDS = 25
 """Words of a line of CHANGELOG.md at most: a sentence that is read once."""
 
@@ -148,6 +149,16 @@ def test_every_decision_has_its_four_parts_and_is_in_the_index(record: Path) -> 
     assert heads == ["Context", "Decision", "Alternatives", "Consequences"]
     number, title = int(record.stem[:4]), text.splitlines()[0].partition(". ")[2]
     assert f"| [{number}]({record.name}) | {title} |" in (DECISIONS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", MEASUREMENTS, ids=lambda page: page.stem)
+def test_a_page_of_measurements_has_a_table_and_a_command_for_each_benchmark_and_no_history(page: Path) -> None:
+    machine, *sections = page.read_text().split("\n## ")
+    assert "Machine: " in machine or "Machine: " in sections[0]
+    assert not [
+        section.splitlines()[0] for section in sections if "\n|---" not in section or "**Run**: " not in section
+    ]
+    assert not re.findall(r"\d{4}-\d\d-\d\d|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", page.read_text())
 
 
 def test_a_change_is_one_short_line_of_the_changelog() -> None:
