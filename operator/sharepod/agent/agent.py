@@ -1,12 +1,12 @@
-"""Agent of one node: inventory, tenants, and what is known of both. A driver feeds it the ledger and reports its facts.
+"""Agent of one node: the GPU inventory, the tenants, and the facts that go into the GPUNode's status.
 
-`start` and `take_stock` come first. The driver is `cluster/` in mode `cluster` and `standalone.py` in mode
-`standalone`. Either one
-- calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
-  time; when the call returns, the rows are in force and their generation may be reported as observed;
-- reads `agent.facts()` and waits on `agent.changed` to report;
-- may set `agent.residue` and `agent.owner_of`, which say what is left of a tenant beyond its connections, and
-  `agent.replaced`, which says in which of its processes the hook is not the one that was mounted.
+A driver (`cluster/` in mode `cluster`, `standalone.py` in mode `standalone`) calls `start`, then `take_stock`. After
+that the driver
+- calls `await agent.tenants.apply(rows)`, one call at a time, with the whole ledger whenever the ledger has changed;
+- may report the ledger's generation as applied once `apply` has returned;
+- waits on `agent.changed` and reads `agent.facts()` to report;
+- may set `agent.residue` and `agent.owner_of`, which find a tenant's remains and processes beyond its connections;
+- may set `agent.replaced`, which finds processes whose hook is not the mounted one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from .settings import AgentSettings
 log = structlog.get_logger(__name__)
 
 _COMPARE_AFTER_S = 0.05
-"""Seconds until changed facts are compared: tenants' processes come and go in bursts, and one comparison builds the
-status of every tenant."""
+"""Seconds until changed facts are compared. Processes start and exit in bursts, and each comparison builds the status
+of every tenant."""
 _RELEASE_FIRST_S = 0.1
-"""Seconds between a release and the first reading for it, beside what runs. The share is given on only after one or two
-readings have shown nothing of the tenant; the pauses between them double up to the usual interval."""
+"""Seconds between a release and the first extra reading for it. A share is reassigned only after one or two readings
+without a trace of the tenant. The pauses between these readings double up to the usual interval."""
 _COUNT_S = 2.0
-"""Seconds between two counts of GPU time: what is unmetered after an agent is killed, beside the time without one."""
+"""Seconds between two counts of GPU time. After a kill of the agent, the time since the last count is unmetered."""
 _FLUSHED_S = 10.0
-"""Seconds between two counts that are flushed to disk: what a power cut takes of them."""
+"""Seconds between two counts that are flushed to disk. A power cut loses at most this much."""
 _TOLD_S = 60.0
-"""Seconds between two counts that the report takes while no tenant comes or goes: they change all the time, and a
-thousand nodes that rest write seventeen times a second."""
+"""Seconds between two reports of consumption while no tenant comes or goes. Counters change all the time; at this
+interval a thousand idle nodes write 17 times a second."""
 _FIRST_READING_S = 1.0
-"""Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
+"""Seconds that tenants wait for the first reading of the GPUs, far longer than a working driver needs."""
 
 
 _WITHOUT_USAGE = {
@@ -61,22 +61,22 @@ _WITHOUT_USAGE = {
     "reserved_seconds": None,
     "memory_mebibyte_seconds": None,
 }
-"""Usage in the status of a tenant, but for the time held: that it is known now is no usage."""
+"""Values that remove usage from a tenant's status, except `held_seconds`: whether that is known is no usage."""
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """Parts of the GPUNode's status that the agent knows now."""
+    """Parts of the GPUNode's status that the agent knows at one moment."""
 
     gpus: tuple[Gpu, ...]
     gpus_known: bool
-    """False until the GPUs have been read: what the GPUNode says of them holds meanwhile."""
+    """False until the GPUs have been read. Until then the GPUNode keeps its former inventory."""
     tenants: tuple[TenantStatus, ...]
     simulated: bool
     agent_version: str
 
     def without_usage(self) -> AgentFacts:
-        """Return the same facts without usage, which changes all the time; a change of anything else is reported at
+        """Return the same facts without usage, which changes all the time. A change of any other fact is reported at
         once."""
         return replace(self, tenants=tuple(map(_without_usage, self.tenants)))
 
@@ -93,45 +93,45 @@ class Agent:
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs and the processes on them.
-        around: What the node is asked through; by default this process asks it itself.
+        around: Access to the node (files, processes); by default, from this process.
     """
 
     def __init__(self, settings: AgentSettings, inventory: Inventory, around: Surroundings | None = None) -> None:
         self.settings = settings
         self.inventory = inventory
         self.changed = asyncio.Event()
-        """Set whenever `facts().without_usage()` has changed; a reporter clears it before it reads the facts."""
+        """Set whenever `facts().without_usage()` has changed. A reporter clears it before it reads the facts."""
         self.residue: Residue = lambda tenant_id: None
-        """Remains of a tenant outside the agent. May be replaced at any time."""
+        """Remains of a tenant that the agent has no connection to. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
-        """Tenant in whose pod a process runs. May be replaced at any time."""
+        """Tenant whose Pod a process belongs to. May be replaced at any time."""
         self.replaced: Replaced = nothing_replaced
         """Processes of a tenant in which the hook was replaced. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
-        """Question whether another agent serves, and this one waits for its end. May be replaced before `start`."""
+        """Whether another agent serves this node and this one is its standby. May be replaced before `start`."""
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
-        """Reason that it could not serve, while it stands by; None if it could."""
+        """Why this agent could not serve, while it is the standby; None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
-        """Question whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
+        """Whether a standby agent waits to serve when this one ends. May be replaced before `start`."""
         self.taken_in: Callable[[], Collection[str]] = lambda: ()
-        """Series of consumption that the operator has taken in. May be replaced at any time."""
+        """Consumption series that the operator has added to its accounts. May be replaced at any time."""
         self.consumption: tuple[list[dict[str, object]], str | None] = ([], None)
-        """What namespaces have had of the GPUs, as the GPUNode's status has it, and when it was so."""
+        """Namespaces' GPU consumption as the GPUNode's status shows it, and the time of the count."""
         self._totals: Mapping[str, TenantTotals] = {}
-        """Totals of each tenant as they are reported."""
+        """Reported totals of each tenant."""
         self._counting: asyncio.Task[None] | None = None
         self.tenants = TenantRegistry(settings, changed=self._compare_soon, around=around)
         self.held_gpus = HeldGpus(settings.namespace, self.tenants.set_open)
-        """GPUs that are open to tenants, where NVIDIA's device plugin owns them."""
+        """GPUs of NVIDIA's device plugin that tenants may use."""
         self.plugin_pod_utilization = UtilizationMeter()
-        """Utilization of these pods' GPUs, by `namespace/name` and GPU UUID."""
+        """Utilization of the GPUs of plugin pods, by `namespace/name` and GPU UUID."""
         self._reading = Reading(gpus=(), processes=())
         self.foreign: Mapping[str, tuple[int, ...]] = {}
         """Pids of processes that use a GPU and belong to no tenant, by GPU UUID."""
         self._read_at: float | None = None
         """Loop time of the last reading."""
         self._failure: str | None = None
-        """Error in reading the inventory at present; None if there is none."""
+        """Error of the last reading of the inventory; None if it succeeded."""
         self._last: AgentFacts | None = None
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
@@ -139,24 +139,25 @@ class Agent:
         """Tenants whose release waits for readings."""
         self._release_begun = asyncio.Event()
         self._release_readings = 0
-        """Readings since a release began, which waits for more."""
+        """Readings since the last release began."""
 
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
         await self.tenants.start()
 
     async def check(self) -> None:
-        """Find out whether this agent could serve: its hook and the driver can be read. Changes nothing else."""
+        """Check whether this agent could serve: its hook and the driver must be readable. Changes nothing else."""
         self.unfit = await unfit_for(self.settings, self.inventory)
 
     async def take_stock(self, *, needed: bool = True) -> None:
-        """Read the inventory, and follow it from now on.
+        """Read the inventory once, then keep reading it in the background.
 
-        It comes before the tenants where that is possible: their clients are told what contexts take on the models.
+        Call this before tenants are applied where possible: tenants' processes are sent the memory that a context takes
+        per GPU model.
 
         Args:
-            needed: Raise `InventoryError` if there is no first reading. If not, it is waited for a second at most; the
-                agent serves its tenants without it, and `unhealthy` says what is wrong.
+            needed: Raise `InventoryError` if the first reading fails. If False, wait one second at most; the agent then
+            serves tenants without an inventory, and `unhealthy` returns the reason.
         """
         if needed:
             await self._read()
@@ -168,7 +169,7 @@ class Agent:
         self._counting = asyncio.create_task(self._count(), name="consumption")
 
     async def close(self) -> None:
-        """Close every socket and stop. Tenants' directories stay: their pods outlive the agent."""
+        """Close every socket and stop. Tenants' directories stay, because their Pods outlive the agent."""
         for task in (self._polling, self._counting):
             if task is not None:
                 task.cancel()
@@ -187,17 +188,17 @@ class Agent:
     def know_plugin_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
     ) -> None:
-        """Take what the kubelet tells of the device plugin's GPUs, as `HeldGpus.know_pods` does."""
+        """Set the plugin pods that the kubelet reports, as `HeldGpus.know_pods` does."""
         self.held_gpus.know_pods(given, problem, offered)
         self._compare_soon()
 
     @property
     def plugin_pods(self) -> Mapping[str, PluginPod]:
-        """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID; holders of ours are none."""
+        """Pods with a whole GPU from NVIDIA's device plugin, by GPU UUID, without SharePod's own holders."""
         return self.held_gpus.native()
 
     def facts(self) -> AgentFacts:
-        """Return what is known now. No I/O."""
+        """Return the current facts. No I/O."""
         return AgentFacts(
             gpus=self.gpus(),
             gpus_known=self.gpus_known,
@@ -207,7 +208,7 @@ class Agent:
         )
 
     def unhealthy(self) -> str | None:
-        """Return why the agent does not do its work, as `/healthz` says; None if it does."""
+        """Return why the agent cannot do its work, for `/healthz`; None if it can."""
         if self._polling is None or self._polling.done():
             return "the inventory is not being read: the agent is starting or ending"
         stale = 3 * self.settings.inventory_interval_s + self.settings.nvml_timeout_s
@@ -226,7 +227,7 @@ class Agent:
                 )
                 if self._reading.fresh:
                     self._observe_plugin_pods()
-                # Before a ledger is known, no process can be attributed.
+                # Until a ledger has been read, no process can be attributed to a tenant.
                 self.foreign = attribution.foreign if self.tenants.known else {}
             except InventoryError as error:
                 if self._failure != str(error):
@@ -243,12 +244,12 @@ class Agent:
         return self._read_at is not None
 
     def status_of(self, tenant_id: str) -> TenantStatus | None:
-        """Return a tenant's entry in the status of the GPUNode; None if its row is not in force any more."""
+        """Return a tenant's entry in the status of the GPUNode; None if its row is no longer applied."""
         view = self.tenants.view(tenant_id)
         return None if view is None else self._with_totals(view.status())
 
     def _with_totals(self, status: TenantStatus) -> TenantStatus:
-        """Add a tenant's totals: as they were last told, or, once nothing is left of it, the final ones."""
+        """Add a tenant's totals: those reported last, or the final ones once the tenant is drained."""
         totals = self.tenants.totals_now(status.id) if status.drained else self._totals.get(status.id)
         if totals is None:
             return status
@@ -263,7 +264,7 @@ class Agent:
         )
 
     async def _count(self) -> None:
-        """Count GPU time, and keep the count for the next agent."""
+        """Count GPU time, and store the count for the next agent."""
         loop = asyncio.get_running_loop()
         told_at = flushed_at = -_TOLD_S
         told: frozenset[str] = frozenset()
@@ -286,7 +287,7 @@ class Agent:
             await asyncio.sleep(_COUNT_S)
 
     async def _pause(self) -> None:
-        """Wait for the next reading: soon after a release has begun, then with growing pauses up to the interval."""
+        """Wait for the next reading: shortly after a release has begun, then with growing pauses up to the interval."""
         if not self._releasing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(irregular(self.settings.inventory_interval_s, random.random())):  # noqa: S311
@@ -340,9 +341,9 @@ class Agent:
             self.changed.set()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the inventory's GPUs, with those not shareable that have failed or that a foreign process uses.
+        """Return the inventory's GPUs. A GPU that has failed, or that a foreign process uses, is marked not shareable.
 
-        A process on a GPU that the device plugin has given to another pod is not foreign.
+        A process on a GPU that the device plugin has given to its Pod is not foreign.
         """
         gpus = []
         for gpu in map(self.held_gpus.mark, self._reading.gpus):

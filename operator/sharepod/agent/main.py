@@ -1,6 +1,7 @@
-"""Program `sharepod-agent`: listens for the tenants that it finds, loads the rest, and runs it (`program`).
+"""Program `sharepod-agent`: opens the sockets of the tenants in the state directory, imports the rest, and runs
+`program`.
 
-With `--apart`, as in the DaemonSet, a container that is started anew listens again before anything else is loaded.
+With `--apart`, as in the DaemonSet, a restarted container listens again before the slow imports.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from sharepod.agent.state import early_sockets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit status, see `program`."""
+    """Run the program; return its exit status (see `program`)."""
     arguments = sys.argv[1:] if argv is None else argv
     early = early_sockets.EarlySockets()
     if "--apart" in arguments:
         early = early_sockets.listen(arguments, os.environ)
-    from . import program  # takes some tenths of a second
+    from . import program  # imports take some tenths of a second
 
     return program.main(arguments, early)
 

@@ -1,14 +1,15 @@
-"""Event loop whose timers are on time to microseconds, where the kernel has timers with a descriptor.
+"""Event loop whose timers fire within microseconds, where the kernel has timerfd.
 
-asyncio's own waits for whole milliseconds, rounded up: a GPU would idle for half a millisecond, on average, wherever a
-hand-off goes by a timer. The wait itself is C (native/timed_wait.c): every hand-off begins and ends with one. So are
-the checks for signs of life, due some 200 times a second while tenants share a GPU (`SilenceWatch`), and prepared
-hand-offs (`LoopHandOffs`, native/hand_offs.c).
+asyncio's own selector waits for whole milliseconds, rounded up. A GPU would idle for 0.5 ms on average at each hand-off
+that a timer starts. The wait itself is C (native/timed_wait.c), because every hand-off begins and ends with one. The
+wait also
+- checks for signs of life, some 200 times a second while tenants share a GPU (`SilenceWatch`);
+- sends prepared grants (`LoopHandOffs`, native/hand_offs.c).
 
 Guarantees:
-- A timer that is due within `_EXACT_NS` fires when it is due; one that is due later, up to a millisecond after it.
-- A hand-off that the wait has carried out is told of before anything else is called.
-- Where such a timer cannot be made or set, the loop is asyncio's own.
+- A timer that is due within `_EXACT_NS` fires when it is due. A later timer fires at most 1 ms late.
+- A hand-off that the wait has carried out is reported to Python before any other callback runs.
+- Where a timerfd cannot be created or set, the loop is asyncio's own.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from sharepod.agent._timed_wait import lib as _lib
 from sharepod.protocol import Beat
 
 _EXACT_NS: int = _lib.SHP_EXACT_NS
-"""Nanoseconds: a millisecond more is nothing to what waits for longer than 20 ms, and costs no system call."""
+"""Nanoseconds. Waits longer than these 20 ms may fire 1 ms late: that is negligible for them, and saves a system
+call."""
 _MOST = 64
-"""Descriptors that one wait tells of at most; the others come first in the next."""
+"""Most descriptors that one wait returns; the rest come first in the next."""
 _NEVER_NS = 2**63 - 1
-"""Moment at which an alarm that is not set rings."""
+"""Moment of an alarm that is not set."""
 _BEATS_MOST: int = _lib.SHP_BEATS_MOST
-"""Processes that are watched at most."""
+"""Most processes that are watched."""
 _READ, _WRITE = ~select.EPOLLOUT, ~select.EPOLLIN
-"""Events that let one read, or write: errors both."""
+"""Events that allow a read, or a write; errors allow both."""
 _CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK = 1, os.O_CLOEXEC | os.O_NONBLOCK
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,16 +48,16 @@ _Result = TypeVar("_Result")
 
 
 class OnTimeSelector(selectors.EpollSelector):
-    """Selector that waits for a timer's descriptor instead of for whole milliseconds. The descriptor reports each end
-    of the timer once, so that it is never read."""
+    """Selector that waits on a timerfd instead of for whole milliseconds. The timerfd is edge-triggered, so it is never
+    read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._found = _ffi.new("shp_ready[]", _MOST)
         self.silence_watch = _ffi.new("shp_silence_watch *")
-        """Alarm and tenants that are looked after while this waits."""
+        """Alarm, and tenants that are checked during the wait."""
         self.hand_offs = LoopHandOffs()
-        """Hand-offs that are carried out while this waits."""
+        """Hand-offs that are carried out during the wait."""
         self._poller = self.fileno()
         self._timer: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK)
         if self._timer >= 0:
@@ -63,7 +65,7 @@ class OnTimeSelector(selectors.EpollSelector):
         self.silence_watch.timer, self.silence_watch.alarm = self._timer, _NEVER_NS
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until a descriptor is ready or `timeout` is over, in seconds; None: without end."""
+        """Wait until a descriptor is ready or `timeout` seconds are over; None: no timeout."""
         hand_offs = self.hand_offs
         if hand_offs.stale:
             hand_offs.prepare()
@@ -79,7 +81,7 @@ class OnTimeSelector(selectors.EpollSelector):
         ready: list[tuple[selectors.SelectorKey, int]] = []
         for place in range(count):
             found = self._found[place]
-            key = keys.get(found.descriptor)  # the timer has none
+            key = keys.get(found.descriptor)  # the timerfd has none
             if key is not None:
                 events = found.events
                 wanted = (selectors.EVENT_READ if events & _READ else 0) | (
@@ -89,7 +91,7 @@ class OnTimeSelector(selectors.EpollSelector):
         return ready
 
     def close(self) -> None:
-        """Close the timer and the descriptor of the selector."""
+        """Close the timer and the selector's descriptor."""
         super().close()
         if self._timer >= 0:
             os.close(self._timer)
@@ -97,7 +99,8 @@ class OnTimeSelector(selectors.EpollSelector):
 
 
 class Order(NamedTuple):
-    """Grant that the wait sends once the holder has drained, between two moments in nanoseconds of CLOCK_MONOTONIC."""
+    """Grant that the wait sends once the holder has drained, if that happens between two moments (CLOCK_MONOTONIC,
+    ns)."""
 
     socket: int
     """Descriptor of the successor's socket."""
@@ -107,13 +110,13 @@ class Order(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Hand-off that was carried out. Moments in nanoseconds of CLOCK_MONOTONIC."""
+    """Hand-off that was carried out. Moments are CLOCK_MONOTONIC in nanoseconds."""
 
     place: int
     wanting: bool
-    """The holder wants more."""
+    """True if the holder wants more time."""
     seen_at: int
-    """Moment at which its DRAINED was seen."""
+    """Moment at which its DRAINED frame was read."""
     sent_at: int
     """Moment at which the grant had been sent."""
 
@@ -122,8 +125,8 @@ class LoopHandOffs:
     """Hand-offs that the loop's wait carries out by itself, one for each of `PLACES` GPUs.
 
     Guarantees:
-    - What is prepared is carried out once, and never once it was dropped.
-    - Python is told of each before anything else is called, in the order in which the holders drained.
+    - A prepared hand-off is carried out at most once, and never after it was dropped.
+    - Each one is reported to Python before any other callback runs, in the order in which the holders drained.
     """
 
     PLACES: int = _lib.SHP_HAND_OFFS_MOST
@@ -131,7 +134,7 @@ class LoopHandOffs:
     def __init__(self) -> None:
         self.kept = _ffi.new("shp_hand_offs *")
         self.stale = False
-        """True if `prepare` is to be called before the next wait."""
+        """True if `prepare` must be called before the next wait."""
         self._prepare: Callable[[], object] | None = None
         self._made: Callable[[Made], object] | None = None
         self._told: Callable[[], object] | None = None
@@ -140,12 +143,12 @@ class LoopHandOffs:
             place.socket = -1
 
     def claim(self, prepare: Callable[[], object], made: Callable[[Made], object], told: Callable[[], object]) -> bool:
-        """Have these called; return False if hand-offs are another's.
+        """Register the callbacks; return False if another component has registered its own.
 
         Args:
-            prepare: Called before a wait, if `stale` was set since the last.
+            prepare: Called before a wait if `stale` was set since the last wait.
             made: Called for each hand-off that was carried out.
-            told: Called after all that were.
+            told: Called once after all of them.
         """
         if self._prepare is not None:
             return False
@@ -153,7 +156,7 @@ class LoopHandOffs:
         return True
 
     def release(self) -> None:
-        """Give them back; nothing is carried out any more."""
+        """Remove the callbacks; from now on no hand-off is carried out."""
         for place in range(self.PLACES):
             self.drop(place)
         self._prepare = self._made = self._told = None
@@ -162,17 +165,17 @@ class LoopHandOffs:
             place.made = 0
 
     def end_by(self, moment: int | None) -> None:
-        """Carry nothing out later than at that moment; None: whenever."""
+        """Carry out no hand-off after that moment; None: no bound."""
         self.kept.until = _NEVER_NS if moment is None else min(moment, _NEVER_NS)
 
     def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
-        """Carry out a hand-off once `holder` has drained.
+        """Prepare a hand-off that is carried out once `holder` has drained.
 
         Args:
             place: Number of the GPU.
             holder: Descriptor of its holder's socket.
-            grant_id: Id of the grant that it drains.
-            orders: What is sent then if it wants more, and if it does not; None: nothing.
+            grant_id: Id of the grant that the holder drains.
+            orders: Grant to send if the holder wants more, and grant to send if it does not; None: none.
         """
         kept = self.kept.places[place]
         for order, into in zip(orders, kept.orders, strict=True):
@@ -184,21 +187,21 @@ class LoopHandOffs:
         self.kept.count = max(self.kept.count, place + 1)
 
     def drop(self, place: int) -> None:
-        """Carry out nothing of a GPU."""
+        """Cancel the prepared hand-off of a GPU."""
         self.kept.places[place].socket = -1
 
     def look(self) -> bool:
-        """Carry out what is due; return whether anything was."""
+        """Carry out the hand-offs that are due; return whether there were any."""
         return bool(_hand_on(self.kept))
 
     def prepare(self) -> None:
-        """Have hand-offs prepared."""
+        """Call `prepare`, if hand-offs are stale."""
         self.stale = False
         if self._prepare is not None:
             self._guarded(self._prepare)
 
     def tell(self) -> None:
-        """Tell of what was carried out."""
+        """Report the hand-offs that were carried out."""
         kept = self.kept
         while kept.made and self._made is not None:
             number = _next_made(kept)
@@ -209,7 +212,7 @@ class LoopHandOffs:
             self._guarded(self._told)
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call what must not end the loop."""
+        """Call a function whose errors must not end the loop."""
         try:
             call(*arguments)
         except Exception as error:
@@ -220,10 +223,10 @@ class LoopHandOffs:
 
 
 class LoopAlarm:
-    """Moment at which the loop calls a function, and which is moved without a system call or a new object.
+    """Moment at which the loop calls a function. Setting it costs no system call and no new object.
 
     Args:
-        silence_watch: What the loop's wait looks after.
+        silence_watch: State of the silence watch that the loop's wait reads.
     """
 
     def __init__(self, silence_watch: Any) -> None:
@@ -231,19 +234,19 @@ class LoopAlarm:
         self._ring: Callable[[], object] | None = None
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Have `ring` called when the alarm rings. Return False if it is another's."""
+        """Have `ring` called when the alarm is due. Return False if another component has claimed the alarm."""
         if self._ring is not None:
             return False
         self._ring = ring
         return True
 
     def release(self) -> None:
-        """Give the alarm back; it rings no more."""
+        """Remove the callback; the alarm stays silent."""
         self._ring = None
         self.set(None)
 
     def set(self, at_ns: int | None) -> None:
-        """Let it ring once, at that moment in nanoseconds of CLOCK_MONOTONIC, and at no other; None: not at all."""
+        """Ring once at that moment (CLOCK_MONOTONIC, ns), replacing any earlier setting; None: not at all."""
         self._silence_watch.alarm = _NEVER_NS if at_ns is None or at_ns > _NEVER_NS else at_ns
 
     def rung(self) -> None:
@@ -253,32 +256,34 @@ class LoopAlarm:
 
 
 class SilenceWatch:
-    """Watch over tenants that are expected to give signs of life, while the loop waits and without waking Python.
+    """Watch for tenants that stop giving signs of life, checked during the loop's wait without waking Python.
 
     Args:
-        silence_watch: What the loop's wait looks after.
+        silence_watch: State that the loop's wait reads.
     """
 
     def __init__(self, silence_watch: Any) -> None:
         self._silence_watch = silence_watch
         self._watched: dict[str, tuple[int, Sequence[Beat]]] = {}
-        """First place and processes of each tenant. They keep the memory in which the processes write."""
+        """First place and processes of each tenant. The references keep the shared memory that the processes write
+        to."""
         self._free: dict[int, list[int]] = {}
         """First places of gaps below `count`, by their length."""
         self._over: Callable[[int], None] | None = None
 
     @property
     def keeps(self) -> bool:
-        """True if a look is due at some moment."""
+        """True if a check is scheduled."""
         return bool(self._watched)
 
     def keep(self, tenants: Mapping[str, Sequence[Beat]], due_ns: int, over: Callable[[int], None]) -> bool:
-        """Watch these from now on, in place of others. Return False if they are too many, and nobody is watched.
+        """Watch these tenants, instead of the former ones. Return False if they have too many processes; then no tenant
+        is watched.
 
         Args:
-            tenants: By tenant the processes of which one has to give signs of life.
-            due_ns: Moment of the first look, in nanoseconds of CLOCK_MONOTONIC.
-            over: Called when a tenant is silent, with the moment at which that look was due. Nobody is watched then.
+            tenants: Processes of each tenant; one of them has to give signs of life.
+            due_ns: Moment of the first check (CLOCK_MONOTONIC, ns).
+            over: Called when a tenant is silent, with the moment at which that check was due. The watch ends with it.
         """
         self.end()
         self._over = over
@@ -290,8 +295,8 @@ class SilenceWatch:
         return bool(tenants)
 
     def put(self, tenant: str, beats: Sequence[Beat], over: Callable[[int], None]) -> bool:
-        """Watch a tenant from now on, beside others, or by other processes than before. Return False if there is no
-        place for it, and it is not watched. A look is due once its patience may end. Arguments as for `keep`."""
+        """Watch one more tenant, or replace its processes. Return False if there is no place; then this tenant is not
+        watched. The next check is due at the earliest end of a tenant's patience. Arguments as for `keep`."""
         if tenant in self._watched:
             self.drop(tenant)
         silence_watch, size, due = self._silence_watch, len(beats), 0
@@ -317,7 +322,7 @@ class SilenceWatch:
         return True
 
     def drop(self, tenant: str) -> None:
-        """Watch a tenant no more."""
+        """Stop watching a tenant."""
         watched = self._watched.pop(tenant, None)
         if watched is None:
             return
@@ -330,11 +335,11 @@ class SilenceWatch:
         self._free.setdefault(len(beats), []).append(first)
 
     def _place_for(self, size: int) -> int | None:
-        """Return the first of so many places in a row that are free; None if there are none."""
+        """Return the first of `size` adjacent free places; None if there are none."""
         gaps = self._free.get(size)
         if gaps:
             return gaps.pop()
-        if self._free and self._silence_watch.count + size > _BEATS_MOST:  # the gaps are of other sizes: close them
+        if self._free and self._silence_watch.count + size > _BEATS_MOST:  # the gaps have other sizes: close them
             due, watched = self._silence_watch.due, self._watched.copy()
             self.end()
             for tenant, (_first, beats) in watched.items():
@@ -347,13 +352,13 @@ class SilenceWatch:
         return tenant in self._watched
 
     def end(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching all tenants."""
         self._silence_watch.count = self._silence_watch.silent = 0
         self._watched.clear()
         self._free.clear()
 
     def silent(self) -> None:
-        """Say that a tenant is silent."""
+        """Report a silent tenant."""
         over, due = self._over, int(self._silence_watch.due)
         self.end()
         if over is not None:
@@ -365,7 +370,7 @@ def _ignored(_due: int) -> None:
 
 
 class OnTimeLoop(asyncio.SelectorEventLoop):
-    """Event loop whose timers are on time, with an alarm, a silence watch and hand-offs."""
+    """Event loop with exact timers, an alarm, a silence watch and prepared hand-offs."""
 
     def __init__(self) -> None:
         selector = OnTimeSelector()
@@ -374,13 +379,13 @@ class OnTimeLoop(asyncio.SelectorEventLoop):
         self.alarm = LoopAlarm(selector.silence_watch)
         self.silence_watch = SilenceWatch(selector.silence_watch)
         self.hand_offs = selector.hand_offs
-        # Never written: the wait tells of it when the alarm rings and when a tenant is silent.
+        # Never written: the wait reports it as ready when the alarm rings and when a tenant is silent.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._looked_after.descriptor = self._bell
         self.add_reader(self._bell, self._tell)
 
     def close(self) -> None:
-        """Close the loop and what it has open."""
+        """Close the loop and its descriptors."""
         if not self.is_closed():
             self.alarm.release()
             self.silence_watch.end()

@@ -1,10 +1,12 @@
 """The agent's program: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
-While another agent serves the state directory this one stands by, with everything loaded. With `--apart` it runs as two
-child processes, which a supervisor restarts when they are killed (`apart/pair.py`).
+While another agent serves the state directory, this one is its standby, with everything imported. With `--apart` the
+agent runs as two child processes, which a supervisor restarts when they are killed (`apart/pair.py`).
 
-Exit status: 0 after a signal; 1 if something that the agent needs is missing, with one line that says what; 2 for wrong
-settings.
+Exit status:
+- 0 after a signal;
+- 1 if something that the agent needs is missing; one line names it;
+- 2 for invalid settings.
 """
 
 from __future__ import annotations
@@ -50,17 +52,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which a thread that reads NVML or a file gives the interpreter to the event loop (Python's default: 5
-ms): a hand-off of a GPU waits no longer than this."""
+"""Seconds after which a thread that reads NVML or a file yields the interpreter to the event loop (Python's default: 5
+ms). A hand-off of a GPU waits no longer than this."""
 
 _CHECK_S = 10.0
-"""Seconds between two checks of an agent that stands by."""
+"""Seconds between two checks of a standby agent."""
 
 _PREREQUISITES = (InventoryError, StateDirError, TenantsFileError, OSError)
 
 
 def main(argv: Sequence[str], early: EarlySockets) -> int:
-    """Run the program; return its exit status. `early`: what listens already."""
+    """Run the program; return its exit status. `early`: sockets that listen already."""
     parser = argparse.ArgumentParser(
         prog="sharepod-agent",
         description="Shares this node's GPUs among its tenants.",
@@ -140,8 +142,8 @@ def inventory_of(settings: AgentSettings) -> Inventory:
 async def run(
     settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT, control: socket.socket | None = None
 ) -> int:
-    """Run one agent from its start to a signal; return the exit status. `control`: brings the way to the worker, where
-    tenants are served by one."""
+    """Run one agent from its start to a signal; return the exit status. `control`: socket that brings links to the
+    worker, if tenants are served by a worker."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -164,7 +166,7 @@ async def run(
             if isinstance(agent, Agent):
                 http = await endpoints.serve(agent, guard)
             gc.collect()
-            gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
+            gc.freeze()  # the collector skips objects that live from the start: shorter pauses between frames
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             try:
                 async with Supervisor() as supervisor:
@@ -204,7 +206,7 @@ def _agent(
     asks: ApiReviews | None,
     stop: asyncio.Event,
 ) -> AnyAgent:
-    """Return the agent; one whose tenants a worker serves where `control` brings the way to it."""
+    """Return the agent; with `control`, one whose tenants are served by a worker."""
     inventory = inventory_of(settings)
     if control is None:
         return Agent(settings, inventory, on_this_node(settings))
@@ -215,7 +217,7 @@ def _agent(
 
 
 def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] | tuple[None, None]:
-    """Return who decides on readers of the metrics, and what asks the API server for it; None where all may read."""
+    """Return the guard of the metrics, and its client of the API server; None where access is open."""
     if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
         return None, None
     from sharepod.kube import Connection  # standalone does not need the API client
@@ -228,7 +230,7 @@ def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews] |
 async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
     """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
     if not succession.free():
-        kept.drop_all_but(())  # the agent that serves has its own
+        kept.drop_all_but(())  # the serving agent opens its own
         checking = asyncio.create_task(_keep_checking(agent))
         try:
             await succession.turn()
@@ -247,16 +249,16 @@ async def _drive(agent: AnyAgent, succession: Succession, again: asyncio.Event, 
 
 
 async def _keep_checking(agent: AnyAgent) -> None:
-    """Find out again and again whether the agent that stands by could serve, as `/healthz` says: where it could not,
-    the agent that serves is not to be ended."""
+    """Check every `_CHECK_S` seconds whether the standby agent could serve, and report it in `/healthz`. A standby that
+    could not serve must not replace the serving agent."""
     while True:
         await agent.check()
         await asyncio.sleep(_CHECK_S)
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one: each process of a tenant costs two descriptors, and the usual
-    soft limit of 1024 is for programs that use `select`."""
+    """Raise the soft limit of open files to the hard one. Each process of a tenant costs two descriptors; the usual
+    soft limit of 1024 protects only programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
 """Settings of the agent: one typed object, checked once at start.
 
-Values come, first match wins, from arguments, from the environment (`SHAREPOD_AGENT_<FIELD>`), and from the YAML file
-named by `SHAREPOD_AGENT_CONFIG` (keys in snake_case, as here). An unknown key in the file is an error. The text below
+A value comes from the first source that has one: arguments, the environment (`SHAREPOD_AGENT_<FIELD>`), the YAML file
+that `SHAREPOD_AGENT_CONFIG` names (keys in snake_case, as here). An unknown key in the file is an error. The text below
 each field is the field's entry in `docs/settings.md` (`make docs`).
 """
 
@@ -23,7 +23,7 @@ from sharepod.web.metrics_access import MetricsAccess
 ENV_PREFIX = "SHAREPOD_AGENT_"
 """Prefix of every setting's environment variable."""
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"
-"""The hook that was built into this package."""
+"""Hook that was built into this package."""
 
 
 def _absolute(path: Path) -> Path:
@@ -45,21 +45,21 @@ class AgentMode(StrEnum):
 
 
 class UnenforcedPolicy(StrEnum):
-    """Action on processes that have more than their tenant's share, or can take it."""
+    """Action on processes that use, or could use, more than their tenant's share."""
 
     REPORT = "Report"
-    """The finding is shown."""
+    """The finding is reported."""
     KILL = "Kill"
-    """The process is ended, too."""
+    """The process is also killed."""
 
 
 class EnvInjection(StrEnum):
-    """Treatment of a node whose default runtime gives GPUs to every container that asks by NVIDIA_VISIBLE_DEVICES."""
+    """Treatment of a node whose default runtime gives GPUs to every container with NVIDIA_VISIBLE_DEVICES."""
 
     REFUSE = "Refuse"
     """The node takes no tenants."""
     ACCEPT = "Accept"
-    """It does."""
+    """The node takes tenants."""
 
 
 class SharingMode(StrEnum):
@@ -68,7 +68,7 @@ class SharingMode(StrEnum):
     EXCLUSIVE = "Exclusive"
     """One tenant runs at a time."""
     CONCURRENT = "Concurrent"
-    """Other tenants run in the gaps of the tenant whose turn it is."""
+    """Other tenants run in the gaps that the lead leaves."""
 
 
 class AgentSettings(BaseSettings):
@@ -83,16 +83,16 @@ class AgentSettings(BaseSettings):
     """`cluster` (tenants come from the GPUNode) or `standalone` (tenants come from `tenants_file`)."""
 
     state_dir: AbsolutePath = Path(DEFAULT_STATE_DIR)
-    """Directory for the hook and the tenants' directories. It has to be the same path in the agent's container as on
-    the host."""
+    """Directory for the hook and the tenants' directories. The path must be the same in the agent's container as on the
+    host."""
 
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
     """The kubelet's root directory (`--root-dir`). The agent uses `plugins`, `plugins_registry` and `pods` in it."""
 
     cdi_dirs: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = (Path("/etc/cdi"), Path("/var/run/cdi"))
-    """CDI directories of the node's container runtime, the one that goes before others last. The GPUs' CDI devices are
-    looked up in all of them; those of the tenants are written to the last one. Each has to be the same path in the
-    agent's container as on the node."""
+    """CDI directories of the node's container runtime, in ascending precedence. The agent looks up the GPUs' CDI
+    devices in all of them, and writes the tenants' devices to the last one. Each path must be the same in the agent's
+    container as on the node."""
 
     cdi_generate: bool = True
     """Let the agent run the node's `nvidia-ctk cdi generate` where a GPU has no CDI device."""
@@ -104,7 +104,7 @@ class AgentSettings(BaseSettings):
     """Namespace of the agent's Lease."""
 
     inventory_file: AbsolutePath | None = None
-    """YAML file of simulated GPUs, for tests and demonstrations; log and status say that the inventory is simulated.
+    """YAML file of simulated GPUs, for tests and demonstrations. Log and status then report a simulated inventory.
     Unset: the GPUs are read through NVML."""
 
     inventory_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
@@ -114,91 +114,91 @@ class AgentSettings(BaseSettings):
     """Seconds that one reading through NVML may take before the GPUs count as unhealthy."""
 
     xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
-    """Xids after which a GPU still counts as healthy. Any other Xid makes the GPU unhealthy until the node is
+    """Xids after which a GPU still counts as healthy. After any other Xid the GPU is unhealthy until the node is
     restarted, or until `xids.json` is removed from the state directory and the agent restarted."""
 
     unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
-    """Seconds for which a process may be on a GPU before its hook has connected. After that, its tenant's share counts
-    as not enforced."""
+    """Seconds for which a process may use a GPU before its hook has connected. After that, its tenant's share counts as
+    not enforced."""
 
     busy_tolerance: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Part of 10 s for which a tenant's processes may keep a GPU busy while the tenant does not hold it. Above it, the
-    tenant is reported."""
+    """Part of 10 s for which a tenant's processes may keep a GPU busy while the tenant does not hold it. Above this
+    part the agent reports a finding."""
 
     memory_gap_mib: Annotated[int, Field(ge=1, le=1 << 20)] = 512
-    """MiB that the driver may count for a tenant's processes on a GPU beyond their allocations. Above it, the tenant is
-    reported."""
+    """MiB that the driver may count for a tenant's processes on a GPU beyond their allocations. Above this amount the
+    agent reports a finding."""
 
     unenforced_policy: UnenforcedPolicy = UnenforcedPolicy.REPORT
-    """Policy for processes to which a finding is put down: without the hook, with another hook, busy beyond what their
-    tenant held, with memory beyond its limit. `Report` shows the finding, `Kill` also ends the process at once."""
+    """Policy for a process that causes a finding: no hook, a replaced hook, a GPU kept busy outside the tenant's turns,
+    or memory above the limit. `Report` reports the finding; `Kill` also kills the process at once."""
 
     env_injection: EnvInjection = EnvInjection.REFUSE
-    """Treatment of a node whose default runtime is NVIDIA's, so that each image with `NVIDIA_VISIBLE_DEVICES` gets its
-    GPUs past every share. `Refuse`: the node takes no tenants. `Accept`: it does, where all who may run pods are
-    trusted."""
+    """Treatment of a node whose default runtime is NVIDIA's: images with `NVIDIA_VISIBLE_DEVICES` get GPUs without a
+    share. `Refuse`: the node takes no tenants. `Accept`: the node takes tenants; use it where every user who may run
+    pods is trusted."""
 
     tenants_file: AbsolutePath | None = None
-    """Mode `standalone`: YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`. It is read again when it
-    changes."""
+    """YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`, for mode `standalone`. The agent reads it
+    again when it changes."""
 
     hook_file: AbsolutePath = PACKAGED_HOOK
-    """Hook library that is preloaded in tenants' containers. Default: the hook that was built into this package."""
+    """Hook library that is preloaded in tenants' containers. Default: the hook built into this package."""
 
     target_latency_ms: Annotated[int, Field(ge=20, le=10_000)] = 300
-    """Milliseconds within which every tenant that waits for a GPU should have had a turn. A tenant's quantum is its
-    part of this time, by its request."""
+    """Milliseconds within which every tenant that waits for a GPU should get a turn. A tenant's quantum is its part of
+    this time, in proportion to its request."""
 
     quantum_min_ms: Annotated[int, Field(ge=2, le=1000)] = 10
-    """What a holder keeps of its quantum when a tenant wakes with credit, in milliseconds. Shorter costs throughput
-    (each hand-off drains the GPU), longer costs latency."""
+    """Milliseconds of its quantum that a holder keeps when a tenant with credit wakes. A lower value costs throughput
+    (each hand-off drains the GPU), a higher value costs latency."""
 
     quantum_max_ms: Annotated[int, Field(ge=2, le=1000)] = 100
     """Longest quantum while other tenants wait, in milliseconds."""
 
     grace_ms: Annotated[int, Field(ge=10, le=60_000)] = 1000
-    """Milliseconds after the end of its quantum for which a tenant may still drain. After that the next tenant is
-    granted, and this one counts as overtaken."""
+    """Milliseconds after the end of its quantum in which a tenant must drain. After that the next tenant is granted,
+    and the late one gets the finding `Overtaken`."""
 
     assured_burst_ms: Annotated[int, Field(ge=10, le=10_000)] = 1000
-    """Unused guaranteed time that a tenant may save up: as much as it is guaranteed in this many milliseconds."""
+    """Most guaranteed time that a tenant can save: the amount guaranteed in this many milliseconds."""
 
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
-    """Unused time under the limit that a tenant may save up: as much as its limit allows in this many milliseconds."""
+    """Most time below its limit that a tenant can save: the amount that the limit allows in this many milliseconds."""
 
     sharing: SharingMode = SharingMode.CONCURRENT
-    """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: while a tenant leaves
-    gaps on the GPU, other tenants run in them, as long as together they get more done than in turns. Both enforce
-    requests and limits."""
+    """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: other tenants run in the
+    gaps that the lead leaves, as long as this gets more work done than turns would. Both enforce requests and limits.
+    """
 
     sharing_by_gpu: dict[str, SharingMode] = {}
     """`sharing` of single GPUs, by UUID or by model as the GPUNode names it; a UUID has precedence. In the environment:
     a JSON object such as `{"NVIDIA A100-SXM4-80GB": "Exclusive"}`."""
 
     recall_ms: Annotated[int, Field(ge=1, le=1000)] = 250
-    """Milliseconds for which an allocation over the limit waits for the tenant's other processes to give back device
-    memory that they do not use."""
+    """Milliseconds for which an allocation over the limit waits for the tenant's other processes to return unused
+    device memory."""
 
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Processes of one tenant that may be connected at once. One more process waits, and launches nothing until another
-    one ends."""
+    """Most connected processes of one tenant. One more process waits, and launches nothing, until another one exits."""
 
     frames_per_s: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
     """Frames of one tenant's processes that the agent handles in a second; a frame that takes more than 25 us counts as
-    several. Frames above the limit wait. A process that stays above it is disconnected. All tenants above their limit
+    several. Further frames wait. A process that stays above the rate is disconnected. All tenants above their rate
     share one tenant's allowance."""
 
     connects_per_s: Annotated[int, Field(ge=1, le=100_000)] = 100
-    """Connections a second that one tenant's processes may make, after `connections_max` at once. Further ones wait."""
+    """Connections a second that one tenant's processes may make, after a burst of `connections_max`. Further ones
+    wait."""
 
     fail_open: bool = False
-    """True: a program whose tenant's directory lacks the file `limits` runs with no share and no memory limit, after
-    waiting 30 s for the file. False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. The setting reaches the hook
-    as a file in the tenant's read-only volume; nothing in a container can switch it on."""
+    """True: if a tenant's directory lacks the file `limits`, a program waits 30 s for it, then runs without share and
+    memory limit. False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. The hook reads the setting from a
+    read-only file, so no container can switch it on."""
 
     niceness: Annotated[int, Field(ge=-20, le=19)] = -10
-    """Nice value that the agent gives itself, if it may. It counts beside what runs in the same cgroup: between pods of
-    a busy node the CPU request of the agent's pod decides how soon it runs."""
+    """Nice value that the agent sets for itself, where permitted. It counts against other processes of the same cgroup.
+    Between pods of a busy node, the CPU request of the agent's pod decides how soon the agent runs."""
 
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address on which `/metrics` and `/healthz` are served."""
@@ -210,9 +210,9 @@ class AgentSettings(BaseSettings):
     """Port of `/metrics`; 0: any free port."""
 
     metrics_access: MetricsAccess = MetricsAccess.TOKEN
-    """Readers of `/metrics` and `/trace`: `Token` (who sends a token that may `get` that path, by the ClusterRole
-    `sharepod-metrics-reader`) or `Open` (whoever reaches the port). In mode `standalone`, which has no API server, it
-    is open."""
+    """Readers of `/metrics` and `/trace`. `Token`: a reader sends a token that may `get` that path, as the ClusterRole
+    `sharepod-metrics-reader` allows. `Open`: every client that reaches the port. Mode `standalone` has no API server,
+    so it is always open."""
 
     log_level: str = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
@@ -227,7 +227,7 @@ class AgentSettings(BaseSettings):
                 f"quantum_min_ms {self.quantum_min_ms} is more than quantum_max_ms {self.quantum_max_ms}; lower it"
             )
         if self.mode is AgentMode.STANDALONE and self.tenants_file is None:
-            raise ValueError("mode standalone has no cluster to learn its tenants from; set tenants_file")
+            raise ValueError("mode standalone has no cluster that could name its tenants; set tenants_file")
         return self
 
     def listens_for_probes(self) -> int:
@@ -280,7 +280,7 @@ class AgentSettings(BaseSettings):
 
 
 class _ConfigFile(BaseSettings):
-    """Path of the YAML file, from the environment."""
+    """Path of the YAML file, read from the environment."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore")
 

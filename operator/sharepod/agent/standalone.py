@@ -2,8 +2,8 @@
 
 Guarantees:
 - The file is read again when it changes and on SIGHUP.
-- A file that has become wrong is logged once and changes nothing.
-- A row that the state directory does not take ends nothing: it is logged and tried again.
+- A file that has become invalid is logged once; the tenants stay as they are.
+- A row that the state directory cannot store is logged and retried; the agent keeps running.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .apart.distant_agent import AnyAgent
 log = structlog.get_logger(__name__)
 
 _INTERVAL_S = 0.25
-"""Seconds between two looks at the file's time and size."""
+"""Seconds between two checks of the file's modification time and size."""
 
 
 class TenantsFileError(Exception):
-    """Tenants file that cannot be read or is not valid. The message says where."""
+    """Tenants file that cannot be read or is not valid. The message names the place."""
 
 
 class _TenantsFile(Model):
@@ -64,7 +64,7 @@ async def run(agent: AnyAgent, again: asyncio.Event) -> None:
         agent: The started agent.
         again: Set to have the file read now.
 
-    Raises `TenantsFileError` if the file is wrong at the start; later the tenants stay as they are. Raises
+    Raises `TenantsFileError` if the file is invalid at the start; later the tenants stay as they are. Raises
     `InventoryError` if there is no inventory at the start.
     """
     path = agent.settings.tenants_file
@@ -88,7 +88,7 @@ async def run(agent: AnyAgent, again: asyncio.Event) -> None:
 
 
 async def _apply(agent: AnyAgent, rows: Sequence[Tenant]) -> bool:
-    """Apply the rows; return whether the state directory took all that had to be written."""
+    """Apply the rows; return whether the state directory stored everything."""
     try:
         await agent.tenants.apply(rows)
     except OSError as error:

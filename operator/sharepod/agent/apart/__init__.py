@@ -1,1 +1,1 @@
-"""The agent in two processes: one with the node's rights, and one without any that serves tenants."""
+"""The agent as two processes: one with rights on the node, and an unprivileged one that serves tenants."""

@@ -1,6 +1,7 @@
-"""Calls between the agent's two processes: their names, arguments and results.
+"""Calls between the agent's two processes: names, arguments and results.
 
-The *privileged process* has the node's rights; the *worker* has none, and serves tenants. A name says who is called.
+The *privileged process* has rights on the node; the *worker* has none, and serves tenants. Each call's name names the
+called process.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from .link import DESCRIPTORS_MAX, Call, Failure
 ERRORS: Mapping[str, type[Exception]] = {
     kind.__name__: kind for kind in (InventoryError, StateDirError, UntakenRowsError)
 }
-"""Errors that travel as what they are."""
+"""Errors that keep their type when they are sent to the other process."""
 
 OPENED_MAX = DESCRIPTORS_MAX // 2
-"""Tenants of one call whose files are opened: each has two descriptors."""
+"""Most tenants of one call that opens files: each file set has two descriptors."""
 
 _Id = Annotated[str, Field(max_length=128)]
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=2048)]
@@ -35,7 +36,7 @@ _Pids = Annotated[tuple[_Pid, ...], Field(max_length=65_536)]
 
 @dataclass(frozen=True)
 class DirectoryWanted:
-    """Tenant's directory that is to be complete."""
+    """Tenant whose directory must be complete."""
 
     tenant: _Id
     limits: str | None
@@ -43,7 +44,7 @@ class DirectoryWanted:
 
 @dataclass(frozen=True)
 class FilesAsked:
-    """Shared tenant whose directory is to be complete and whose files are to be opened."""
+    """Shared tenant whose directory must be complete and whose files must be opened."""
 
     tenant: _Id
     slots: Annotated[int, Field(ge=1, le=1 << 17)]
@@ -51,7 +52,7 @@ class FilesAsked:
 
 @dataclass(frozen=True)
 class HandoverMade:
-    """Handover file, with what an earlier agent left in it."""
+    """Handover file, with the state of an earlier agent."""
 
     slots: int
     survivors: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -63,16 +64,16 @@ class HandoverMade:
 
 @dataclass(frozen=True)
 class FilesMade:
-    """Open files of a tenant: the descriptors of its handover file and of its listening socket come with the answer."""
+    """Open files of a tenant. The answer carries the descriptors of its handover file and listening socket."""
 
     handover: HandoverMade
     unwritten: Failure | None
-    """Reason why the disk did not take the directory, which an earlier agent completed."""
+    """Why the disk did not take a change of the directory, which an earlier agent had completed."""
 
 
 @dataclass(frozen=True)
 class WatchWanted:
-    """Process of a tenant, as the handover file names it, that is to be watched."""
+    """Process of a tenant, as in the handover file, that must be watched."""
 
     tenant: _Id
     pid: _Pid
@@ -80,7 +81,7 @@ class WatchWanted:
 
 @dataclass(frozen=True)
 class FileContent:
-    """Content for one of the files that an agent leaves to the next."""
+    """New content of a file that an agent leaves to the next."""
 
     name: _Id
     content: Annotated[str, Field(max_length=4 << 20)]
@@ -89,40 +90,40 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Identity:
-    """Process behind a connection."""
+    """Process at the other end of a connection."""
 
     pid: int
     start: int | None
     watched: bool
-    """True if its pidfd comes with the answer."""
+    """True if the answer carries the process's pidfd."""
 
 
 @dataclass(frozen=True)
 class ReadingWanted:
-    """Question what is on the GPUs now."""
+    """Request for a reading of the GPUs."""
 
     leaving: _Ids
-    """Tenants of which nothing should be left."""
+    """Tenants in release: no process of them should be left."""
     clients: Annotated[dict[_Id, tuple[_Pids, _Pids]], Field(max_length=2048)]
-    """By tenant, its processes that have connected, and those of them that did as a hook does."""
+    """By tenant: its connected processes, and those among them whose connection came from the hook."""
 
 
 @dataclass(frozen=True)
 class SeenOnNode:
-    """Reading of the GPUs, with what /proc says of it."""
+    """Reading of the GPUs, with the matching facts from /proc."""
 
     reading: Reading
     residue: dict[str, str | None]
-    """Remains of each tenant that was asked for."""
+    """Remains of each requested tenant."""
     owners: dict[int, str]
-    """Tenants in whose pods the processes on the GPUs run, by pid."""
+    """Tenant whose Pod each process on the GPUs belongs to, by pid."""
     replaced: dict[str, dict[int, str]]
-    """By tenant, the processes in which the hook was replaced, with what was seen."""
+    """By tenant: processes whose hook was replaced, with the evidence."""
 
 
 @dataclass(frozen=True)
 class EndWanted:
-    """Process of a tenant that is to be ended."""
+    """Process of a tenant that must be killed."""
 
     tenant: _Id
     pid: _Pid
@@ -130,7 +131,7 @@ class EndWanted:
 
 @dataclass(frozen=True)
 class ReviewWanted:
-    """Review that is asked of the API server."""
+    """Review for the API server."""
 
     path: str
     body: dict[str, Any]
@@ -138,7 +139,7 @@ class ReviewWanted:
 
 @dataclass(frozen=True)
 class Told:
-    """Facts that the worker knows, for the GPUNode's status."""
+    """Facts from the worker, for the GPUNode's status."""
 
     gpus: tuple[Gpu, ...]
     gpus_known: bool
@@ -152,15 +153,15 @@ class Told:
 
 @dataclass(frozen=True)
 class InForce:
-    """Rows in force."""
+    """Applied rows."""
 
     directories: tuple[str, ...]
     """Tenants whose directories may be published."""
     unservable: dict[str, str]
     told: Told
-    """Facts with these rows in force."""
+    """Facts with these rows applied."""
     failure: Failure | None
-    """Reason why the state directory did not take all of it."""
+    """Why the state directory could not store all of it."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class LedgerHeader:
 
 @dataclass(frozen=True)
 class ServingState:
-    """State of the agent beside another one: whether it stands by, and why it could not serve."""
+    """Serving state of the agent: whether it is a standby, and why it could not serve."""
 
     stands_by: bool
     unfit: str | None

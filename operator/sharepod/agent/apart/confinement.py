@@ -1,10 +1,10 @@
-"""Confinement of a process: namespaces of its own, a root without anything but the program, no user, no capability.
+"""Confinement of a process: own namespaces, a root with only the program in it, an own user, no capability.
 
-Guarantees, for a process that `confine` has returned in:
-- It sees its own process and no other, no network, and no file but libraries and the program, which it cannot write.
-- It has a user of its own, no capability, and cannot get one: neither by a program nor by a system call.
-- No tenant shares an amount with it that the kernel counts by real user (`take_own_user`).
-- It has no descriptor but those that were left to it, and makes no file long that it gets.
+Guarantees, for a process in which `confine` has returned:
+- It sees no other process, no network, and no file except libraries and the program, which are read-only.
+- It has a user of its own and no capability, and no program or system call can give it one.
+- It shares none of the kernel's limits per real user with a tenant (`take_own_user`).
+- It has only the descriptors that `confine` was given, and cannot grow the files behind them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 from . import system_calls
 
 SHOWN = 64321
-"""Effective user, and group, of the confined process: all that tenants see. The kernel counts nothing by it."""
+"""Effective user and group of the confined process, and all that tenants see. The kernel keeps no limits by it."""
 _OWN_USERS = range(1 << 31, (1 << 32) - 2)
-"""Real users that are drawn from: the API server refuses a Pod whose `runAsUser` is above 2^31 - 1."""
+"""Range of the random real user. The API server refuses Pods whose `runAsUser` is above 2^31 - 1."""
 _NEW_SPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x40000000
 """Namespaces: mounts, cgroups, host name, IPC, network."""
 _NEW_PIDS = 0x20000000
@@ -35,10 +35,11 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _AMBI
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64")
 _ROOT = Path("/tmp")  # noqa: S108 - a mount point, in a mount namespace of its own
-"""Where the new root is put together."""
+"""Directory on which the new root is assembled."""
 
 _FILE_MAX = 1 << 20
-"""Bytes up to which the process can make a file longer, where its log is none: handover files come with their size."""
+"""Largest size in bytes to which the process may grow a file, unless its log is a file. Handover files come in full
+size."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,16 +53,17 @@ def next_child_alone() -> Iterator[None]:
         try:
             yield
         finally:
-            _checked(_libc.setns(ours, _NEW_PIDS), "the PID namespace of before")
+            _checked(_libc.setns(ours, _NEW_PIDS), "the former PID namespace")
     finally:
         os.close(ours)
 
 
 def take_own_user() -> None:
-    """Draw a real user for this process, which runs as root and stays it. Raise `OSError`.
+    """Set a random real user for this process, which runs as root and keeps it. Raise `OSError`.
 
-    The kernel counts by real user, over all containers: descriptors in flight between sockets, epoll watches, threads,
-    pending signals, locked pages, pipes, keys, inotify watches. A tenant that can name the user can use them up.
+    The kernel has limits per real user over all containers: descriptors in flight between sockets, epoll watches,
+    threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user could exhaust
+    them.
     """
     user = secrets.choice(_OWN_USERS)
     try:
@@ -71,9 +73,9 @@ def take_own_user() -> None:
 
 
 def confine(descriptors: Collection[int], niceness: int) -> None:
-    """Confine this process for good; `descriptors` stay open, beside 0 to 2. Raise `OSError`.
+    """Confine this process permanently. Open descriptors: `descriptors` and 0 to 2. Raise `OSError`.
 
-    To be called as root, in the first process of a PID namespace, before any thread is started.
+    Call this as root, in the first process of a PID namespace, before any thread is started.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -86,7 +88,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
     _checked(_libc.unshare(_NEW_SPACES), "namespaces")
     _enter_root(_program_folders())
     for number in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails beyond the last one
+        _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails beyond the last capability
     _libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
     os.setgroups([])
     take_own_user()
@@ -98,7 +100,7 @@ def confine(descriptors: Collection[int], niceness: int) -> None:
 
 
 def _program_folders() -> list[Path]:
-    """Return the folders that hold the program and its libraries, none within another."""
+    """Return the folders of the program and its libraries, none within another."""
     found = {Path(each).resolve() for each in (*_LIBRARIES, *sys.path, sys.prefix) if each and Path(each).is_dir()}
     return [each for each in sorted(found) if not any(parent in found for parent in each.parents)]
 
@@ -121,7 +123,7 @@ def _enter_root(folders: Collection[Path]) -> None:
     _mount("none", _ROOT, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
     os.chdir(_ROOT)
     _checked(_libc.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "a root of its own")
-    _checked(_libc.umount2(b".", _DETACH), "leaving the root of before")
+    _checked(_libc.umount2(b".", _DETACH), "leaving the former root")
     os.chdir("/")
 
 

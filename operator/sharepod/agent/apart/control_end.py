@@ -12,12 +12,12 @@ from .link import Line
 
 
 class ControlEnd:
-    """End of the way to the supervisor, on the running loop.
+    """End of the supervisor's socket, on the running loop.
 
     Args:
         control: Socket to the supervisor.
-        line: What gets the links.
-        ended: Called once the supervisor has gone.
+        line: Receives the links.
+        ended: Called once the supervisor has exited.
     """
 
     def __init__(self, control: socket.socket, line: Line, ended: Callable[[], None]) -> None:
@@ -29,8 +29,9 @@ class ControlEnd:
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
     def say_lost(self) -> None:
-        """Tell the supervisor that the last link has ended: a worker that still runs then is started anew."""
-        with contextlib.suppress(OSError):  # it has gone
+        """Report to the supervisor that the last link has ended. The supervisor restarts a worker that still runs
+        then."""
+        with contextlib.suppress(OSError):  # the supervisor has exited
             self._control.send(lost(self._number))
 
     def _take(self) -> None:
@@ -51,10 +52,10 @@ class ControlEnd:
 
 
 def brought(number: int) -> bytes:
-    """Return the supervisor's message with link `number`."""
+    """Return the supervisor's message that carries link `number`."""
     return str(number).encode()
 
 
 def lost(number: int) -> bytes:
-    """Return a part's message that link `number` has ended."""
+    """Return a child's message that link `number` has ended."""
     return f"lost {number}".encode()

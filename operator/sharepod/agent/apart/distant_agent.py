@@ -1,9 +1,9 @@
-"""The agent as the privileged process sees it: the worker does what a driver calls, and has told what a driver reads.
+"""The agent as the privileged process sees it: a driver's calls go to the worker, and its facts come from the worker.
 
 Guarantees:
-- A worker that is started anew is told all that the one before it knew, the rows in force last.
-- A privileged process that is started anew finds a worker that serves, and changes nothing of it but by a newer ledger.
-- A tenant counts as drained only if this process finds nothing of it either.
+- A restarted worker is sent the whole state of its predecessor, the applied rows last.
+- A restarted privileged process takes over a serving worker, and changes it only with a newer ledger.
+- A tenant counts as drained only if this process also finds nothing of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .privileged_services import PrivilegedServices
 log = structlog.get_logger(__name__)
 
 _AWAY_S = 10.0
-"""Seconds that a call waits for a worker that is away."""
+"""Seconds that a call waits for an absent worker."""
 _APPLY_S = 120.0
-"""Seconds that a whole ledger may take: each new row costs some files."""
+"""Seconds for a whole ledger: each new row takes a few files."""
 _ATTEMPTS = 6
-"""Lives of the worker; the fifth that is killed within a minute ends the agent."""
+"""Attempts with successive workers. The fifth kill within a minute ends the agent."""
 _CLOSE_S = 5.0
 _STALE_S = 10.0
-"""Seconds after which what the worker has told is stale: it tells each second."""
+"""Seconds after which the worker's facts are stale; the worker sends them each second."""
 
 
 class DistantTenants:
@@ -49,7 +49,7 @@ class DistantTenants:
         self.problems: Mapping[str, str] = {}
 
     async def apply(self, rows: Sequence[Tenant]) -> None:
-        """Make these rows, and no others, the tenants of this node. See `TenantRegistry.apply`."""
+        """Make exactly these rows the tenants of this node. See `TenantRegistry.apply`."""
         await self._agent.put_in_force(tuple(rows))
 
     def directory(self, tenant_id: str) -> Path | None:
@@ -63,7 +63,7 @@ class DistantTenants:
 
 
 class DistantAgent:
-    """Agent whose tenants another process serves. See `Agent` for what a driver does with it."""
+    """Agent whose tenants are served by another process. See `Agent` for its use by a driver."""
 
     def __init__(self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors) -> None:
         self.settings = settings
@@ -77,7 +77,7 @@ class DistantAgent:
         self.link_lost: Callable[[], None] = lambda: None
         """Called when the link to the worker has ended."""
         self.may_serve = False
-        """Once this is closed: whether the worker has not said that it has closed everything."""
+        """Once closed: whether the worker may still serve, because it has not confirmed that it closed everything."""
         self.line = Line(self.services.service(), self._revive_soon, lambda: self.link_lost())
         self.tenants = DistantTenants(self)
         self.held_gpus = _HeldGpusElsewhere(settings.namespace, self.line)
@@ -89,11 +89,11 @@ class DistantAgent:
         self._told: calls.Told | None = None
         self._told_at = 0.0
 
-    # ---- what readings need, set by the driver
+    # ---- inputs of readings, set by the driver
 
     @property
     def residue(self) -> Residue:
-        """Remains of a tenant outside the agent."""
+        """Remains of a tenant that the agent has no connection to."""
         return self.services.residue
 
     @residue.setter
@@ -102,7 +102,7 @@ class DistantAgent:
 
     @property
     def owner_of(self) -> OwnerOf:
-        """Tenant in whose pod a process runs."""
+        """Tenant whose Pod a process belongs to."""
         return self.services.owner_of
 
     @owner_of.setter
@@ -118,7 +118,7 @@ class DistantAgent:
     def replaced(self, replaced: Replaced) -> None:
         self.services.replaced = replaced
 
-    # ---- life
+    # ---- life cycle
 
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
@@ -127,12 +127,12 @@ class DistantAgent:
         await self._insist(self._revive)
 
     async def check(self) -> None:
-        """Find out whether this agent could serve: its hook and the driver can be read."""
+        """Check whether this agent could serve: its hook and the driver must be readable."""
         self.unfit = await unfit_for(self.settings, self.inventory)
         self._tell_standing()
 
     async def take_stock(self, *, needed: bool = True) -> None:
-        """Have the inventory read and followed. See `Agent.take_stock`."""
+        """Have the worker read the inventory, and keep reading it. See `Agent.take_stock`."""
 
         async def take() -> None:
             await self.line.call(calls.WORKER_TAKE_STOCK, needed, timeout_s=_APPLY_S, wait_s=_AWAY_S)
@@ -141,7 +141,7 @@ class DistantAgent:
         self._stocked = True
 
     async def close(self) -> None:
-        """Have every socket closed. Tenants' directories stay."""
+        """Have the worker close every socket. Tenants' directories stay."""
         self.link_lost = lambda: None
         if self._reviving is not None:
             self._reviving.cancel()
@@ -168,21 +168,21 @@ class DistantAgent:
     def know_plugin_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: frozenset[str] = frozenset()
     ) -> None:
-        """Take the pods that have a GPU of their own now, and which GPUs the device plugin offers."""
+        """Set the plugin pods, and the GPUs that the device plugin offers."""
         self.held_gpus.know_pods(given, problem, offered)
         self._pods = calls.Pods(dict(given) if given is not None else None, problem, offered)
         self.line.tell(calls.WORKER_KNOW_PODS, self._pods)
         self.changed.set()
 
-    # ---- what the worker has told
+    # ---- facts from the worker
 
     @property
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Series of what namespaces have had of the GPUs, and when it was so."""
+        """Series of namespaces' GPU consumption, and the time of the count."""
         return (self._told.consumption, self._told.consumed_at) if self._told is not None else ([], None)
 
     def facts(self) -> AgentFacts:
-        """Return what is known now."""
+        """Return the current facts."""
         told = self._told
         tenants = () if told is None else told.tenants
         return AgentFacts(
@@ -203,7 +203,7 @@ class DistantAgent:
         return self._told.gpus if self._told is not None else ()
 
     def unhealthy(self) -> str | None:
-        """Return why the agent does not do its work; None if it does."""
+        """Return why the agent cannot do its work; None if it can."""
         if self._told is None or asyncio.get_running_loop().time() - self._told_at > _STALE_S:
             return "the process that serves tenants does not answer"
         return self._told.unhealthy
@@ -221,7 +221,7 @@ class DistantAgent:
         self.line.tell(calls.WORKER_STAND, calls.ServingState(self.stands_by(), self.unfit))
 
     def _revive_soon(self) -> None:
-        """Tell a worker that has just been started what the one before it knew."""
+        """Send a restarted worker the state of its predecessor."""
         self._tell_standing()
         if self._started:
             if self._reviving is not None:
@@ -232,11 +232,11 @@ class DistantAgent:
         try:
             async with self._order:
                 await self._revive()
-        except OSError as error:  # the next link, or the next ledger, tries again
-            log.error("cannot tell the process that serves tenants all of it", error=str(error))
+        except OSError as error:  # the next link or ledger tries again
+            log.error("cannot send the process that serves tenants its whole state", error=str(error))
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do what tells the worker something, again with the next one where it was killed meanwhile."""
+        """Send something to the worker; if the worker is killed during it, send it to the next one."""
         for attempt in range(1, _ATTEMPTS + 1):
             async with self._order:
                 try:
@@ -274,7 +274,7 @@ class DistantAgent:
 
 
 class _HeldGpusElsewhere(HeldGpus):
-    """GPUs that are open to tenants: known here, closed and opened by the worker."""
+    """GPUs that are open to tenants: decided here, opened and closed by the worker."""
 
     def __init__(self, namespace: str, line: Line) -> None:
         super().__init__(namespace, lambda gpus: None)
@@ -282,16 +282,16 @@ class _HeldGpusElsewhere(HeldGpus):
         self._ledger: calls.LedgerHeader | None = None
 
     def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
-        """Take pool and holders of a ledger, before its rows are put in force."""
+        """Set pool and holders of a ledger, before its rows are applied."""
         super().know_ledger(pool, holders)
         self._ledger = calls.LedgerHeader(pool, tuple(holders))
         self.tell_again()
 
     def tell_again(self) -> None:
-        """Tell the worker pool and holders."""
+        """Send pool and holders to the worker again."""
         if self._ledger is not None:
             self._line.tell(calls.WORKER_KNOW_LEDGER, self._ledger)
 
 
 AnyAgent = Agent | DistantAgent
-"""Agent as its driver uses it."""
+"""Agent as a driver uses it."""

@@ -1,14 +1,14 @@
-"""Calls between the agent's two processes, with descriptors, over one socket that only these two have.
+"""Calls between the agent's two processes, with descriptors, over a private socket pair.
 
 A frame is a header (bytes of the body, kind, descriptors, number of the call) and a body in JSON. Both processes are
-forked from one program, so they always speak the same version.
+forked from one program, so both have the same version.
 
 Guarantees:
-- Each call is answered, fails, or ends with the link or its time. Frames are acted on in the order in which they came.
-- What comes is checked before it is used. A frame that is none, or is too long, ends the link.
-- At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or of unread answers, are here;
-  more calls wait in the socket. A process that does not read what it is sent loses its link.
-- A descriptor that nobody takes over is closed. More descriptors than the frames of which they are end the link.
+- Each call is answered, fails, or ends with the link or its timeout. Frames are handled in the order of arrival.
+- Input is validated before use. An invalid or oversized frame ends the link.
+- At most `_ANSWERING_MAX` calls of the other process, and `_BYTES_MAX` bytes of calls or unread answers, are held.
+  Further calls wait in the socket. A process that does not read its answers loses its link.
+- A descriptor without a taker is closed. More descriptors than the frames announce end the link.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 DESCRIPTORS_MAX = 64
-"""Descriptors of one frame; the kernel takes 253."""
+"""Most descriptors of one frame; the kernel's bound is 253."""
 _BODY_MAX = 8 << 20
-"""Bytes of a body: a ledger of 256 rows has some 200 KB."""
+"""Most bytes of a body; a ledger of 256 rows has some 200 KB."""
 SMALL = 1 << 16
-"""Bytes of the body of a call, where nothing else is said."""
+"""Most bytes of a call's body, unless the call declares more."""
 _BYTES_MAX = 16 << 20
 _UNREAD_MAX = 64 << 20
-"""Bytes that may wait until the other process reads them."""
+"""Most bytes that may wait until the other process reads them."""
 _ANSWERING_MAX = 128
 _READ = 1 << 16
 """Bytes read in one turn of the loop, some 0.1 ms of parsing."""
@@ -53,14 +53,14 @@ _CALL, _TELL, _ANSWER, _FAILED = range(4)
 
 
 class LinkLostError(OSError):
-    """Other process that is away, or does not answer."""
+    """Other process that is absent or does not answer."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOTCONN, text)
 
 
 class NoAnswerError(LinkLostError):
-    """Other process that is there and does not answer in time."""
+    """Other process that is present but does not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Call(Generic[Argument, Result]):
     argument: TypeAdapter[Argument]
     result: TypeAdapter[Result]
     body_max: int = SMALL
-    """Bytes of the call as it travels."""
+    """Most bytes of the encoded call."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Error that a call has met, as it travels."""
+    """Error of a call, as it is sent."""
 
     kind: str
     text: str
@@ -86,29 +86,29 @@ class Failure:
 
 _FAILURE = TypeAdapter(Failure)
 Answerer = Callable[[Any, list[int]], Awaitable[tuple[Any, Sequence[int]]]]
-"""Takes a call's argument and its descriptors, which it owns; returns the result and descriptors to pass on, which are
-closed then."""
+"""Handler of a call: takes the argument and its descriptors, which it owns. It returns the result and descriptors to
+send, which are closed afterwards."""
 Taker = Callable[[Any], None]
-"""Takes what the other process tells, at once."""
+"""Handler of a message without answer; runs at once."""
 
 
 @dataclass(frozen=True)
 class PartService:
-    """Service of one process for the other: calls by name, each with what answers it or takes it."""
+    """Service of one process for the other: the handler of each call, by name."""
 
     answers: Mapping[str, tuple[Call[Any, Any], Answerer]]
     takes: Mapping[str, tuple[Call[Any, Any], Taker]]
     errors: Mapping[str, type[Exception]]
-    """Errors that travel as what they are, by name; `OSError` does so too, and any other is an `OSError`."""
+    """Errors that keep their type when sent, by name; so does `OSError`. Every other error arrives as `OSError`."""
 
 
 class PartLink:
-    """One socket to the other process, until it is lost. Takes over `sock`.
+    """One socket to the other process, until it is lost. Owns `sock`.
 
     Args:
         sock: Connected stream socket.
-        service: What this process does for the other.
-        lost: Called once, when the other process has gone.
+        service: Services of this process for the other.
+        lost: Called once, when the other process has closed the socket.
     """
 
     def __init__(self, sock: socket.socket, service: PartService, lost: Callable[[], None]) -> None:
@@ -120,7 +120,7 @@ class PartLink:
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[bytes, list[int]]]] = {}
         self._answering: dict[asyncio.Task[None], int] = {}
-        """Calls that are worked on, with the bytes of each."""
+        """Calls that are being answered, with the bytes of each."""
         self._read = bytearray()
         self._descriptors: deque[int] = deque()
         self._outbox = Outbox(sock, self.close, self._go_on)
@@ -130,8 +130,8 @@ class PartLink:
     async def call(
         self, call: Call[Argument, Result], argument: Argument, descriptors: Sequence[int], timeout_s: float
     ) -> tuple[Result, list[int]]:
-        """Return the other process's result, and descriptors, which the caller owns. Raises `LinkLostError`, or what
-        the other one raised."""
+        """Return the other process's result, and descriptors, which the caller owns. Raises `LinkLostError`, or the
+        error that the other process raised."""
         number = next(self._numbers)
         answer: asyncio.Future[tuple[bytes, list[int]]] = self._loop.create_future()
         self._pending[number] = answer
@@ -151,11 +151,11 @@ class PartLink:
             raise LinkLostError(f"the answer to {call.name} is none: {error.error_count()} errors") from None
 
     def tell(self, call: Call[Argument, None], argument: Argument) -> None:
-        """Tell the other process something, without an answer."""
+        """Send a message that has no answer."""
         self._send(_TELL, 0, _named(call.name, call.argument.dump_json(argument, by_alias=True)), [])
 
     def close(self) -> None:
-        """Close the socket. Calls that are under way fail."""
+        """Close the socket. Pending calls fail."""
         if not self._open:
             return
         self._open = False
@@ -181,7 +181,7 @@ class PartLink:
         frame = _HEADER.pack(len(body), kind, len(descriptors), number) + body
         self._outbox.put(frame, descriptors, answer=kind in (_ANSWER, _FAILED))
         if self._outbox.waiting > _UNREAD_MAX:
-            self._break_off("nothing: it does not read either")
+            self._break_off("nothing: the other process does not read")
 
     # ---- receiving
 
@@ -276,7 +276,7 @@ class PartLink:
         self._go_on()
 
     def _busy(self) -> bool:
-        """Return whether the other process's next call has to wait."""
+        """Return whether the other process's next call must wait."""
         return (
             len(self._answering) + self._outbox.answers >= _ANSWERING_MAX
             or sum(self._answering.values()) + self._outbox.of_answers >= _BYTES_MAX
@@ -309,10 +309,10 @@ class PartLink:
 
 
 class Line:
-    """Way to the other process over its lives: each of them brings a link.
+    """Connection to the other process across its restarts: each new process brings a new link.
 
     Args:
-        service: What this process does for the other.
+        service: Services of this process for the other.
         arrived: Called with each new link.
         lost: Called when a link has ended.
     """
@@ -328,11 +328,11 @@ class Line:
 
     @property
     def up(self) -> bool:
-        """True while the other process is there."""
+        """True while the other process is connected."""
         return self._link is not None
 
     def connect(self, sock: socket.socket) -> None:
-        """Go on with a new life of the other process. Takes over the socket."""
+        """Use the socket of a newly started other process. Owns the socket."""
         self.close()
         self._link = PartLink(sock, self._service, self._down)
         self._up.set()
@@ -347,7 +347,7 @@ class Line:
         timeout_s: float = 30.0,
         wait_s: float = 0.0,
     ) -> tuple[Result, list[int]]:
-        """Call the other process, see `PartLink.call`; wait up to `wait_s` seconds for it to be there."""
+        """Call the other process, see `PartLink.call`; wait up to `wait_s` seconds for its link."""
         if self._link is None and wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._up.wait(), wait_s)
@@ -356,12 +356,12 @@ class Line:
         return await self._link.call(call, argument, descriptors, timeout_s)
 
     def tell(self, call: Call[Argument, None], argument: Argument) -> None:
-        """Tell the other process something, if it is there."""
+        """Send the other process a message, if it is connected."""
         if self._link is not None:
             self._link.tell(call, argument)
 
     async def wait(self) -> None:
-        """Wait until the other process is there."""
+        """Wait until the other process is connected."""
         await self._up.wait()
 
     def close(self) -> None:
@@ -380,7 +380,7 @@ def _named(name: str, content: bytes) -> bytes:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return an error as it travels."""
+    """Return an error in the form that is sent."""
     if isinstance(error, OSError):
         filename = error.filename if isinstance(error.filename, str) else None
         return Failure(type(error).__name__, error.strerror or str(error), error.errno, filename)

@@ -1,4 +1,4 @@
-"""Frames that wait to be sent over a socket, with their descriptors, which go with a frame's first byte."""
+"""Send queue of a socket: frames with their descriptors, which go with a frame's first byte."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from sharepod.agent.sockets.peers import EXHAUSTED
 
 _AGAIN_S = 0.02
-"""Seconds until a frame is sent again that the node had no room for."""
+"""Seconds until a frame is retried for which the kernel had no room."""
 
 
 class Outbox:
-    """Frames to be sent over `sock`, in their order.
+    """Frames to be sent over `sock`, in order.
 
     Args:
-        sock: Connected stream socket, which does not block.
+        sock: Connected stream socket, non-blocking.
         failed: Called if the socket takes no more.
         sent: Called after each frame that was an answer.
     """
@@ -32,16 +32,16 @@ class Outbox:
         self._frames: deque[tuple[memoryview, list[int], int]] = deque()
         self._writing = False
         self._again: asyncio.TimerHandle | None = None
-        """Next try of a frame that the node had no room for."""
+        """Retry of a frame for which the kernel had no room."""
         self.waiting = 0
-        """Bytes of the frames that wait."""
+        """Bytes of the waiting frames."""
         self.answers = 0
-        """Answers among them."""
+        """Answers among the waiting frames."""
         self.of_answers = 0
-        """Bytes of these."""
+        """Bytes of these answers."""
 
     def put(self, frame: bytes, descriptors: list[int], *, answer: bool) -> None:
-        """Send a frame as soon as the socket takes it. Takes over the descriptors."""
+        """Send a frame as soon as the socket takes it. Owns the descriptors."""
         self._frames.append((memoryview(frame), descriptors, len(frame) if answer else 0))
         self.waiting += len(frame)
         self.answers += answer
@@ -50,7 +50,7 @@ class Outbox:
             self._write()
 
     def close(self) -> None:
-        """Send no more. To be called before the socket is closed."""
+        """Send no more. Call this before the socket is closed."""
         self._rest()
         for _frame, descriptors, _answer in self._frames:
             close_all(descriptors)
@@ -88,7 +88,7 @@ class Outbox:
         self._rest()
 
     def _rest(self) -> None:
-        """Wait for nothing."""
+        """Stop waiting for the socket."""
         if self._again is not None:
             self._again.cancel()
             self._again = None

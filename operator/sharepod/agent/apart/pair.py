@@ -1,9 +1,9 @@
 """Supervisor of the agent's two processes: forks both, connects them by a socket pair, and restarts a killed one.
 
-Nothing is lost by it: the worker has its connections while the privileged process is away; while the worker is, the
-privileged process has the tenants' listening sockets, and this process copies of them. A process that ends by itself
-ends all, with its exit status; so does one that is killed again and again. A worker that lives and has no link any more
-is killed.
+- While the privileged process is away, the worker keeps the connections.
+- While the worker is away, the privileged process keeps the tenants' listening sockets; the supervisor has copies.
+- A process that exits by itself ends all processes, with its exit status. So does a process that is killed repeatedly.
+- A worker that runs but has lost its link is killed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from . import confinement, control_end
 log = structlog.get_logger(__name__)
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that are passed on to the privileged process."""
+"""Signals that are forwarded to the privileged process."""
 MOST_KILLED = 5
 WITHIN_S = 60.0
-"""`MOST_KILLED` children that were killed within so many seconds end this process."""
+"""Seconds. `MOST_KILLED` killed children within this time end the supervisor."""
 _PR_SET_PDEATHSIG = 1
 _ENDING_S = 5.0
-"""Seconds that the worker may take to end once the privileged process has ended."""
+"""Seconds that the worker may take to exit once the privileged process has exited."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Child:
     pid: int
     pidfd: int
     control: socket.socket
-    """Way of this process to the child: brings links to the other one."""
+    """Supervisor's socket to the child; carries the links to the other child."""
 
 
 def keep_pair(
@@ -55,17 +55,17 @@ def keep_pair(
     niceness: int,
     kept: Mapping[str, KeptDescriptor] | None = None,
 ) -> int:
-    """Run both in child processes, the worker confined, and again after one was killed; return the exit status.
+    """Run both programs in child processes, the worker confined, and restart killed ones; return the exit status.
 
-    To be called as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are passed on to the privileged
-    process. Both children are killed when this process ends.
+    Call this as root, before any thread is started. SIGTERM, SIGINT and SIGHUP are forwarded to the privileged process.
+    Both children are killed when this process exits.
 
     Args:
-        privileged: Program of the privileged process: its control socket, what it had kept.
-        worker: Program of the worker: its control socket.
-        left_to_worker: Descriptors that the worker has beside its control socket.
+        privileged: Program of the privileged process; takes its control socket and the descriptors that it had kept.
+        worker: Program of the worker; takes its control socket.
+        left_to_worker: Descriptors that the worker gets in addition to its control socket.
         niceness: Nice value of the worker.
-        kept: What this process holds for the first privileged process, by name.
+        kept: Descriptors, by name, that this process holds for the first privileged process.
     """
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared with the children
@@ -156,14 +156,14 @@ class _Pair:
         return False
 
     def _last_of(self, privileged: _Child) -> int:
-        """Wait for the end of the privileged process, which was told to end."""
+        """Wait for the privileged process to exit after its termination signal."""
         status = os.waitpid(privileged.pid, 0)[1]
         _forget(privileged)
         self._privileged = None
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
 
     def _wait_for_end(self, privileged: _Child, worker: _Child) -> _Child:
-        """Follow the privileged process's messages until one of the children has ended."""
+        """Handle the privileged process's messages until one of the children has exited."""
         messages = self._shelf.messages().fileno()
         poll = select.poll()
         children = privileged, worker
@@ -173,7 +173,7 @@ class _Pair:
         while True:
             ready = {descriptor for descriptor, _event in poll.poll()}
             if messages in ready and not self._shelf.take_in():
-                poll.unregister(messages)  # the privileged process closed it, and is about to end
+                poll.unregister(messages)  # closed by the privileged process, which is about to exit
             for child in children:
                 if child.pidfd in ready:
                     return child
@@ -181,7 +181,7 @@ class _Pair:
                 poll.unregister(words)
 
     def _take_word(self, privileged: _Child, worker: _Child) -> bool:
-        """End a worker that lives and has lost its link. Return False once there will be no more words."""
+        """Kill a worker that runs and has lost its link. Return False at the end of the messages."""
         try:
             word = privileged.control.recv(32)
         except BlockingIOError:
@@ -194,7 +194,7 @@ class _Pair:
         return bool(word)
 
     def _connect(self) -> None:
-        """Bring both children a new link to each other."""
+        """Send both children a new link to each other."""
         assert self._privileged is not None
         assert self._worker is not None
         self._links += 1
@@ -203,7 +203,7 @@ class _Pair:
             with end:
                 try:
                     socket.send_fds(child.control, [control_end.brought(self._links)], [end.fileno()])
-                except OSError:  # it has just ended, or does not read: its end brings the next link
+                except OSError:  # the child has just exited or does not read: its exit brings the next link
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)
 
@@ -253,12 +253,12 @@ class _Pair:
 
     @staticmethod
     def _end(child: _Child | None) -> None:
-        """End a child that has not ended by itself within `_ENDING_S`."""
+        """Kill a child that has not exited by itself within `_ENDING_S`."""
         if child is None:
             return
         poll = select.poll()
         poll.register(child.pidfd, select.POLLIN)
-        child.control.close()  # the worker ends then
+        child.control.close()  # this ends the worker
         if not poll.poll(_ENDING_S * 1000):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)

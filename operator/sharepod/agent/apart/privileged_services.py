@@ -1,12 +1,13 @@
-"""Privileged process's side of the calls: what it does on the node for the worker, and for which tenants.
+"""Privileged process's side of the calls: its actions on the node for the worker, and the checks before them.
 
-The worker parses what tenants send, so the privileged process takes it to be hostile.
+The worker parses input from tenants, so the privileged process treats it as hostile.
 
 Guarantees:
-- Nothing is done for a tenant that the ledger does not name, but to remove what is left of it.
-- What is written into a tenant's directory comes from the ledger and from this process; the worker says when.
-- A process is ended only by policy, and only if it is the tenant's by /proc, or by a connection to the tenant's socket.
-- A listening socket stays the same while the worker is started anew: who connects meanwhile waits in its queue.
+- Nothing is done for a tenant that is not in the ledger, except the removal of its remains.
+- The content of a tenant's directory comes from the ledger and from this process; the worker only triggers the writes.
+- A process is killed only by policy, and only if /proc or a connection to the tenant's socket shows that it is the
+  tenant's.
+- A listening socket survives a restart of the worker: new connections wait in its backlog.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ log = structlog.get_logger(__name__)
 _FILES = frozenset((CONTEXTS_FILE, CONSUMPTION_FILE, FINDINGS_FILE))
 """Files that the worker may read and replace."""
 _CONNECTED_MAX = 65_536
-"""Processes whose connection is remembered."""
+"""Most processes whose connection is remembered."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class PrivilegedServices:
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs.
-        kept: What outlives this process if it is killed.
-        told: Called with what the worker knows.
+        kept: Descriptors that survive a kill of this process.
+        told: Called with the worker's facts.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class PrivilegedServices:
         self.owner_of: OwnerOf = lambda pid: None
         self.replaced: Replaced = nothing_replaced
         self.review: Review | None = None
-        """How the API server is asked who may read the metrics; None where nobody is asked."""
+        """Review of metrics readers by the API server; None where access is open."""
         self.rows: Mapping[str, Tenant] = {}
-        """Rows of the ledger by id, those that are being put in force among them."""
+        """Rows of the ledger by id, including those that are being applied."""
         self.known = False
         """True once a ledger has been read."""
         self.state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept)
@@ -91,9 +92,9 @@ class PrivilegedServices:
         self._digest = ""
         self._listeners: dict[str, socket.socket] = {}
         self._survivors: dict[str, dict[int, int]] = {}
-        """Start time of each process of an earlier agent by pid, by tenant: as the worker that wrote them says."""
+        """Start time of each process of an earlier agent by pid, by tenant, as recorded by that agent's worker."""
         self._connected: dict[int, tuple[str, int]] = {}
-        """Tenant to whose socket a process has connected, and its start time, by pid."""
+        """Tenant to whose socket a process has connected, and the start time of that process, by pid."""
         self._told = told
 
     async def prepare(self) -> None:
@@ -107,7 +108,7 @@ class PrivilegedServices:
         self._listeners.clear()
 
     def service(self) -> PartService:
-        """Return what answers the worker's calls."""
+        """Return the handlers of the worker's calls."""
         answers: list[tuple[Call[Any, Any], Answerer]] = [
             (calls.PRIVILEGED_PREPARE, self._prepared),
             (calls.PRIVILEGED_CREATE, self._create),
@@ -160,7 +161,7 @@ class PrivilegedServices:
     async def _open(
         self, asked: tuple[calls.FilesAsked, ...], descriptors: list[int]
     ) -> tuple[tuple[calls.FilesMade | Failure, ...], Sequence[int]]:
-        """Complete the directories of several tenants and open their files, in one turn of a thread."""
+        """Complete the directories of several tenants and open their files, in one run of a thread."""
         _refuse(descriptors)
         wanted = [(self._row(each.tenant), min(each.slots, self._settings.connections_max)) for each in asked]
         answers: list[calls.FilesMade | Failure] = []
@@ -179,7 +180,7 @@ class PrivilegedServices:
         return tuple(answers), opened
 
     def _opened(self, row: Tenant, slots: int, listener: socket.socket | None) -> _Opened | OSError:
-        """Open one tenant's files. `listener`: the socket that this process listens on, if any."""
+        """Open one tenant's files. `listener`: this process's listening socket for the tenant, if any."""
         try:
             unwritten = self.state.complete(row.id, _limits_of(row))
             descriptor, slots, left = self.state.make_handover(row.id, row.gpus, slots)
@@ -192,8 +193,8 @@ class PrivilegedServices:
             return error
 
     def _heard(self, tenant_id: str, listener: socket.socket | None) -> socket.socket:
-        """Return the socket on which whoever connects in the tenant's directory is heard: this one, that of a
-        privileged process that was killed, or a new one."""
+        """Return the listening socket in the tenant's directory: this process's, that of its killed predecessor, or a
+        new one."""
         listener = listener or self.state.inherit(tenant_id)
         if listener is not None and self.state.heard(tenant_id, listener):
             return listener
@@ -271,20 +272,20 @@ class PrivilegedServices:
                 raise PermissionError(1, f"no connection to tenant {tenant_id}")
             sock = socket.socket(fileno=os.dup(descriptors[0]))
             stack.callback(sock.close)
-            # The peer of a socket that listens is whoever made it listen: the privileged process.
+            # The peer of a listening socket is the process that called listen: the privileged process.
             listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if listens or sock.getsockname() != listener.getsockname():
                 raise PermissionError(1, f"not a connection to the socket of tenant {tenant_id}")
             pid, pidfd = peer_of(sock)
         start = start_time(pid) if pidfd is not None else None
         if pidfd is not None and _has_ended(pidfd):
-            start = None  # the time may be that of another process, with the same pid
+            start = None  # the start time may belong to another process with the same pid
         if start is not None:
             self._remember(pid, row.id, start)
         return calls.Identity(pid, start, pidfd is not None), () if pidfd is None else (pidfd,)
 
     async def _listener_of(self, tenant_id: str) -> socket.socket | None:
-        """Return the tenant's listening socket, which a privileged process that was killed may have left."""
+        """Return the tenant's listening socket, which a killed predecessor may have left."""
         if tenant_id not in self._listeners:
             async with self._disk:
                 listener = await asyncio.to_thread(self.state.inherit, tenant_id)
@@ -314,7 +315,8 @@ class PrivilegedServices:
         return calls.SeenOnNode(reading, residue, owners, replaced), ()
 
     def _left_of(self, tenant_id: str) -> str | None:
-        """Return what is left of a tenant; nobody is gone while it is not known who is there."""
+        """Return the tenant's remaining processes, as text. While the process list is unknown, no process counts as
+        exited."""
         return self.residue(tenant_id) if self.known else "no ledger has been read yet"
 
     def _end(self, wanted: calls.EndWanted) -> None:
@@ -328,7 +330,7 @@ class PrivilegedServices:
 
         if not end_here(wanted.tenant, wanted.pid, is_the_tenants):
             log.warning(
-                "process is not ended: it is not the tenant's, or has gone", tenant=wanted.tenant, pid=wanted.pid
+                "process not killed: it has exited, or is not the tenant's", tenant=wanted.tenant, pid=wanted.pid
             )
 
     async def _review(
@@ -368,7 +370,7 @@ def _as_told(opened: _Opened) -> calls.FilesMade:
 
 
 def _refuse(descriptors: list[int]) -> None:
-    """Close descriptors that came where none belong."""
+    """Close descriptors of a call that takes none."""
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -382,15 +384,15 @@ def _has_ended(pidfd: int) -> bool:
 def _processes_of(
     pids: frozenset[int], clients: Mapping[str, tuple[Sequence[int], Sequence[int]]], owners: Mapping[int, str]
 ) -> dict[str, tuple[set[int], set[int]]]:
-    """Return for each tenant its processes on the GPUs, and those of them that have connected as a hook does.
+    """Return for each tenant its processes on the GPUs, and those of them whose connection came from the hook.
 
     Args:
         pids: Processes on the GPUs.
-        clients: By tenant, its processes that have connected, and those that did as a hook does.
-        owners: Tenant in whose pod a process runs. A connection counts before it.
+        clients: By tenant: its connected processes, and those whose connection came from the hook.
+        owners: Tenant whose Pod a process belongs to. A connection has precedence.
     """
     tenant_of = dict(owners)
-    for tenant_id, (connected, _hooked) in reversed(list(clients.items())):  # of several the first
+    for tenant_id, (connected, _hooked) in reversed(list(clients.items())):  # of several tenants, the first
         tenant_of |= dict.fromkeys(pids.intersection(connected), tenant_id)
     found: dict[str, tuple[set[int], set[int]]] = {}
     for pid, tenant_id in tenant_of.items():
@@ -406,4 +408,4 @@ def _values(account: AccountSnapshot) -> tuple[int, ...]:
 
 def _check_file(name: str) -> None:
     if name not in _FILES:
-        raise PermissionError(1, f"{name!r} is not a file that is kept for the next agent")
+        raise PermissionError(1, f"{name!r} is not a file that an agent leaves to the next")

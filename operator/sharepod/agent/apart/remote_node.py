@@ -1,10 +1,9 @@
-"""Worker's side of what only the privileged process may do: the node, as the tenants' registry asks for it.
+"""Worker's proxies for actions that only the privileged process may do on the node.
 
 Guarantees:
-- Nothing here waits on the event loop: what does I/O is called from a thread, and waits for the privileged process
-  there.
-- While the privileged process is away, connections wait until it is back; all else fails with `OSError`, and is tried
-  again by its caller.
+- No call blocks the event loop: I/O runs in a thread, which waits there for the privileged process.
+- While the privileged process is away, connections wait for its return; every other call fails with `OSError`, and its
+  caller retries.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 _TIMEOUT_S = 30.0
-"""Seconds that the privileged process may take for what the disk does."""
+"""Seconds that the privileged process may take for disk I/O."""
 _AWAY_S = 5.0
-"""Seconds that a thread waits for a privileged process that is away: it is started anew within milliseconds."""
+"""Seconds that a thread waits for an absent privileged process, which is restarted within milliseconds."""
 _AGAIN_S = 0.02
-"""Seconds until a privileged process that knows no ledger yet is asked again."""
+"""Seconds between two requests to a privileged process that has not read a ledger yet."""
 _STARTS_MAX = 65_536
-"""Start times of processes that are remembered."""
+"""Most start times of processes that are remembered."""
 
 
 class RemoteDirectories:
@@ -52,7 +51,7 @@ class RemoteDirectories:
         self._starts = starts
         self._loop = asyncio.get_running_loop()
         self.pidfds: dict[tuple[int, int], int] = {}
-        """Descriptors of processes of an earlier agent that still run, by pid and start time, until they are taken."""
+        """Pidfds of processes of an earlier agent that still run, by pid and start time, until they are taken."""
 
     def _ask(
         self, call: Call[_Argument, _Result], argument: _Argument, descriptors: Sequence[int] = ()
@@ -70,12 +69,13 @@ class RemoteDirectories:
         return self.path(tenant_id)
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Have a tenant's directory completed; return why the disk does not take it, where it was complete once."""
+        """Have a tenant's directory completed; return why the disk does not take it, if it was complete before."""
         failure, _none = self._ask(calls.PRIVILEGED_COMPLETE, calls.DirectoryWanted(tenant_id, limits))
         return None if failure is None else _error(failure)
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
-        """Have shared tenants' directories completed and their files opened; return them in order, or why not."""
+        """Have shared tenants' directories completed and their files opened; return files or errors in the same
+        order."""
         asked = tuple(calls.FilesAsked(each.tenant_id, each.slots) for each in wanted)
         answers, received = self._ask(calls.PRIVILEGED_OPEN, asked)
         descriptors = deque(received)
@@ -94,11 +94,11 @@ class RemoteDirectories:
         return opened
 
     def unheard(self, tenant_id: str) -> None:
-        """Keep a tenant's socket no longer."""
+        """Close the listening socket of a tenant."""
         self._line.tell(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Keep nothing that an agent that was killed has left of other tenants."""
+        """Drop everything that a killed agent has left of other tenants."""
         self._line.tell(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:
@@ -139,8 +139,8 @@ class RemoteDirectories:
         return TenantFiles(handover, left, listener, None if files.unwritten is None else _error(files.unwritten))
 
     def _watch(self, wanted: Sequence[FilesWanted], opened: list[TenantFiles | OSError]) -> None:
-        """Have the processes watched that earlier agents left. In `opened`, a tenant's files are replaced by the error
-        where that fails."""
+        """Have the processes watched that earlier agents left. On failure, replace the tenant's files in `opened` by
+        the error."""
         survivors = [
             (number, survivor)
             for number, files in enumerate(opened)
@@ -165,7 +165,7 @@ class RemoteDirectories:
 
 
 class RemotePeers:
-    """Processes behind connections, as the privileged process tells them: this process sees no other."""
+    """Processes behind connections, identified by the privileged process: the worker sees no other process."""
 
     def __init__(self, line: Line, directories: RemoteDirectories, starts: dict[int, int]) -> None:
         self._line = line
@@ -174,11 +174,11 @@ class RemotePeers:
         self._asking: set[asyncio.Task[None]] = set()
 
     def pid(self, sock: socket.socket) -> int | None:
-        """Return None: only the privileged process can tell."""
+        """Return None: only the privileged process can read the pid."""
         return None
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
-        """Ask who has connected; `later` is called with it."""
+        """Request the identity of the connected process; `later` is called with it."""
         task = asyncio.get_running_loop().create_task(self._identify(tenant_id, sock, later), name="identify")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -196,7 +196,7 @@ class RemotePeers:
             except LinkLostError:
                 await asyncio.sleep(0)
                 continue
-            except BlockingIOError:  # it has just been started
+            except BlockingIOError:  # the process has just been started
                 await asyncio.sleep(_AGAIN_S)
                 continue
             except OSError as error:
@@ -229,7 +229,7 @@ class RemoteInventory:
         return self._simulated
 
     async def read(self) -> Reading:
-        """Return the present state. Raise `InventoryError`."""
+        """Return the current state. Raise `InventoryError`."""
         try:
             last, _none = await self._line.call(
                 calls.PRIVILEGED_READ, self._wanted(), timeout_s=self._timeout_s, wait_s=_AWAY_S
@@ -240,22 +240,22 @@ class RemoteInventory:
         return last.reading
 
     def residue(self, tenant_id: str) -> str | None:
-        """Return what is still there of a tenant, by the last reading."""
-        unknown = "what is left of it has not been looked for yet"
+        """Return the remains of a tenant, by the last reading."""
+        unknown = "its remaining processes have not been looked up yet"
         return unknown if self._last is None else self._last.residue.get(tenant_id, unknown)
 
     def owner_of(self, pid: int) -> str | None:
-        """Return the tenant in whose pod a process on the GPUs runs, by the last reading."""
+        """Return the tenant whose Pod a process on the GPUs belongs to, by the last reading."""
         return self._last.owners.get(pid) if self._last is not None else None
 
     def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-        """Return the processes of a tenant in which the hook was replaced, by the last reading."""
+        """Return the processes of a tenant whose hook was replaced, by the last reading."""
         found = self._last.replaced.get(tenant_id, {}) if self._last is not None else {}
         return {pid: text for pid, text in found.items() if pid in pids}
 
 
 async def review(line: Line, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
-    """Have the API server asked about a reader of metrics. Raises `OSError`."""
+    """Have the API server review a reader of metrics. Raises `OSError`."""
     return (await line.call(calls.PRIVILEGED_REVIEW, calls.ReviewWanted(path, body), timeout_s=5.0))[0]
 
 

@@ -1,9 +1,10 @@
-"""System calls of a process without rights: a filter that the kernel keeps for its whole life.
+"""Seccomp filter of a process without rights. The kernel keeps the filter until the process exits.
 
 Guarantees:
-- A call that is not listed fails with EPERM. None of those listed opens a network connection, starts a program, reaches
-  another process, or changes a file, a mount or a namespace.
-- `clone` makes threads and nothing else. No socket can be made but a pair within the process.
+- A call that is not listed fails with EPERM.
+- No listed call opens a network connection, starts a program, reaches another process, or changes a file, a mount or a
+  namespace.
+- `clone` creates threads only. The only sockets that can be created are pairs within the process.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of `_ALLOWED` and AUDIT_ARCH of each machine."""
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 _IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what a runtime asks of any descriptor."""
+"""TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: requests that a language runtime makes on any descriptor."""
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020080
 """All flags of new namespaces."""
@@ -119,12 +120,12 @@ _CLONE_NEW = 0x7E020080
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in struct seccomp_data, of the lower halves of the first two arguments too."""
+"""Offsets in struct seccomp_data; of the first two arguments, the lower halves."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 
 
 class UnknownMachineError(OSError):
-    """Machine of which the numbers of system calls are not known here."""
+    """Machine whose system call numbers are not in the table."""
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
@@ -147,7 +148,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
     ]
     for number in sorted(number for each in _ALLOWED.values() if (number := each[column]) is not None):
         code += [(_JUMP_EQUAL, 0, 1, number), allow]
-    # The C library makes threads by clone where there is no clone3, whose flags no filter can see.
+    # The C library creates threads by clone where clone3 is missing. A filter cannot read the flags of clone3.
     code += [(_JUMP_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _FAIL | errno.ENOSYS)]
     code += [
         (_JUMP_EQUAL, 0, 5, _CLONE[column]),
@@ -164,7 +165,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def restrict() -> None:
-    """Let this process, and its threads from now on, make the listed calls only, for good. Raises `OSError`."""
+    """Permanently restrict this process and its future threads to the listed calls. Raises `OSError`."""
     code = program(platform.machine())
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
 

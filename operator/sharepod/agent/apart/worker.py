@@ -1,9 +1,9 @@
-"""Worker: the process that parses what tenants send and hands out time and memory, without rights on the node.
+"""Worker: the process without rights on the node that parses input from tenants and grants time and memory.
 
 Guarantees:
-- What it knows of the node, and does on it, goes through the privileged process (`remote_node`).
-- While the privileged process is away, tenants that are connected are served as before.
-- It ends with the process that started it.
+- Its knowledge of the node, and its actions there, go through the privileged process (`remote_node`).
+- While the privileged process is away, connected tenants are served as before.
+- It exits with its parent, the supervisor.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .remote_node import RemoteDirectories, RemoteInventory, RemotePeers, review
 log = structlog.get_logger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which a thread gives the interpreter to the event loop (Python's default: 5 ms): a hand-off of a GPU
+"""Seconds after which a thread yields the interpreter to the event loop (Python's default: 5 ms). A hand-off of a GPU
 waits no longer than this."""
 _TELL_S = 1.0
-"""Seconds between two tellings, when nothing but usage changes."""
+"""Seconds between two reports to the privileged process while only usage changes."""
 _AT_ONCE = 8
-"""Tenants whose status is put together in one turn of the loop, some 0.1 ms."""
+"""Tenants whose status is built in one turn of the loop, some 0.1 ms."""
 _READ_LATE_S = 5.0
-"""Seconds beyond NVML's own time that a reading by the privileged process may take."""
+"""Seconds beyond NVML's own timeout that a reading by the privileged process may take."""
 
 
 class Worker:
@@ -52,8 +52,8 @@ class Worker:
 
     Args:
         settings: Settings of the agent.
-        control: Socket on which the supervisor brings links to the privileged process, and whose end is the
-        supervisor's.
+        control: Socket on which the supervisor sends links to the privileged process. Its end means that the supervisor
+        exited.
         http: Listening sockets for metrics and probes.
     """
 
@@ -87,15 +87,14 @@ class Worker:
         agent.taken_in = lambda: self._taken_in
 
     async def run(self) -> int:
-        """Serve until the privileged process says that this is the end, or the supervisor has gone; return the exit
-        status."""
+        """Serve until the privileged process ends it or the supervisor has exited; return the exit status."""
         agent = self._agent
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the privileged process tells when to end
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the privileged process ends the worker
             self._loop.add_signal_handler(number, lambda: None)
         ControlEnd(self._control, self._line, self._ended.set)
         http = await endpoints.serve(agent, self._guard(), self._http)
         gc.collect()
-        gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
+        gc.freeze()  # the collector skips objects that live from the start: shorter pauses between frames
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         telling = self._loop.create_task(self._tell(), name="tell")
         try:
@@ -106,7 +105,7 @@ class Worker:
             await http.close()
         return 0
 
-    # ---- what the privileged process asks for
+    # ---- calls from the privileged process
 
     def _service(self) -> PartService:
         answers: list[tuple[Call[Any, Any], Answerer]] = [
@@ -163,7 +162,7 @@ class Worker:
         self._standing = standing
         self._agent.unfit = standing.unfit
 
-    # ---- what it asks of the privileged process
+    # ---- calls to the privileged process
 
     def _reading_wanted(self) -> calls.ReadingWanted:
         tenants = self._agent.tenants
@@ -179,10 +178,10 @@ class Worker:
             return None
         return MetricsGuard(Reviews(partial(_review, self._line), (OSError,)))
 
-    # ---- what it tells
+    # ---- reports
 
     async def _tell(self) -> None:
-        """Tell the privileged process what is known whenever that has changed, and each second."""
+        """Report the facts to the privileged process when they have changed, and each second."""
         agent = self._agent
         while True:
             with contextlib.suppress(TimeoutError):
@@ -193,7 +192,7 @@ class Worker:
             try:
                 told = await self._told(moved)
             except Exception:
-                log.exception("cannot put together what is told")
+                log.exception("cannot build the report")
                 continue
             if moved and not self._line.up:
                 agent.changed.set()

@@ -1,1 +1,1 @@
-"""The agent in a cluster: ledger, status, Lease, and the wiring of all of them."""
+"""The agent in a cluster: ledger, status, Lease, and their wiring."""

@@ -1,9 +1,9 @@
-"""ResourceSlice of a node of pool `scheduler`: its GPUs as devices that kube-scheduler gives shares of. Pure.
+"""ResourceSlice of a node of pool `scheduler`: its GPUs as devices of which kube-scheduler allocates shares. Pure.
 
 Guarantees:
 - A device is named by its GPU's UUID, as in a claim that the operator allocates.
-- kube-scheduler can give away no more of a GPU than the ledger takes: the time, the memory, and the number of rows.
-- A claim that names no size gets a whole GPU, never a sliver.
+- kube-scheduler can allocate no more of a GPU than the ledger takes: its time, its memory, and the number of rows.
+- A claim without a size gets a whole GPU, never less.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sharepod.kube import Json
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceSlice"
 TENANTS = "tenants"
-"""Capacity of which each share takes one: a ledger has `MAX_TENANTS` rows."""
+"""Capacity that bounds the shares of a GPU: each share consumes one, and a ledger has `MAX_TENANTS` rows."""
 
 _MIB = 1 << 20
 _TEXT_MAX = 64
-"""Characters of an attribute, as the API server limits it."""
+"""Most characters of an attribute, as the API server limits it."""
 
 
 def slice_name(node: str) -> str:
@@ -33,21 +33,21 @@ def slice_name(node: str) -> str:
 
 
 def slice_names(node: str, node_uid: str | None) -> list[str]:
-    """Return the names that a node's ResourceSlice can have: its own, and another where that is taken.
+    """Return the possible names of a node's ResourceSlice: its own, and another where its own is taken.
 
-    No node's own name is another node's second one.
+    The second name of one node is never the own name of another.
     """
     return [slice_name(node), *([f"{SCHEDULER_DRIVER}.{node_uid}-{node}"] if node_uid else [])]
 
 
 def is_of_node(found: Mapping[str, Any], node: str) -> bool:
-    """Return whether a ResourceSlice is that of a node."""
+    """Return whether a ResourceSlice belongs to a node."""
     spec = found["spec"]
     return bool(spec["driver"] == SCHEDULER_DRIVER and spec.get("nodeName") == node)
 
 
 def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
-    """Return the spec of a node's slice. `generation`: of its pool; kube-scheduler goes by the highest."""
+    """Return the spec of a node's slice. `generation`: of its pool; kube-scheduler uses the highest."""
     rows = MAX_TENANTS // max(1, len(gpus))
     return {
         "driver": SCHEDULER_DRIVER,
@@ -58,7 +58,7 @@ def slice_spec(node: str, gpus: Sequence[Gpu], generation: int) -> Json:
 
 
 def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) -> Json:
-    """Return the slice as it is created: it goes with its Node. `name`: None for the node's own."""
+    """Return the slice to create; its owner is the Node. `name`: None for the node's own."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,
@@ -69,13 +69,16 @@ def slice_body(node: str, node_uid: str, spec: Json, name: str | None = None) ->
 
 
 def says_the_same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Return whether two specs differ in the generation of the pool at most."""
+    """Return whether two specs are equal, apart from the generation of the pool."""
     return {**one, "pool": None} == {**other, "pool": None}
 
 
 def shares_devices(spec: Mapping[str, object]) -> bool:
-    """Return whether the API server has kept what makes a device one for several claims. Without the feature gate it
-    drops that, and kube-scheduler would give a whole GPU to the first claim, whatever that asks."""
+    """Return whether the API server has stored the fields that let several claims share a device.
+
+    Without the feature gate the API server drops them. kube-scheduler would then allocate the whole GPU to the first
+    claim, whatever its size.
+    """
     devices = spec.get("devices")
     return all(
         isinstance(device, Mapping) and device.get("allowMultipleAllocations") is True

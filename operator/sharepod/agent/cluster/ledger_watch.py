@@ -1,20 +1,19 @@
 """Watch of this node's ledger: follows one GPUNode and keeps the agent's tenants equal to its rows.
 
-A ledger is *in force* once all of its tenants are set up. A row *entitles* its pod to a volume.
+A ledger is *applied* once all of its tenants are set up. A row *entitles* its pod to a volume.
 
 Guarantees:
-- `generation` is that of a ledger in force, never that of a ledger that was only read.
-- A row that the disk does not take holds back no other row: the ledger is in force without it, `problem` says so, and
-  it is tried again.
-- A row that turns Releasing, or is removed, stops entitling its pod before anything else is done about it.
-- A new row entitles its pod only once its tenant is set up, where the disk takes it (a part of LE1 row-before-use in
+- `generation` is that of an applied ledger, never that of a ledger that was only read.
+- A row that the disk does not take delays no other row: the ledger is applied without it, `problem` names it, and it is
+  retried.
+- A row that turns Releasing, or is removed, stops entitling its pod before any other step of its release.
+- A new row entitles its pod only once its tenant is set up, if the disk takes it (a part of LE1 row-before-use in
   docs/design.md).
-- The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
-  run, but publishes no new volume.
-- Pool and holders of a ledger are told before its rows are put in force.
-- A list that is older than what was known before it was asked for is that of a restored backup: it replaces what is
-  known.
-- A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.
+- The applied ledger is kept in a file. An agent that starts without the API server serves the running tenants from it,
+  but publishes no new volume.
+- Pool and holders of a ledger are passed on before its rows are applied.
+- A list older than the cached GPUNode means that etcd was restored from a backup: the list replaces the cache.
+- The deletion of the GPUNode removes no running tenant; only a ledger that lacks the tenant does.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 """Path of the GPUNodes in the API."""
 
 KnowLedger = Callable[[Pool, Sequence[PluginHolder]], None]
-"""Takes pool and holders of a ledger."""
+"""Callback that takes pool and holders of a ledger."""
 
 Apply = Callable[[Sequence[Tenant]], Awaitable[None]]
-"""Sets up the tenants of these rows and removes all others; returns when that is done."""
+"""Callback that sets up the tenants of these rows and removes all others; returns when that is done."""
 
 
 class _Checkpoint(BaseModel):
-    """File of the ledger that was last in force."""
+    """Content of the file with the applied ledger."""
 
     model_config = ConfigDict(extra="ignore")
     uid: str
@@ -73,10 +72,10 @@ class LedgerWatch:
         """Args:
         api: connection to the API server.
         node: name of the node.
-        apply: puts rows in force.
-        checkpoint: file that the ledger in force is kept in.
+        apply: applies rows.
+        checkpoint: file for the applied ledger.
         on_change: called whenever a property of the watch has changed.
-        on_ledger: called with pool and holders of each ledger before its rows are put in force.
+        on_ledger: called with pool and holders of each ledger before its rows are applied.
         """
         self._api = api
         self._node = node
@@ -84,7 +83,8 @@ class LedgerWatch:
         self._checkpoint = checkpoint
         self._object: Json | None = None
         self._spec: Mapping[str, Any] = {}
-        """Spec of the ledger in force: after a restored backup another one may have the same generation."""
+        """Spec of the applied ledger. A different spec can have the same generation after etcd was restored from a
+        backup."""
         self._arrived = asyncio.Event()
         self._moved = asyncio.Event()
         self._on_change = on_change
@@ -95,51 +95,51 @@ class LedgerWatch:
         self._absent: str | None = "the agent has not read its ledger yet"
         self._applying_failed: str | None = None
         self.uid: str | None = None
-        """UID of the GPUNode whose ledger is in force; None until a ledger from the API server is."""
+        """UID of the GPUNode whose ledger is applied; None until a ledger from the API server is."""
         self.generation: int | None = None
-        """Generation of the GPUNode whose ledger is in force; None until a ledger from the API server is."""
+        """Generation of the GPUNode whose ledger is applied; None until a ledger from the API server is."""
 
     @property
     def rows(self) -> tuple[Tenant, ...]:
-        """The rows that entitle pods. Releasing rows are among them, so that they can be told from unknown ones."""
+        """The rows that entitle pods. Releasing rows are among them, which distinguishes them from unknown ones."""
         return self._entitling
 
     @property
     def in_force(self) -> tuple[Tenant, ...]:
-        """The rows of the ledger in force."""
+        """The rows of the applied ledger."""
         return self._in_force
 
     @property
     def absent(self) -> str | None:
-        """Reason why the ledger is unknown at present, so that no new volume is published; None while it is known."""
+        """Why the ledger is unknown, so that no new volume is published; None while it is known."""
         return self._absent
 
     @property
     def problem(self) -> str | None:
-        """Reason why rows of the ledger are not in force; None if all of them are."""
+        """Why rows of the ledger are not applied; None if all of them are."""
         if self._unreadable:
             return f"rows of the ledger cannot be read (upgrade the agent?): {'; '.join(self._unreadable)}"
         return self._applying_failed
 
     @property
     def object(self) -> Json | None:
-        """The GPUNode as last seen; None if it does not exist."""
+        """The cached GPUNode; None if it does not exist."""
         return self._object
 
     @property
     def cordoned(self) -> frozenset[str]:
-        """UUIDs and indexes of the GPUs that an admin has cordoned, as last seen."""
+        """UUIDs and indexes of cordoned GPUs, by the cached GPUNode."""
         annotations = _mapping(_mapping((self._object or {}).get("metadata")).get("annotations"))
         return cordoned({name: value for name, value in annotations.items() if isinstance(value, str)})
 
     @property
     def of_scheduler(self) -> bool:
-        """True if the ledger in force, as the API server has it, says that the node is of pool `scheduler`."""
+        """True if the applied ledger from the API server has pool `scheduler`."""
         return self.uid is not None and self._spec.get("pool") == Pool.SCHEDULER
 
     @property
     def publishes(self) -> bool:
-        """True if that ledger says so and the node does not leave the pool, as far as is known."""
+        """True if that ledger has pool `scheduler` and the node is not leaving the pool."""
         return self.of_scheduler and self._absent is None and not self._spec.get("leaving")
 
     async def changed(self) -> None:
@@ -147,7 +147,8 @@ class LedgerWatch:
         await self._moved.wait()
 
     def note(self, gpunode: Json) -> None:
-        """Take in a GPUNode from the API server. An older one than the last is ignored: watch and writes may cross."""
+        """Cache a GPUNode from the API server. A version older than the cached one is ignored, because watch and writes
+        may cross."""
         if self._object is not None and _is_older(gpunode, self._object):
             return
         self._object = gpunode
@@ -157,7 +158,7 @@ class LedgerWatch:
         self._move()
 
     async def restore(self) -> None:
-        """Put the ledger of the earlier agent in force, if its file can be read."""
+        """Apply the ledger of the earlier agent, if its file can be read."""
         try:
             kept = _Checkpoint.model_validate_json(self._checkpoint.read_bytes())
         except FileNotFoundError:
@@ -176,11 +177,11 @@ class LedgerWatch:
         try:
             await self._apply(rows)
         except OSError as error:
-            # Tried again with the API server's ledger; volumes have to be unpublished meanwhile, too.
+            # Retried with the API server's ledger. Until then volumes must still be unpublished.
             self._applying_failed = _not_in_force(error)
-            log.error("cannot put all of the earlier agent's ledger in force", error=str(error))
+            log.error("cannot apply all of the earlier agent's ledger", error=str(error))
         self._in_force = rows
-        log.info("earlier agent's ledger is in force", generation=kept.generation, tenants=len(rows))
+        log.info("earlier agent's ledger is applied", generation=kept.generation, tenants=len(rows))
 
     async def follow(self) -> None:
         """List and watch the GPUNode, until cancelled."""
@@ -197,7 +198,7 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except GoneError:  # the first time, the backoff is short
+            except GoneError:  # the first time, with a short backoff
                 log.info("watch of the ledger expired; listing again", gpunode=self._node)
             except UnavailableError as error:
                 log.warning("cannot follow the ledger; trying again", gpunode=self._node, error=str(error))
@@ -207,7 +208,7 @@ class LedgerWatch:
             await backoff(attempt)
 
     async def enforce(self) -> None:
-        """Put the newest ledger in force whenever one has arrived, until cancelled. Ledgers in between are skipped."""
+        """Apply the newest ledger whenever one has arrived, until cancelled. Ledgers in between are skipped."""
         attempt = 0
         while True:
             await self._arrived.wait()
@@ -218,9 +219,9 @@ class LedgerWatch:
                 await self._put_in_force(self._object)
                 attempt = 0
             except Exception as error:
-                # Time, memory and the tenants that run do not depend on this ledger: the agent goes on.
+                # Running tenants keep time and memory without this ledger, so the agent continues.
                 self._applying_failed = _not_in_force(error)
-                log.exception("cannot put the ledger in force; trying again", gpunode=self._node)
+                log.exception("cannot apply the ledger; trying again", gpunode=self._node)
                 attempt += 1
                 self._arrived.set()
                 self._move()
@@ -251,7 +252,7 @@ class LedgerWatch:
         self._in_force = self._entitling = rows
         self.uid, self.generation, self._spec = uid, generation, spec
         self._applying_failed = _not_in_force(failed) if failed is not None else None
-        if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted meanwhile
+        if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted in the meantime
             self._absent = None
         self._move()
         kept = _Checkpoint(
@@ -272,11 +273,11 @@ class LedgerWatch:
             log.warning("cannot keep the ledger for the next agent", file=str(self._checkpoint), error=str(error))
 
     def _take_list(self, listed: Json, known: Json | None) -> None:
-        """Take in a list of the GPUNode. `known`: the GPUNode as it was known before the list was asked for."""
+        """Cache the GPUNode of a list. `known`: the cached GPUNode at the time of the list request."""
         items = listed.get("items") or []
         if items:
             if known is not None and _is_older(items[0], known):
-                log.warning("the API server's versions have gone back: replacing the ledger", gpunode=self._node)
+                log.warning("the API server's resource versions went back: replacing the ledger", gpunode=self._node)
                 self._object = None
             self.note(items[0])
         else:
@@ -305,13 +306,13 @@ class LedgerWatch:
 
 
 def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Tenant, ...], tuple[str, ...]]:
-    """Return the rows that can be read, and for each other row a text with what is wrong.
+    """Return the readable rows, and for each other row a text with its fault.
 
-    Fields that this version does not know are skipped. A row that has become unreadable stays as it is in force.
+    Unknown fields are skipped. A row that has become unreadable keeps its applied state.
 
     Args:
-        rows: the rows as the API server has them.
-        in_force: the rows in force.
+        rows: the rows from the API server.
+        in_force: the applied rows.
     """
     known = {tenant.id: tenant for tenant in in_force}
     read: dict[str, Tenant] = {}
@@ -331,8 +332,8 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
 
 
 def read_holders(rows: Sequence[Any]) -> tuple[PluginHolder, ...]:
-    """Return the holders that can be read. Any other, such as one with a state that this version does not know, counts
-    as none: its GPU is closed."""
+    """Return the readable holders. An unreadable one, such as one with a state unknown to this version, is left out:
+    its GPU is closed."""
     known = [row for row in map(_mapping, rows) if row.get("state") in tuple(HolderState)]
     read = []
     for row in known:
@@ -344,7 +345,7 @@ def read_holders(rows: Sequence[Any]) -> tuple[PluginHolder, ...]:
 
 
 def _not_in_force(error: Exception) -> str:
-    return f"the ledger cannot be put in force: {error}"
+    return f"the ledger cannot be applied: {error}"
 
 
 def _is_older(one: Json, other: Json) -> bool:

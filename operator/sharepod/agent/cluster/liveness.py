@@ -3,7 +3,7 @@
 Guarantees:
 - The Lease is never contended: there is one agent per node.
 - The Lease is owned by the GPUNode and is deleted with it.
-- The agent decides nothing by it. The operator places nothing on a node whose agent's Lease is not renewed.
+- The agent decides nothing by it. The operator places no tenant on a node whose agent's Lease is not renewed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sharepod.kube import MERGE_PATCH, ApiError, Connection, Json, NotFoundError
 log = structlog.get_logger(__name__)
 
 RENEW_S = 5.0
-"""Seconds from one renewal to the next: three may fail before the Lease expires."""
+"""Seconds between renewals: three may fail before the Lease expires."""
 DURATION_S = 20
-"""Seconds that a renewal is valid for, as written into the Lease."""
+"""Validity of a renewal in seconds, as written into the Lease."""
 RENEW_TIMEOUT_S = 4.0
-"""Seconds that one renewal may take: less than `RENEW_S`, so that renewals do not pile up."""
+"""Timeout of one renewal in seconds: shorter than `RENEW_S`, so that renewals do not pile up."""
 FIRST_RETRY_S = 1.0
 """Seconds between tries until the first renewal: placement on the node waits for it."""
 
@@ -43,7 +43,7 @@ class LivenessLease:
         api: connection to the API server.
         namespace: namespace of the Lease.
         node: name of the node.
-        owner_uid: returns the UID of this node's GPUNode; None while it is unknown, then nothing is renewed.
+        owner_uid: returns the UID of this node's GPUNode; while that is None (unknown), the Lease is not renewed.
         """
         self._api = api
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -105,5 +105,5 @@ class LivenessLease:
 
 
 def _now() -> str:
-    """Return the present time as a metav1.MicroTime."""
+    """Return the current time as a metav1.MicroTime."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

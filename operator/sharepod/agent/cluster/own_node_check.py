@@ -1,12 +1,12 @@
-"""Check that the policy on agents is in force: the API server lets this agent write nothing of another node.
+"""Check that the policy on agents is effective: the API server refuses this agent's writes for other nodes.
 
-RBAC gives an agent the status of every GPUNode and every Lease of its namespace; the policy sharepod-agent-own-node
-leaves it those of its node. A policy that was not installed, or that names another ServiceAccount, refuses nothing, and
-nobody would notice.
+RBAC lets an agent write the status of every GPUNode and every Lease of its namespace; the policy
+sharepod-agent-own-node restricts it to those of its node. A policy that is missing, or names another ServiceAccount,
+refuses nothing, which only this check detects.
 
 Guarantees:
 - Nothing is written: the attempt is a dry run, and its name is that of no node.
-- An API server that does not answer has no verdict.
+- An API server that does not answer gives no verdict.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .status_report import OwnNodeReason, Readiness
 log = structlog.get_logger(__name__)
 
 _AGAIN_S = 10.0
-"""Seconds until the next look while the policy is not in force: one that was just applied is within a second or two."""
+"""Seconds until the next check while the policy is not effective: a policy just applied takes a second or two."""
 _HELD_S = 600.0
-"""Seconds until the next look once it is."""
+"""Seconds until the next check while the policy is effective."""
 _NO_NODE = "a.node.that.does.not.exist"
-"""Name of no node of a cluster: the attempt is not to be mistaken for a write of a neighbour's."""
+"""Name of no node of any cluster, so that nobody mistakes the attempt for a write of another agent."""
 _NOT_IN_FORCE = (
     "the API server would let this agent write for other nodes: the policy sharepod-agent-own-node is not installed, "
     "or its matchConditions name another ServiceAccount than the agent's. Apply manifests/policies; if you changed "
@@ -46,13 +46,13 @@ class OwnNodeCheck:
         self.verdict = Readiness(OwnNodeReason.NOT_ASKED, "the API server has not been asked yet")
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check at intervals, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_HELD_S if self.verdict.reason is OwnNodeReason.HELD else _AGAIN_S)
 
     async def look(self) -> None:
-        """Try to make a Lease for another node, as a dry run."""
+        """Try to create a Lease for another node, as a dry run."""
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",

@@ -1,10 +1,10 @@
-"""The agent in a cluster: ledger in, volumes and claims to pods, status and Lease out, wired together.
+"""The agent in a cluster: connects the ledger watch, the kubelet's calls, the status report and the Lease.
 
 Guarantees:
-- The kubelet can unpublish volumes and give claims back from the start on, whatever the API server does.
+- The kubelet can unpublish volumes and unprepare claims from the start on, whether or not the API server answers.
 - Volumes are published, and claims prepared, only once the ledger is known.
-- While the API server is away, everything that runs goes on; each loop tries again by itself.
-- Tenants of the ledger that is on disk are served also if the GPUs cannot be read.
+- While the API server is away, running tenants continue; each loop retries by itself.
+- Tenants of the ledger on disk are served even if the GPUs cannot be read.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ from .slice_publisher import SlicePublisher
 from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
 
 _TWICE = (
-    "NVIDIA's own DRA driver serves this node ({}), so its GPUs would be given away twice: keep that driver off the "
+    "NVIDIA's own DRA driver serves this node ({}), so its GPUs would be assigned twice: keep that driver off the "
     "node, or take the node from SharePod"
 )
 
 _OFFERED = (
-    "NVIDIA's device plugin offers GPUs of this node to pods, so they would be given away twice: keep it off the "
+    "NVIDIA's device plugin offers GPUs of this node to pods, so they would be assigned twice: keep it off the "
     "node, or take the node from SharePod"
 )
 
@@ -83,7 +83,7 @@ async def run(agent: AnyAgent) -> None:
     """Run the started `agent` for this node, until cancelled.
 
     Raises:
-        NoApiServerError: nothing says how to reach the API server.
+        NoApiServerError: no address of the API server is configured.
         SocketError: the kubelet cannot be served.
         InventoryError: there is neither a ledger on disk nor an inventory at the start.
         OSError: the state directory or the mounts cannot be read.
@@ -228,13 +228,14 @@ async def run(agent: AnyAgent) -> None:
 
 
 def taken_in(gpunode: Json | None) -> frozenset[str]:
-    """Return the series of consumption that the operator has taken in, as the GPUNode's annotation names them."""
+    """Return the consumption series that the operator has added to its accounts, from the GPUNode's annotation."""
     annotations = (gpunode or {}).get("metadata", {}).get("annotations") or {}
     return frozenset(str(annotations.get(TAKEN_IN_ANNOTATION) or "").split(","))
 
 
 async def _first_word(agent: AnyAgent) -> PluginPods:
-    """Ask the kubelet which pod has which GPU, before any tenant is served: GPUs of the device plugin may be closed."""
+    """Ask the kubelet for the GPUs of each pod before any tenant is served, because GPUs of the device plugin may be
+    closed."""
     plugin_pods = PluginPods(agent.settings.kubelet_root)
     await plugin_pods.ask()
     agent.know_plugin_pods(plugin_pods.given, plugin_pods.problem, plugin_pods.offered)
@@ -242,12 +243,12 @@ async def _first_word(agent: AnyAgent) -> PluginPods:
 
 
 def _interval_s(agent: AnyAgent) -> float:
-    """Return the seconds between two questions which pod has which GPU."""
+    """Return the seconds between two requests for the GPUs of each pod."""
     return HELD_INTERVAL_S if agent.held_gpus.pool is Pool.DEVICE_PLUGIN else INTERVAL_S
 
 
 def process_watches(agent: AnyAgent, attachments: Attachments, tenants_dir: Path) -> tuple[PodResidue, HookIntegrity]:
-    """Return what knows the tenants' processes by /proc, and let the agent ask it. Raise `OSError`."""
+    """Return the watches of tenants' processes in /proc, and register them with the agent. Raise `OSError`."""
     tenant_mounts = TenantMounts.of(tenants_dir)
     pod_residue, hook_integrity = PodResidue(attachments, tenant_mounts), HookIntegrity(tenants_dir, tenant_mounts)
     agent.residue = pod_residue.residue
@@ -257,7 +258,7 @@ def process_watches(agent: AnyAgent, attachments: Attachments, tenants_dir: Path
 
 
 def readiness(agent: AnyAgent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
-    """Return whether a pod that is placed here now would run, and why not."""
+    """Return whether a pod that is placed here now would run, or why not."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:
         return Readiness(ReadyReason.INVENTORY_UNAVAILABLE, unhealthy)
@@ -284,7 +285,7 @@ def attachable(agent: AnyAgent, cdi: CdiWatch, cordoned: Collection[str]) -> tup
 
 
 def unfit(conditions: Mapping[str, Readiness], unregistered: str | None, *, plugin_offers: bool) -> str | None:
-    """Return why this node takes no tenants by claims that kube-scheduler allocates; None if it does.
+    """Return why this node takes no tenants by claims that kube-scheduler allocates; None if it takes them.
 
     Args:
         conditions: Readiness of the agent, by type of the condition.
@@ -307,14 +308,14 @@ def unfit(conditions: Mapping[str, Readiness], unregistered: str | None, *, plug
 
 
 def cdi_watch(agent: AnyAgent) -> CdiWatch:
-    """Return the watch of this node's CDI devices. Simulated GPUs have no toolkit that could generate theirs."""
+    """Return the watch of this node's CDI devices. Simulated GPUs have no toolkit that could generate CDI devices."""
     folders, generate = agent.settings.cdi_dirs, agent.settings.cdi_generate and not agent.inventory.simulated
     generator = CdiGenerator(folders[-1]) if generate else None
     return CdiWatch(GpuDevices(folders), agent.gpus, generator, changed=agent.changed.set)
 
 
 def cdi_readiness(cdi: CdiWatch, dra: KubeletRegistration) -> Readiness:
-    """Return whether a claim that is allocated here now would be attached, and why not."""
+    """Return whether a claim that is allocated here now would be attached, or why not."""
     if dra.settling:
         return Readiness(CdiReason.STARTING, "the kubelet has not registered the driver yet")
     if dra.problem is not None:

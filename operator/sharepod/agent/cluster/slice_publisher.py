@@ -1,14 +1,14 @@
-"""Publisher of the node's ResourceSlice: while the ledger says pool `scheduler`, kube-scheduler sees the node's GPUs.
+"""Publisher of the node's ResourceSlice: in pool `scheduler`, it offers the node's GPUs to kube-scheduler.
 
 Guarantees:
-- A slice is there only while the ledger in force says that the node is of the pool and does not leave it.
-- That the slice is withdrawn is said only while this process has written none since it was deleted.
-- A slice that somebody has changed or deleted, as a kubelet does while the agent is away, is written again; so is one
+- A slice exists only while the applied ledger has pool `scheduler` and the node is not leaving the pool.
+- A withdrawal is reported only while this process has written no slice since the deletion.
+- A slice that was changed or deleted by others, such as a kubelet while the agent is away, is written again. So is one
   that a restored backup has brought back.
-- A GPU that takes no tenants, and every GPU of a node that takes none, is no device of the slice. Claims that have one
-  keep it: kube-scheduler goes on counting them.
+- A GPU that takes no tenants, and every GPU of a node that takes none, is left out of the slice. Claims that have such
+  a GPU keep it: kube-scheduler still counts them.
 - Where a slice of another node or driver has the node's own name, the slice has another name.
-- Where the API server does not know shares of devices, nothing is published: a dry run asks it first.
+- Where a dry run shows that the API server does not store shares of devices, nothing is published.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ log = structlog.get_logger(__name__)
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 """Path of the ResourceSlices in the API."""
 LOOK_S = 2.0
-"""Seconds between two looks at the GPUs: their health changes by time alone."""
+"""Seconds between two checks of the GPUs: their health changes with time."""
 _REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _NODE_UID = "authentication.kubernetes.io/node-uid"
-"""Extra of a user whose token is bound to a node, or to a Pod there."""
+"""Extra field of a user whose token is bound to a node, or to a Pod there."""
 
 _NO_SHARES = (
-    "the API server keeps no shares of devices: turn on the feature gate DRAConsumableCapacity everywhere (on by "
+    "the API server does not store shares of devices: turn on the feature gate DRAConsumableCapacity everywhere (on by "
     "default from Kubernetes 1.36), or take the label sharepod.dev/pool=scheduler off the node"
 )
 _NOT_BOUND = (
@@ -76,7 +76,7 @@ class SlicePublisher:
         node: name of the node.
         ledger: the node's ledger.
         gpus: returns the GPUs that take tenants by claims.
-        settling: returns whether the agent is only starting: what an earlier one has published stays meanwhile.
+        settling: returns whether the agent is still starting: until then an earlier agent's slice stays as it is.
         unfit: returns why the node takes no tenants by claims; None if it does.
         changed: called when `verdict` may have changed.
         """
@@ -92,14 +92,14 @@ class SlicePublisher:
         self._changed = changed
         self._woken = asyncio.Event()
         self._seen: Json | None = None
-        """The slice as last read or written; None: there is none, as far as is known."""
+        """The slice as last read or written; None: none is known."""
         self._written: tuple[Json, Json] | None = None
-        """Spec that this process has written last, and the API server's answer."""
+        """Spec that this process wrote last, and the API server's answer."""
         self._node_uid: str | None = None
         self._proven = False
-        """The API server has been seen to keep shares of devices."""
+        """The API server was seen to store shares of devices."""
         self._withdrawn = False
-        """The slice was deleted, and nothing was begun since by which one is written."""
+        """The slice was deleted, and no write of a slice has begun since."""
         self._verdict = Readiness(SliceReason.STARTING, "the API server has not been asked yet")
 
     @property
@@ -116,7 +116,7 @@ class SlicePublisher:
         return f"{SLICES}/{self._name}"
 
     async def run(self) -> None:
-        """Keep the slice as it is to be, until cancelled."""
+        """Keep the slice up to date, until cancelled."""
         attempt = 0
         while True:
             self._woken.clear()
@@ -136,7 +136,7 @@ class SlicePublisher:
                     await self._woken.wait()
 
     async def follow(self) -> None:
-        """Watch the slice while the node is of the pool, and wake at each change of it or of the ledger."""
+        """Watch the slice while the node is of the pool, and wake at each change of the slice or of the ledger."""
         attempt = 0
         while True:
             if not self._ledger.publishes:
@@ -153,9 +153,9 @@ class SlicePublisher:
                 await backoff(attempt)
 
     async def step(self) -> None:
-        """Bring the slice to what the ledger in force asks for. Raise `ApiError`."""
+        """Write the slice that the applied ledger requires. Raise `ApiError`."""
         if self._ledger.uid is None:
-            return  # what an earlier agent has published stays until the ledger is known
+            return  # an earlier agent's slice stays until the ledger is known
         if self._name is None:
             await self._choose()
         if self._ledger.publishes:
@@ -190,9 +190,9 @@ class SlicePublisher:
             self._tell(SliceReason.PUBLISHED, "" if gpus else "no GPU of the node takes tenants")
 
     def _is_as_written(self, seen: Json, wanted: Json) -> bool:
-        """Return whether the slice is as this process wrote it, and that is what is wanted.
+        """Return whether the slice is unchanged since this process wrote it, and has the wanted spec.
 
-        The API server writes amounts in a form of its own: the slice is compared with its answer.
+        The API server normalizes quantities, so the slice is compared with the API server's answer.
         """
         if self._written is None:
             return False
@@ -200,8 +200,8 @@ class SlicePublisher:
         return says_the_same(asked, wanted) and says_the_same(answered, seen["spec"])
 
     async def _write(self, method: str, path: str, body: Json) -> bool:
-        """Write the slice; return False if it is not written. Before the first devices a dry run shows whether the API
-        server keeps what makes them ones for several claims."""
+        """Write the slice; return False if it was not written. Before the first devices, check by a dry run that the
+        API server stores the fields that let several claims share a device."""
         try:
             if body["spec"]["devices"] and not self._proven:
                 kept = await self._api.call(method, path, body, query={"dryRun": "All"})
@@ -216,7 +216,7 @@ class SlicePublisher:
         except NotFoundError:
             if self._seen is None:
                 raise
-            self._seen = None  # deleted meanwhile
+            self._seen = None  # deleted in the meantime
         else:
             self._seen, self._written = made, (body["spec"], made["spec"])
             log.info("published the node's GPUs", devices=len(body["spec"]["devices"]))
@@ -227,17 +227,17 @@ class SlicePublisher:
     async def _withdraw(self) -> None:
         try:
             await self._api.call("DELETE", self._path)
-            log.info("the node's GPUs are published no more")
+            log.info("the node's GPUs are no longer published")
         except NotFoundError:
             pass
-        except ForbiddenError:  # an agent without the right has never published anything
+        except ForbiddenError:  # an agent without this right has never published a slice
             if self._ledger.of_scheduler:
                 raise
         self._seen, self._withdrawn = None, True
         self._changed()
 
     async def _choose(self) -> None:
-        """Choose the name: that of the node's slice if there is one, else the first that is free."""
+        """Choose the name: that of the node's slice if it exists, else the first free one."""
         if self._node_uid is None:
             self._node_uid = await self._own_node_uid()
         names = slice_names(self._node, self._node_uid)
@@ -253,7 +253,7 @@ class SlicePublisher:
         self._chosen.set()
 
     async def _own_node_uid(self) -> str | None:
-        """Return the uid of this node's Node, as the agent's own token names it; None if it names none."""
+        """Return the uid of this node's Node, from the agent's own token; None if the token names none."""
         body: Json = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         user = (await self._api.create(_REVIEWS, body)).get("status", {}).get("userInfo", {})
         found = (user.get("extra") or {}).get(_NODE_UID) or ()
@@ -266,7 +266,7 @@ class SlicePublisher:
         listed = await self._api.get(SLICES, query)
         found = next(iter(listed.get("items") or ()), None)
         if found is not None and known is not None and _version(found) < _version(known):
-            log.warning("the API server's versions have gone back: looking at the slice again", slice=self._path)
+            log.warning("the API server's resource versions went back: reading the slice again", slice=self._path)
             self._seen = None
         self._take(found)
         async for event in self._api.watch(SLICES, query, str(listed["metadata"]["resourceVersion"])):

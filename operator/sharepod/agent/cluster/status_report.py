@@ -1,13 +1,14 @@
-"""Status report: writes what the agent knows into the status of its GPUNode.
+"""Status report: writes the agent's facts into the status of its GPUNode.
 
 Guarantees:
-- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second; that a
-  tenant is drained, at most each tenth of a second.
-- Usage and consumption are written with facts. By themselves they are written at most each 30 s, and only if they
-  changed; consumption that was never written, at once.
-- `drained` is never written with an older generation than the one in force when the tenant was seen drained.
-- The status is written only to the GPUNode whose ledger is in force, by UID.
-- Conditions of other writers stay as they are.
+- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most once a second; a
+  newly drained tenant at most every 0.1 s.
+- Usage and consumption are written together with facts. Alone they are written at most every 30 s, and only if they
+  changed.
+- Consumption that was never written is written at once.
+- `drained` is never written with a generation older than the one applied when the tenant was seen drained.
+- The status is written only to the GPUNode whose ledger is applied, by UID.
+- Conditions of other writers stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ log = structlog.get_logger(__name__)
 FACTS_EVERY_S = 1.0
 """Shortest time between two writes, in seconds: bounds the load on the API server to one write per node and second."""
 DRAINED_EVERY_S = 0.1
-"""The same for a tenant that is drained, in seconds: its next run, or whoever waits for its share, waits for that."""
+"""The same for a newly drained tenant, in seconds: its next run, or the next tenant, waits for this write."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
 _USAGE = frozenset({"tenants", "consumption", "consumptionAt"})
-"""Fields of the status that have usage. Of `tenants` the rest is among the facts."""
+"""Fields of the status that have usage. The rest of `tenants` belongs to the facts."""
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks without a wake-up, for facts that change by time alone."""
+"""Seconds between two checks without a wake-up, for facts that change with time."""
 _MESSAGE_MAX = 32768
 """Characters of a condition's message: the API server refuses a status with a longer one."""
 LAST_WRITE_S = 3.0
-"""Seconds that the last write may take, out of the grace period of a pod that ends (30 s)."""
+"""Timeout of the last write in seconds: a part of the grace period of a pod that ends (30 s)."""
 
 
 class ReadyReason(ConditionReason):
@@ -92,7 +93,7 @@ class SliceReason(ConditionReason):
 
 @dataclass(frozen=True)
 class Readiness:
-    """Readiness of the agent to run a pod that is placed here now, in one respect."""
+    """Readiness of the agent, in one respect, to run a pod that is placed here now."""
 
     reason: (
         ReadyReason
@@ -104,7 +105,7 @@ class Readiness:
         | SliceReason
     )
     message: str = ""
-    """Sentence for people."""
+    """Text of the condition."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ class StatusReport:
         api: connection to the API server.
         node: name of the node.
         ledger: the node's ledger.
-        facts: returns what the agent knows.
+        facts: returns the agent's facts.
         readiness: returns the agent's readiness, by type of the condition.
-        consumption: returns what namespaces have had of the GPUs, and when it was so.
+        consumption: returns namespaces' GPU consumption, and the time of the count.
         woken: set by others when facts or readiness have changed; cleared here before they are read.
         """
         self._api = api
@@ -161,7 +162,7 @@ class StatusReport:
             except UnavailableError as error:
                 log.warning("cannot write the agent's status; trying again", error=str(error))
             except ApiError as error:
-                # 422: a test of the patch failed; 404: the GPUNode is gone. The watch brings the new state.
+                # 422: a test of the patch failed; 404: the GPUNode was deleted. The watch brings the new state.
                 if error.status not in (404, 409, 422) or attempt > 2:
                     log.error("API server refuses the agent's status", path=self._path, error=str(error))
                 self._written = None
@@ -174,7 +175,7 @@ class StatusReport:
             await backoff(attempt, first_s=FACTS_EVERY_S)
 
     async def say_stopped(self) -> None:
-        """Write that the agent has stopped, if the API server answers within `LAST_WRITE_S`."""
+        """Report that the agent has stopped, if the API server answers within `LAST_WRITE_S`."""
         if self._written is None:
             return
         last = self._readiness()
@@ -189,7 +190,7 @@ class StatusReport:
             log.info("cannot report that the agent stops", error=str(error))
 
     async def write_if_due(self) -> bool:
-        """Write what is due now; return whether anything was. Raise `ApiError`."""
+        """Write the parts that are due; return whether there were any. Raise `ApiError`."""
         ledger, now = self._ledger, asyncio.get_running_loop().time()
         gpunode = ledger.object
         if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:
@@ -210,7 +211,7 @@ class StatusReport:
             and last.facts == still
             and _without_usage(last.status) == _without_usage(wanted)
         ):
-            return False  # nothing but usage can have changed
+            return False  # only usage can have changed
         operations = patch(gpunode, wanted, last.status if last else None)
         if not operations:
             return False
@@ -219,7 +220,7 @@ class StatusReport:
         return True
 
     async def _rest(self) -> None:
-        """Wait for the time of the next write."""
+        """Wait until the next write is due."""
         woken = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FACTS_EVERY_S):
@@ -268,7 +269,7 @@ def condition(kind: str, readiness: Readiness, server: Mapping[str, Any]) -> Jso
     Args:
         kind: type of the condition.
         readiness: its reason and message.
-        server: the status as the API server has it.
+        server: the status on the API server.
     """
     before: Mapping[str, Any] = next((c for c in server.get("conditions") or () if c.get("type") == kind), {})
     same = before.get("status") == readiness.reason.status
@@ -283,7 +284,7 @@ def condition(kind: str, readiness: Readiness, server: Mapping[str, Any]) -> Jso
 
 
 def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
-    """Return the fraction of each GPU's time that the rows reserve, in the order of their index: `1,0.5`."""
+    """Return the fraction of each GPU's time that the rows reserve, in order of index: `1,0.5`."""
     total = {gpu.uuid: 0 for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
     for row in rows:
         for uuid in row.gpus:
@@ -293,12 +294,12 @@ def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
 
 
 def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[Json]:
-    """Return the JSON Patch that brings the status of `gpunode` from `last` to `wanted`; empty if nothing differs.
+    """Return the JSON Patch that changes the status of `gpunode` from `last` to `wanted`; empty if nothing differs.
 
     The patch tests the object's UID. If it changes conditions, which others write too, it tests the resourceVersion.
 
     Args:
-        gpunode: the object as last seen.
+        gpunode: the cached object.
         wanted: the status to write.
         last: the status as last written; None: unknown.
     """

@@ -1,9 +1,11 @@
-"""Context overhead: device memory that a process's CUDA context takes beyond what its calls ask for, learnt from NVML.
+"""Context overhead: device memory that a process's CUDA context takes beyond its allocations, estimated from NVML.
 
-The overhead depends on the GPU's model and the driver, and is the same for most programs. It is learnt only from
-processes that have reserved nothing for it (no overhead was known when they started): otherwise the estimate would feed
-on itself. Of each process the smallest figure counts, because modules and libraries come on top later. Over all
-processes the median counts, because one strange program proves nothing. The estimates are kept in a file.
+The overhead depends on the GPU's model and the driver, and is the same for most programs.
+- Samples come only from processes that started before an overhead was known, and so reserved none. Otherwise the
+  estimate would feed on itself.
+- A process counts with its smallest figure, because modules and libraries add memory later.
+- The estimate is the median over processes, so that an unusual program does not change it.
+- The estimates are kept in a file.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ OVERHEAD_MIN = 16 << 20
 OVERHEAD_MAX = 4 << 30
 """Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
 PROCESSES_MAX = 16
-"""Processes that an estimate is learnt from; afterwards it stays as it is."""
+"""Processes that an estimate is based on; afterwards it stays as it is."""
 
 
 class _OverheadFile(BaseModel):
@@ -35,15 +37,15 @@ class ContextOverhead:
     """Estimates of the context overhead, by GPU model and driver version."""
 
     def __init__(self, files: KeptFiles) -> None:
-        """`files`: where the estimates are kept."""
+        """`files`: storage of the estimates."""
         self._files = files
         self._learnt: dict[str, list[int]] = {}
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
         self.changed = False
-        """There is something for `save` to write."""
+        """True if `save` has something to write."""
 
     def load(self) -> None:
-        """Read what an earlier agent has learnt. A file that cannot be read counts as empty."""
+        """Read an earlier agent's estimates. A file that cannot be read counts as empty."""
         try:
             self._learnt = _OverheadFile.model_validate_json(self._files.read(FILE)).bytes
         except (OSError, ValidationError):
@@ -55,19 +57,19 @@ class ContextOverhead:
         self._files.replace(FILE, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
-        """Return the KiB to reserve for the context of a process; 0 while that is unknown."""
+        """Return the KiB to reserve for the context of a process; 0 while the overhead is unknown."""
         learnt = self._learnt.get(_key(model, driver))
         return round(statistics.median_low(learnt)) >> 10 if learnt else 0
 
     def observe(self, model: str, driver: str, uuid: str, samples: dict[int, int]) -> None:
-        """Learn from one reading of one GPU.
+        """Update the estimate from one reading of one GPU.
 
         Args:
             model: the GPU's model.
             driver: the driver's version.
             uuid: the GPU.
-            samples: by pid, bytes beyond the credits of each process that has reserved nothing for its context. A pid
-                that is missing has ended.
+            samples: by pid, bytes beyond the credits of each process that has reserved nothing for its context. A
+            missing pid has exited.
         """
         key = _key(model, driver)
         for pid in [pid for kind, pid, gpu in self._seen if (kind, gpu) == (key, uuid) and pid not in samples]:

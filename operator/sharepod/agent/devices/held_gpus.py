@@ -1,10 +1,11 @@
-"""GPUs of a node of pool `device-plugin` that holders of ours have, by the kubelet's word.
+"""GPUs of a node of pool `device-plugin` that SharePod's holders have, as the kubelet reports.
 
 Guarantees:
-- HG1 held-first: in pool `device-plugin` a GPU is open to tenants only while the kubelet's last answer shows it as
-  given to a pod that the ledger has as a holder, and the holder is not being released.
-- HG2 names: a holder is known by the namespace of the agent and its Pod's name, both the operator's.
-- HG3 plugins-health: in pool `device-plugin` a GPU that the plugin does not offer beside others is unhealthy.
+- HG1 held-first: in pool `device-plugin` a GPU is open to tenants only while two conditions hold. The kubelet's last
+  answer assigns it to a pod that the ledger lists as holder, and that holder is not being released.
+- HG2 names: a holder is identified by the agent's namespace and its Pod's name; the operator controls both.
+- HG3 plugins-health: in pool `device-plugin` a GPU that the plugin does not offer, while it offers others, is
+  unhealthy.
 - In pool `dedicated` every GPU is open.
 """
 
@@ -17,7 +18,7 @@ from sharepod.api.gpunode import Gpu, Health, HolderState, PluginHolder, Pool
 from sharepod.api.objects import HOLDER_PREFIX
 
 _NOT_OFFERED = (
-    "NVIDIA's device plugin does not offer it to pods any more, as it does with a GPU that it calls unhealthy; the "
+    "NVIDIA's device plugin no longer offers it to pods, so the plugin considers it unhealthy; the "
     "plugin's log says why"
 )
 
@@ -35,7 +36,7 @@ class HeldGpus:
 
     Args:
         namespace: Namespace of the holders' Pods.
-        set_open: Called with the GPUs that are open when they have changed; None: all are.
+        set_open: Called with the open GPUs when they have changed; None: all are open.
     """
 
     def __init__(self, namespace: str, set_open: Callable[[frozenset[str] | None], None]) -> None:
@@ -46,13 +47,13 @@ class HeldGpus:
         """Ids of the holders that are not being released, by Pod name."""
         self._given: Mapping[str, PluginPod] | None = None
         self._offered: Collection[str] = ()
-        """UUIDs of the GPUs that the plugin offers; empty: it tells nothing."""
+        """UUIDs of the GPUs that the plugin offers; empty: unknown."""
         self.pool = Pool.DEDICATED
         self.problem: str | None = None
-        """Reason why no GPU of the device plugin can be shared now; None if there is none."""
+        """Why no GPU of the device plugin can be shared; None if they can."""
 
     def know_ledger(self, pool: Pool, holders: Sequence[PluginHolder]) -> None:
-        """Take pool and holders of a ledger, before its rows are put in force."""
+        """Set pool and holders of a ledger, before its rows are applied."""
         self.pool = pool
         self._holders = {each.pod_name: each.id for each in holders if each.state is not HolderState.RELEASING}
         self._settle()
@@ -60,18 +61,18 @@ class HeldGpus:
     def know_pods(
         self, given: Mapping[str, PluginPod] | None, problem: str | None, offered: Collection[str] = ()
     ) -> None:
-        """Take which pod has which GPU from the device plugin, by UUID.
+        """Set the pod that has each GPU from the device plugin, by UUID.
 
         Args:
-            given: None if the kubelet does not tell.
+            given: None if the kubelet does not report it.
             problem: why the plugin's GPUs cannot be shared; None if they can.
-            offered: GPUs that the plugin offers, given away or not; empty: it tells nothing of its GPUs' health.
+            offered: GPUs that the plugin offers, allocated or not; empty: the health of the plugin's GPUs is unknown.
         """
         self._given, self.problem, self._offered = given, problem, offered
         self._settle()
 
     def mark(self, gpu: Gpu) -> Gpu:
-        """Return the GPU with what the device plugin has done with it; in pool `dedicated` as it is."""
+        """Return the GPU with its state by the device plugin; in pool `dedicated` unchanged."""
         if self.pool is not Pool.DEVICE_PLUGIN:
             return gpu
         holder = self._holder_of(gpu.uuid)
@@ -83,7 +84,7 @@ class HeldGpus:
         return gpu.model_copy(update=marks)
 
     def native(self) -> Mapping[str, PluginPod]:
-        """Return the pods with a GPU from the device plugin that are no holders of ours, by the GPU's UUID."""
+        """Return the pods with a GPU from the device plugin that are not SharePod's holders, by the GPU's UUID."""
         given = (self._given or {}).items()
         ours = (self._namespace, HOLDER_PREFIX)
         return {uuid: pod for uuid, pod in given if (pod.namespace, pod.name[: len(HOLDER_PREFIX)]) != ours}
@@ -95,7 +96,7 @@ class HeldGpus:
         return self._holders.get(pod.name)
 
     def _settle(self) -> None:
-        """Tell which GPUs are open, if that has changed."""
+        """Report the open GPUs, if they have changed."""
         now: frozenset[str] | None = None
         if self.pool is Pool.DEVICE_PLUGIN:
             usable = () if self.problem is not None else self._given or ()

@@ -1,11 +1,11 @@
-"""Inventory of the node: its GPUs and the processes on them, one reading at a time; and an inventory from a file.
+"""Inventory of the node: its GPUs and the processes on them, as readings; and an inventory from a file.
 
 Guarantees:
 - A reading is complete, or it is an `InventoryError`.
 - A reading takes no longer than its timeout.
-- A reading that is `fresh` began after it was asked for: it knows of all that was there then.
-- A GPU that cannot be read stays in the reading as unhealthy, with the reason, until the agent ends: the next one does
-  not know of it.
+- A `fresh` reading began after it was requested: it has everything that existed then.
+- A GPU that cannot be read stays in the reading as unhealthy, with the reason, until the agent ends. The next agent
+  does not know it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UUID = re.compile(r"^GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 
 
 class InventoryError(Exception):
-    """Inventory that cannot be read. The message says why and what to do."""
+    """Inventory that cannot be read. The message has the cause and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,11 @@ class Process:
     uuid: str
     """The GPU."""
     memory: int
-    """Device memory in bytes; 0 if the driver does not tell."""
+    """Device memory in bytes; 0 if the driver does not report it."""
     utilization: float | None = None
-    """Part of the time since the reading before (0 to 1) in which kernels of the process ran; None if the driver does
-    not tell."""
+    """Part of the time since the last reading (0 to 1) in which kernels of the process ran; None if not reported."""
     samples: tuple[UtilizationSample, ...] = ()
-    """Samples of which `utilization` is the mean, where the driver tells when each ended."""
+    """Samples of which `utilization` is the mean, where the driver reports their ends."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,18 @@ class Reading:
     """GPUs of the node and the processes on them at one moment."""
 
     gpus: tuple[Gpu, ...]
-    """In the order of their index."""
+    """In order of index."""
     processes: tuple[Process, ...]
     fresh: bool = True
     """False: an earlier reading repeated, because the driver does not answer."""
     unread: frozenset[str] = frozenset()
     """UUIDs of the GPUs whose processes could not be read."""
     exhaustive: bool = False
-    """On the GPUs that are not `unread` there are no other processes than these."""
+    """On GPUs that are not `unread`, the list of processes is complete."""
     utilization: Mapping[str, float] = field(default_factory=dict)
-    """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU is missing if the driver does not tell."""
+    """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU without a report is missing."""
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Number of reports of each Xid since the node's boot, as far as agents have listened, by UUID."""
+    """Number of reports of each Xid, by UUID, since the node's boot, as far as an agent listened."""
     driver: str = ""
     """Version of the driver."""
 
@@ -109,7 +108,7 @@ class Inventory(Protocol):
 
 
 def is_gpu_uuid(text: str) -> bool:
-    """Return whether `text` is the UUID of a physical GPU in NVML's form (a MIG instance is none)."""
+    """Return whether `text` is the UUID of a physical GPU in NVML's form (the UUID of a MIG instance is not)."""
     return _UUID.match(text) is not None
 
 
@@ -166,7 +165,7 @@ class SimulatedInventory:
     """Inventory from a YAML file, which is read again whenever it changes:
 
         gpus: [{uuid, index, model, memory, health?, numaNode?, links?, shareable?, reason?, busy?, xids?,
-                processesUnread?}]
+        processesUnread?}]
         processes: [{pid, uuid, memory?, busy?}]
 
     `busy` is the utilization (0 to 1), `xids` lists the reported Xids. With `processesUnread: true` the GPU's processes
@@ -182,7 +181,7 @@ class SimulatedInventory:
         self._reading: Reading | None = None
 
     async def read(self) -> Reading:
-        """Return the file's content; a file that has not changed is not read again."""
+        """Return the file's content; an unchanged file is not read again."""
         return await asyncio.to_thread(self._load)
 
     def _load(self) -> Reading:

@@ -1,9 +1,10 @@
 """Inventory from NVML, the management library of NVIDIA's driver.
 
 Guarantees:
-- Readings run in a thread, one at a time: a sick GPU can make any call of NVML hang, and the event loop goes on.
-- When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread comes back.
-- Any other reading began after it was asked for: one that a driver kept hanging is handed out to nobody.
+- Readings run in a thread, one at a time: a failing GPU can block any call of NVML, and the event loop must not wait
+  for it.
+- When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread returns.
+- Any other reading began after it was requested; a reading that the driver delayed beyond its timeout is discarded.
 - A failed call about one GPU makes that GPU unhealthy and no other.
 """
 
@@ -27,7 +28,7 @@ from .xids import XidListener
 _SAMPLE_US = 1_000_000
 """Microseconds of the longest sample of utilization."""
 _SYS_PCI = Path("/sys/bus/pci/devices")
-"""sysfs folder of the PCI devices, which knows each one's NUMA node."""
+"""sysfs folder of the PCI devices, which has each device's NUMA node."""
 
 
 class NvmlInventory:
@@ -47,7 +48,7 @@ class NvmlInventory:
         timeout_s: longest time for one reading, in seconds.
         nvml: the module `pynvml` or a double of it; None: `pynvml`.
         xids_tolerated: Xids after which a GPU still counts as healthy.
-        xids_file: file in which reported Xids outlive the agent; None: they do not.
+        xids_file: file that keeps reported Xids for the next agent; None: they are not kept.
         """
         self._timeout_s = timeout_s
         self._nvml = nvml
@@ -65,10 +66,10 @@ class NvmlInventory:
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
-        """Return GPUs and processes as they are read from now on. Raise `InventoryError` if there is no driver, or if
-        it has never answered.
+        """Return GPUs and processes, read from now on. Raise `InventoryError` if there is no driver, or if it has never
+        answered.
 
-        A reading that has begun before is waited for, and another one follows it; callers that wait for that share it.
+        A reading in progress began too early: it is awaited, then another one is made, which all waiting callers share.
         """
         needed = self._begun + 1
         try:
@@ -91,11 +92,11 @@ class NvmlInventory:
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
 
     def _begin_or_join(self) -> tuple[Future[Reading], int]:
-        """Return the reading that is under way, a new one if there is none, and its number."""
+        """Return the running reading, or a new one, and its number."""
         if self._running is None:
             self._running = Future()
             self._begun += 1
-            # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
+            # A daemon thread, so that a call into a blocked driver cannot keep the agent from exiting.
             threading.Thread(target=self._run, args=(self._running,), name="nvml", daemon=True).start()
         return self._running, self._begun
 
@@ -191,11 +192,12 @@ class NvmlInventory:
         return self._xids
 
     def _lost(self, lost: Collection[tuple[int, str]], read: Collection[str]) -> Iterator[Gpu]:
-        """Yield GPUs that do not even tell their UUIDs, as they were last known but unhealthy; none that never was.
+        """Yield GPUs whose UUIDs cannot be read, in their last known state but unhealthy. A GPU that was never read is
+        left out.
 
         Args:
             lost: index of each, and why it cannot be read.
-            read: UUIDs of the other GPUs: the driver may have numbered them anew.
+            read: UUIDs of the other GPUs: the driver may have renumbered them.
         """
         gpus = self._last.gpus if self._last is not None else ()
         known = {gpu.index: gpu for gpu in gpus if gpu.uuid not in read}
@@ -223,7 +225,7 @@ class NvmlInventory:
         model = str(ask("its name", lambda: nvml.nvmlDeviceGetName(handle), "unknown"))
         memory = int(ask("its memory", capacity, 0))
         if memory <= 0 and not troubles:
-            troubles.append("the driver does not tell its memory")
+            troubles.append("the driver does not report its memory")
         mig = ask("its MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
         remapping = ask("its remapped rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle), None)
         if remapping is not None and remapping[3]:
@@ -233,7 +235,7 @@ class NvmlInventory:
         for kind in ("Compute", "Graphics", "MPSCompute"):
             before = len(troubles)
             listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
-            # Not every GPU supports graphics or MPS. One that does not tell its compute processes tells nothing.
+            # Not every GPU supports graphics or MPS. A GPU that does not list its compute processes lists none.
             told = told and len(troubles) == before and (listed is not None or kind != "Compute")
             for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
@@ -260,11 +262,11 @@ class NvmlInventory:
         return gpu, processes
 
     def _samples_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, list[UtilizationSample]] | None:
-        """Return the samples of utilization since the last call, by pid; a pid that is missing was idle. None if the
-        driver does not tell."""
+        """Return the samples of utilization since the last call, by pid; a missing pid was idle. None if the driver
+        does not report them."""
         now, monotonic = time.time_ns() // 1000, time.monotonic()
         since, until = self._sampled.get(uuid, 0), now + _SAMPLE_US
-        if since > until:  # the clock, by which samples go, was set back: those of before lie ahead
+        if since > until:  # the clock of the samples was set back: former time stamps lie in the future
             since = now - _SAMPLE_US
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
@@ -274,7 +276,7 @@ class NvmlInventory:
         told: dict[int, dict[int, float]] = {}
         newest = since
         for sample in samples:
-            if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old, or garbage
+            if since < int(sample.timeStamp) < until and int(sample.smUtil) <= 100:  # others are old or invalid
                 told.setdefault(int(sample.pid), {})[int(sample.timeStamp)] = int(sample.smUtil) / 100
                 newest = max(newest, int(sample.timeStamp))
         self._sampled[uuid] = newest
@@ -285,7 +287,7 @@ class NvmlInventory:
 
     @staticmethod
     def _numa_node(nvml: Any, handle: Any) -> int | None:
-        """Return the GPU's NUMA node from sysfs, which knows it on every platform; None if unknown (-1 in sysfs)."""
+        """Return the GPU's NUMA node from sysfs, which has it on every platform; None if unknown (-1 in sysfs)."""
         try:
             bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
             name = (bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)).lower()
@@ -321,7 +323,7 @@ def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
 
 
 def _utilization(nvml: Any, handle: Any) -> float | None:
-    """Return the part of the last sample period in which any kernel ran; None if the driver does not tell."""
+    """Return the part of the last sample period in which any kernel ran; None if the driver does not report it."""
     try:
         return min(100, max(0, int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))) / 100
     except nvml.NVMLError:

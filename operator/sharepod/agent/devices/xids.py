@@ -1,13 +1,13 @@
 """Xid errors that the driver reports, counted from the agent's first reading on.
 
 Guarantees:
-- Reported Xids outlive the agent, in a file: an upgrade of the agent does not repair a GPU.
-- They are forgotten with a restart of the node, which resets its GPUs, and when an administrator removes the file.
-- A GPU without Xid events is judged by its readings alone; the log says so once.
-- An Xid of a GPU that does not even tell its UUID any more, as one that has fallen off the bus, counts.
-- A driver that answers with errors is asked again at intervals.
+- Reported Xids outlive the agent, in a file: a restart of the agent does not make a GPU healthy.
+- They are dropped after a restart of the node, which resets its GPUs, and when an administrator removes the file.
+- A GPU without Xid events is judged by its readings only; this is logged once.
+- An Xid counts even if the UUID of its GPU can no longer be read, as after the GPU has fallen off the bus.
+- A driver that answers with errors is retried at intervals.
 
-Xids are events of NVML. Waiting for events blocks, so a thread of its own waits.
+Xids are NVML events. Waiting for events blocks, so it has a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAIT_MS = 2000
 _AGAIN_S = 5.0
 """Seconds from an error of the driver to the next try."""
 _NO_EVENTS_AGAIN_S = 300.0
-"""Seconds until GPUs that had no Xid events are asked again: a driver may be replaced under a running agent."""
+"""Seconds until GPUs that had no Xid events are tried again: a driver may be replaced under a running agent."""
 
 
 class _XidsFile(BaseModel):
@@ -51,7 +51,7 @@ class XidListener:
     def __init__(self, nvml: Any, path: Path | None = None) -> None:
         """Args:
         nvml: the module `pynvml`, initialised.
-        path: file in which the Xids outlive the agent; None: they do not.
+        path: file that keeps the Xids for the next agent; None: they are not kept.
         """
         self._path = path
         self._nvml = nvml
@@ -61,18 +61,18 @@ class XidListener:
         self._thread: threading.Thread | None = None
         self._deaf: set[str] = set()
         self._uuids: dict[object, str] = {}
-        """UUID of each GPU that is listened to, by its handle."""
+        """UUID of each GPU with registered events, by its handle."""
         self._failing = False
 
     def listen(self) -> None:
         """Start the thread, unless it runs."""
         if self._thread is None:
-            # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
+            # A daemon thread, so that a call into a blocked driver cannot keep the agent from exiting.
             self._thread = threading.Thread(target=self._run, name="xids", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end, within the time of one wait."""
+        """Stop the thread, within the time of one wait."""
         self._stopped.set()
 
     def counts(self) -> Mapping[str, Mapping[int, int]]:
@@ -136,7 +136,7 @@ class XidListener:
                 heard += 1
             except nvml.NVMLError as error:
                 if uuid not in self._deaf:
-                    log.info("GPU reports no Xids; it is judged by its readings alone", gpu=uuid, error=str(error))
+                    log.info("GPU reports no Xids; it is judged by its readings only", gpu=uuid, error=str(error))
                     self._deaf.add(uuid)
         return heard
 
@@ -178,5 +178,6 @@ class XidListener:
 
 
 def handle_key(handle: Any) -> object:
-    """Return what is equal for handles of one GPU: those of the real module are pointers, each an object of its own."""
+    """Return a key that is equal for all handles of one GPU. Handles of the real module are pointers, a new object each
+    time."""
     return handle if isinstance(handle, int) else ctypes.cast(handle, ctypes.c_void_p).value

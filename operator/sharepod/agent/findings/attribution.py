@@ -10,20 +10,20 @@ from sharepod.agent.devices.inventory import Process, Reading, UtilizationSample
 
 @dataclass
 class TenantProcesses:
-    """GPU processes of one tenant, as one reading shows them."""
+    """GPU processes of one tenant in one reading."""
 
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
     """Device memory in bytes, by GPU UUID and pid."""
     utilization: dict[str, float] = field(default_factory=dict)
     """Part of the time (0 to 1) in which kernels of the tenant ran, by GPU UUID. A GPU is missing if its utilization
-    cannot be told apart from that of other tenants."""
+    cannot be separated from that of other tenants."""
 
     busy: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid, for those that the driver
-    tells apart."""
+    """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid. Missing where the driver
+    does not report it by process."""
 
     samples: dict[str, list[UtilizationSample]] = field(default_factory=dict)
-    """Samples of the tenant's processes, by GPU UUID; a GPU is missing without any."""
+    """Samples of the tenant's processes, by GPU UUID; a GPU without samples is missing."""
 
     @property
     def pids(self) -> frozenset[int]:
@@ -73,8 +73,8 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
 def _utilization(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
     """Return the utilization of a GPU by one owner's processes, None if unknown.
 
-    An owner that is `alone` on the GPU has the utilization of the `whole` GPU, and no more than what is told of its
-    processes: those of others may have ended just now.
+    An owner that is `alone` on the GPU has at most the utilization of the `whole` GPU and at most the sum over its
+    processes. Processes of other owners may have just exited.
     """
     each = [process.utilization for process in processes if process.utilization is not None]
     told = min(1.0, sum(each)) if len(each) == len(processes) else None

@@ -1,17 +1,19 @@
-"""Busy time beyond turns: each sample of utilization beside the turns in the very time that the sample covers. Pure.
+"""Busy time beyond turns: compares each utilization sample with the tenant's turns in the time that the sample covers.
+Pure.
 
 Guarantees:
-- B1: A tenant whose kernels run in its turns alone is never busy beyond them, whenever it is read, however many samples
-  are missing or told late. Assumed of the driver: all its samples of one GPU are of one length between `SHORTEST_S` and
-  `LONGEST_S`, and end no further than `CLOCK_ERROR_S` from their time stamps.
-- B2: Of a tenant that has no turn, all of each sample is beyond, less `ROUNDING`.
-- What is not known is not held against a tenant: a sample of a time for which its turns are not known says nothing.
+- B1: A tenant whose kernels run only in its turns is never busy beyond them, even if samples
+  are missing or late. Assumption: all samples of one GPU have one length between `SHORTEST_S` and `LONGEST_S`,
+  and end within `CLOCK_ERROR_S` of their time stamps.
+- B2: For a tenant without a turn, all of each sample is beyond, less `ROUNDING`.
+- Unknown time is not counted: a sample of a time for which the turns are unknown is ignored.
 
-The driver does not tell how long its samples are. So a tenant is busy beyond its turns by what is left for the length
-that speaks best for it: sums are kept for each of `LENGTHS`, and what counts is the least of their growth. Of a sample
-of one of these lengths, of up to `_RATIO` times that, whose end may be off by the clock's error, the most is taken that
-can lie within turns. That costs a true offender who holds a part h of the time: about h / 10, and of h as much as
-`CLOCK_ERROR_S` is of a sample.
+The driver does not report the length of its samples. Sums are therefore kept for each length of `LENGTHS`, and the
+length with the least growth counts, in favour of the tenant. Each entry of `LENGTHS` stands for lengths up to `_RATIO`
+times as long. The end of a sample may be off by the clock's error. Of all these cases, the largest overlap with turns
+is subtracted. A real offender that
+holds a part h of the time is underestimated by about h / 10. The clock's error hides another part of h, its ratio to
+the length of a sample.
 """
 
 from __future__ import annotations
@@ -29,23 +31,23 @@ from .sliding import SlidingWindow
 from .utilization import READING_MAX_S
 
 SHORTEST_S = 1 / 6
-"""Seconds that a sample covers at least: NVML's documentation says between a sixth of a second and a second."""
+"""Shortest time in seconds that a sample covers: NVML's documentation states 1/6 s to 1 s."""
 LONGEST_S = 1.5
-"""Seconds that a sample covers at most: of a driver that tells what was busy since it was asked last, too."""
+"""Longest time in seconds that a sample covers, including drivers that report the busy time since the last request."""
 CLOCK_ERROR_S = 0.02
-"""Seconds by which a sample may end sooner or later than its time stamp says: a late timer of the driver, and the few
-milliseconds by which a turn's end is known late."""
+"""Seconds by which a sample's end may differ from its time stamp: a late timer of the driver, plus the few milliseconds
+by which the end of a turn is recorded late."""
 ROUNDING = 0.01
-"""Part by which NVML's whole percents may say too much."""
+"""Part by which NVML's whole percents may be too high."""
 _RATIO = 1.1
-"""Ratio of one of `LENGTHS` to the one before."""
+"""Ratio of one entry of `LENGTHS` to the one before."""
 _LAG_S = 1.0
-"""Seconds for which a figure without a time stamp may be old: NVML's of a whole GPU is that of the last sample."""
+"""Greatest age in seconds of a figure without a time stamp: NVML's figure of a whole GPU is that of the last sample."""
 _AGE_MOST_S = 600.0
-"""Seconds that a sample can be old: more than a driver can hang between two readings. A time stamp that is older is one
-of another clock."""
+"""Greatest age in seconds of a sample: more than a driver can hang between two readings. An older time stamp comes from
+another clock."""
 _LAG_STEP_S = 0.1
-"""Seconds between two places that are tried for such a figure."""
+"""Seconds between two end times that are tried for such a figure."""
 
 
 def _lengths() -> tuple[float, ...]:
@@ -56,7 +58,7 @@ def _lengths() -> tuple[float, ...]:
 
 
 LENGTHS = _lengths()
-"""Lengths in seconds that samples are taken to have, each for all up to `_RATIO` times as long."""
+"""Lengths in seconds that samples may have. Each stands for all lengths up to `_RATIO` times as long."""
 NOTHING = (0.0,) * len(LENGTHS)
 _STAMPED = (-CLOCK_ERROR_S, 0.0, CLOCK_ERROR_S)
 _UNSTAMPED = (*(-_LAG_S + step * _LAG_STEP_S for step in range(round(_LAG_S / _LAG_STEP_S) + 1)), CLOCK_ERROR_S)
@@ -69,14 +71,14 @@ class Turns:
     """Turns of one tenant.
 
     Args:
-        told: The turns, in nanoseconds of the clock of which samples have seconds.
-        overdue: Count the time that a preempted tenant was charged, although it was not the tenant's, among its turns.
+        told: The turns, in nanoseconds of the clock of the samples (which have seconds).
+        overdue: Also count time that a preempted tenant was charged while others held the GPU.
     """
 
     def __init__(self, told: TurnSpans, *, overdue: bool) -> None:
         spans = [(span.begin / 1e9, span.end / 1e9) for span in told.spans if overdue or not span.overdue]
         self.since = told.since / 1e9
-        """Moment in seconds before which nothing is known."""
+        """Moment in seconds before which no turns are known."""
         self._begins = [begin for begin, _ in spans]
         self._ends = [end for _, end in spans]
         self._before = [0.0]
@@ -84,17 +86,17 @@ class Turns:
             self._before.append(self._before[-1] + end - begin)
 
     def before(self, moment: float) -> float:
-        """Return the seconds of turns until `moment`, since the first that is known."""
+        """Return the seconds of turns until `moment`, from the first known turn."""
         index = bisect_right(self._begins, moment) - 1
         return self._before[index] + min(moment, self._ends[index]) - self._begins[index] if index >= 0 else 0.0
 
 
 class TurnsOfTenant:
-    """Turns of one tenant at one reading, for all its GPUs: made when they are asked for, since most of the time most
-    tenants' kernels do not run.
+    """Turns of one tenant at one reading, for all its GPUs. They are computed on demand, because most tenants' kernels
+    are idle most of the time.
 
     Args:
-        tell: The tenant's turns up to now, in nanoseconds of the clock of which samples have seconds.
+        tell: Returns the tenant's turns up to now, in nanoseconds of the clock of the samples (which have seconds).
     """
 
     def __init__(self, tell: Callable[[], TurnSpans]) -> None:
@@ -102,12 +104,13 @@ class TurnsOfTenant:
 
     @cached_property
     def held(self) -> Turns:
-        """The turns that it held."""
+        """The turns that the tenant held."""
         return Turns(self._told, overdue=False)
 
     @cached_property
     def charged(self) -> Turns:
-        """Those, and the time that others held while it had not drained; `held` itself if there is no such time."""
+        """These turns, and the time that others held before the tenant had drained; `held` itself if there is no such
+        time."""
         return Turns(self._told, overdue=True) if any(span.overdue for span in self._told.spans) else self.held
 
     @cached_property
@@ -122,12 +125,12 @@ def beyond_turns(sample: UtilizationSample, turns: Turns, shifts: Sequence[float
     Args:
         sample: The sample.
         turns: The tenant's turns.
-        shifts: Places at which to try the sample, in seconds from its time stamp, in order.
+        shifts: Offsets from the sample's time stamp, in seconds and in order, at which the sample may end.
     """
     first = sample.until + shifts[0]
     if first - LENGTHS[-1] * _RATIO < turns.since:
         return None
-    between = max(later - sooner for sooner, later in pairwise(shifts)) / 2  # by which a place between says more
+    between = max(later - sooner for sooner, later in pairwise(shifts)) / 2  # overlap added between two of them
     held_until = [(sample.until + shift, turns.before(sample.until + shift)) for shift in shifts]
     until_last = held_until[-1][1]
     beyond: list[float] = []
@@ -147,14 +150,14 @@ class BeyondSums:
     """Sums of one tenant on one GPU."""
 
     held: Beyond = NOTHING
-    """Beyond the turns that it held."""
+    """Beyond the turns that the tenant held."""
     charged: Beyond = NOTHING
-    """Beyond all that it was charged: the time that others held while it had not drained is charged already."""
+    """Beyond all charged time, which includes the time that others held before the tenant had drained."""
 
 
 class BeyondTurnsMeter:
     """Busy time of one tenant on one GPU beyond its turns, summed over readings. Each reading stands for the time since
-    the one before."""
+    the last one."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -163,13 +166,13 @@ class BeyondTurnsMeter:
     def observe(
         self, now: float, samples: Sequence[UtilizationSample], part: float, turns: TurnsOfTenant
     ) -> BeyondSums:
-        """Take a reading; return the sums.
+        """Add a reading; return the sums.
 
         Args:
             now: Time of the reading, in seconds.
-            samples: Samples of all the tenant's processes there, as the reading tells them.
-            part: Part of the time in which its kernels ran, which counts if there are no samples.
-            turns: Its turns up to now, asked for if its kernels ran.
+            samples: Samples of all the tenant's processes there, from the reading.
+            part: Part of the time in which the tenant's kernels ran; counts if there are no samples.
+            turns: The tenant's turns up to now, read only if its kernels ran.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
@@ -189,8 +192,8 @@ def _grown(sums: Beyond, elapsed: float, part: Beyond) -> Beyond:
 
 
 def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns) -> Beyond:
-    """Return the mean of samples of which the turns are known; nothing if there are none. A sample that is said to end
-    later than now, or long ago, has no time stamp that can be true, and counts as one without."""
+    """Return the mean of the samples whose turns are known; nothing if there are none. A sample that ends in the
+    future, or long ago, has a wrong time stamp and counts as one without."""
     judged = [
         beyond_turns(sample, turns)
         if now - _AGE_MOST_S < sample.until <= now + CLOCK_ERROR_S
@@ -202,7 +205,7 @@ def _mean_beyond(now: float, samples: Sequence[UtilizationSample], turns: Turns)
 
 
 def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationSample]:
-    """Return one sample for those of several processes that ended together, in order."""
+    """Return one sample for samples of several processes that ended together, in order."""
     together: list[UtilizationSample] = []
     for sample in sorted(samples, key=lambda each: each.until):
         if together and sample.until - together[-1].until <= CLOCK_ERROR_S / 2:
@@ -214,8 +217,8 @@ def _of_all_processes(samples: Sequence[UtilizationSample]) -> list[UtilizationS
 
 
 class SlidingBeyond(SlidingWindow[Beyond]):
-    """Least growth of `Beyond` over the last `seconds`: what a tenant was busy beyond its turns, whatever the length of
-    samples is."""
+    """Least growth of `Beyond` over the last `seconds`: the tenant's busy time beyond its turns, for any length of the
+    samples."""
 
     @property
     def rate(self) -> float:

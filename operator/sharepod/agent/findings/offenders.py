@@ -1,4 +1,4 @@
-"""Offenders: the processes to which a tenant's findings are put down. Pure."""
+"""Offenders: the processes that cause a tenant's findings. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .rules import FindingRules
 def offenders(
     rules: FindingRules, seen: TenantProcesses, beyond_credits: Mapping[str, Mapping[int, int]]
 ) -> dict[int, FindingReason]:
-    """Return the processes to which the findings that stand are put down, by pid, each with its gravest finding.
+    """Return the processes that cause the present findings, by pid, each with its gravest finding.
 
-    - Without the hook, or with another one: those processes.
-    - Busy beyond what was held: the busiest process on that GPU; all of the tenant's there if the driver does not tell
-      them apart.
+    - No hook, or a replaced one: those processes.
+    - Busy beyond turns: the busiest process on that GPU; all of the tenant's there if the driver does not report it by
+      process.
     - Memory beyond the limit: the process that has most memory there beyond its credits, if any has.
 
     Args:
         rules: the tenant's rules, after the reading.
-        seen: the tenant's processes by the reading.
+        seen: the tenant's processes in the reading.
         beyond_credits: bytes of each process beyond its credits, by GPU UUID and pid.
     """
     found: dict[int, FindingReason] = {}

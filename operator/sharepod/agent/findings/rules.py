@@ -1,13 +1,13 @@
-"""Findings rules: processes without the hook, and GPU time and memory beyond what a tenant was granted.
+"""Findings rules: processes without the hook, and GPU time and memory beyond the tenant's grants.
 
 Pure: callers pass the time, in seconds.
 
 Guarantees:
-- A finding begins only after its cause has lasted for a while, so that a slow start or a restart of the agent is none;
-  a replaced hook has been seen twice by then.
-- While a finding stands, its message does not change: it has the figures of the moment at which the finding began.
-- A finding ends only once its cause is clearly gone: there is a gap between the two thresholds.
-- A finding of an earlier agent stands until this agent has looked for as long as finding it takes.
+- A finding begins only after its cause has lasted for a while, so that a slow start or a restart of the agent causes
+  none. A replaced hook has been seen twice by then.
+- A finding's message does not change: it has the figures of the moment at which the finding began.
+- A finding ends only at a lower threshold than the one at which it began.
+- A finding of an earlier agent stays until this agent has observed for as long as that finding takes to begin.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .beyond_turns import Beyond, SlidingBeyond
 from .sliding import SlidingRate
 
 PREEMPTIONS_MAX = 3
-"""Preemptions within `PREEMPTIONS_WITHIN_S` that make a finding: fewer happen to a sound program under load."""
+"""Preemptions within `PREEMPTIONS_WITHIN_S` that cause a finding: a correct program under load has fewer."""
 PREEMPTIONS_WITHIN_S = 60.0
 """Seconds over which preemptions are counted."""
 REFUSED_FOR_S = 60.0
-"""Seconds after the last refused allocation until its finding ends: a program that tries again makes one finding."""
+"""Seconds after the last refused allocation until its finding ends: a program that retries causes one finding."""
 _LOOKED_AT_S = 3.0
-"""Seconds after which a new agent has looked at the hook in every process: two readings, and a look between them."""
+"""Seconds after which a new agent has checked the hook of every process: two readings, and a check between them."""
 _LISTED_PIDS = 4
-"""Pids that a message lists, so that it stays short enough to read."""
+"""Most pids in a message, so that it stays short."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class FindingThresholds:
     gap_tolerance: int = 512 << 20
     """Bytes that the driver may count beyond the credits."""
     gap_after_s: float = 3.0
-    """Seconds for which the driver may count more."""
+    """Seconds for which the driver may count more than that."""
     kill: bool = False
-    """Offenders are ended: a message says so."""
+    """Offenders are killed; the messages mention it."""
 
 
 class FindingRules:
@@ -59,7 +59,7 @@ class FindingRules:
     def __init__(self, config: FindingThresholds, resumed: Sequence[Finding] = ()) -> None:
         """Args:
         config: the thresholds.
-        resumed: findings of an earlier agent. Each stands until this agent could have found it again.
+        resumed: findings of an earlier agent. Each stays until this agent could have found it again.
         """
         self._config = config
         known = {FindingReason(item.reason): item for item in resumed if item.reason in tuple(FindingReason)}
@@ -79,27 +79,27 @@ class FindingRules:
         self.replaced: frozenset[int] = frozenset()
         """Pids of processes on the tenant's GPUs in which the hook was replaced."""
         self.busy_on: str | None = None
-        """GPU, by UUID, that the tenant now keeps busy beyond what it held; None if there is none."""
+        """GPU, by UUID, that the tenant now keeps busy beyond its turns; None if there is none."""
         self.over_limit_on: str | None = None
         """GPU, by UUID, on which the tenant now has more memory than its limit; None if there is none."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings that stand, the gravest first."""
+        """The present findings, the gravest first."""
         return tuple(self._standing[reason] for reason in FindingReason if reason in self._standing)
 
     def begin_again(self) -> None:
-        """Forget the evidence so far: an offender has been ended, and what it did is not its siblings' doing."""
+        """Drop the evidence so far: an offender was killed, and its siblings are not charged with what it did."""
         self._windows.clear()
         self._over_since.clear()
         self.busy_on = self.over_limit_on = None
 
     def stands(self, reason: FindingReason) -> bool:
-        """Return whether a finding of this kind stands."""
+        """Return whether there is a finding with this reason."""
         return reason in self._standing
 
     def observe_unhooked(self, now: float, unhooked: Set[int]) -> None:
-        """Take in the tenant's processes that are on its GPUs and whose hook never connected, by pid."""
+        """Record the processes on the tenant's GPUs whose hook never connected, by pid."""
         since = {pid: self._unhooked_since.get(pid, now) for pid in unhooked}
         self._unhooked_since = since
         self.unhooked = frozenset(pid for pid, begun in since.items() if now - begun >= self._config.unhooked_after_s)
@@ -118,7 +118,7 @@ class FindingRules:
         )
 
     def observe_replaced(self, now: float, replaced: Mapping[int, str]) -> None:
-        """Take in the tenant's processes on its GPUs in which the hook was replaced, by pid, with what was seen."""
+        """Record the processes on the tenant's GPUs whose hook was replaced, by pid, with the evidence."""
         self.replaced = frozenset(replaced)
         if not replaced:
             self._end(FindingReason.HOOK_REPLACED, now, _LOOKED_AT_S)
@@ -132,12 +132,12 @@ class FindingRules:
         )
 
     def observe_unread(self, unread: Set[str]) -> None:
-        """Take in those of the tenant's GPUs whose processes the driver does not tell, by UUID."""
+        """Record the tenant's GPUs whose processes the driver does not report, by UUID."""
         if unread:
             self._begin(
                 FindingReason.PROCESSES_NOT_TOLD,
-                f"the driver does not tell which processes use {', '.join(sorted(unread))}, so a process without the "
-                "hook would go unnoticed",
+                f"the driver does not report the processes on {', '.join(sorted(unread))}, so a process without the "
+                "hook would not be detected",
             )
         else:
             self._resumed_until.pop(FindingReason.PROCESSES_NOT_TOLD, None)
@@ -151,14 +151,13 @@ class FindingRules:
         beyond_s: Mapping[str, Beyond],
         overdue_s: float = 0.0,
     ) -> None:
-        """Take in GPU time and token time.
+        """Record GPU time and token time.
 
         Args:
             now: time of the reading.
             busy_s: by GPU UUID, seconds in which the tenant's kernels ran, since a fixed moment.
             held_s: seconds for which the tenant held the token, since a fixed moment.
-            beyond_s: of the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed
-                moment.
+            beyond_s: for the GPUs in `busy_s`, seconds in which its kernels ran beyond its turns, since a fixed moment.
             overdue_s: seconds for which it had not drained while others held the GPU, since a fixed moment.
         """
         self._overdue.add(now, overdue_s)
@@ -191,7 +190,7 @@ class FindingRules:
             self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)
 
     def observe_memory(self, now: float, gap: Mapping[str, int]) -> None:
-        """Take in how many bytes the driver counts beyond the credits, by GPU UUID."""
+        """Record the bytes that the driver counts beyond the credits, by GPU UUID."""
         tolerated = self._config.gap_tolerance
         self._gap_since = {uuid: self._gap_since.get(uuid, now) for uuid, size in gap.items() if size > tolerated}
         lasting = [uuid for uuid, begun in self._gap_since.items() if now - begun >= self._config.gap_after_s]
@@ -206,7 +205,7 @@ class FindingRules:
             self._end(FindingReason.MEMORY_BEYOND_TRACKED, now, self._config.gap_after_s)
 
     def observe_limit(self, now: float, beyond: Mapping[str, int]) -> None:
-        """Take in how many bytes the tenant has beyond its limit, by GPU UUID; GPUs within the limit are left out."""
+        """Record the bytes that the tenant has beyond its limit, by GPU UUID; GPUs within the limit are left out."""
         self._over_since = {uuid: self._over_since.get(uuid, now) for uuid in beyond}
         lasting = [uuid for uuid, begun in self._over_since.items() if now - begun >= self._config.gap_after_s]
         self.over_limit_on = None
@@ -222,7 +221,7 @@ class FindingRules:
             self._end(FindingReason.MEMORY_BEYOND_LIMIT, now, self._config.gap_after_s)
 
     def observe_refusals(self, now: float, refusals: Mapping[str, tuple[int, DeniedAllocation]]) -> None:
-        """Take in the allocations refused since the tenant is served: how many, and the last one, by GPU UUID."""
+        """Record the number of refused allocations since the agent serves the tenant, and the last one, by GPU UUID."""
         for uuid, (count, last) in refusals.items():
             if count > self._refused.get(uuid, 0):
                 self._refused_at = now
@@ -236,7 +235,7 @@ class FindingRules:
             self._end(FindingReason.MEMORY_REFUSED, now, REFUSED_FOR_S)
 
     def observe_preemptions(self, now: float, total: int) -> None:
-        """Take in how often the tenant was preempted since it is served."""
+        """Record the number of preemptions since the agent serves the tenant."""
         if self._preemptions is not None:
             self._preempted_at.extend([now] * min(PREEMPTIONS_MAX, total - self._preemptions))
         self._preemptions = total
@@ -259,7 +258,7 @@ class FindingRules:
         self._resumed_until.pop(reason, None)
 
     def _end(self, reason: FindingReason, now: float = 0.0, resumed_s: float = 0.0) -> None:
-        """End a finding. One of an earlier agent ends `resumed_s` seconds after its cause was first not seen."""
+        """End a finding. A finding of an earlier agent ends `resumed_s` seconds after its cause was first absent."""
         if reason in self._resumed_until:
             until = self._resumed_until[reason]
             if until is None:

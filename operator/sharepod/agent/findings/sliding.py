@@ -1,4 +1,5 @@
-"""Values of the last seconds, and how a counter has grown over them. Pure: callers pass the time, in seconds."""
+"""Sliding windows: the values of the last seconds, and a counter's growth over them. Pure: callers pass the time, in
+seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class SlidingWindow(Generic[Value]):
-    """Values of the last `seconds`, and the one before these."""
+    """Values of the last `seconds`, and the last value before these."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -23,7 +24,7 @@ class SlidingWindow(Generic[Value]):
 
     @property
     def span(self) -> float:
-        """Seconds between the oldest and the newest value: once there are enough, about `seconds`."""
+        """Seconds between the oldest and the newest value: `seconds`, or less at the start."""
         return self._marks[-1][0] - self._marks[0][0] if self._marks else 0.0
 
 

@@ -1,13 +1,13 @@
-"""Surcharge: time for which a tenant's kernels ran beyond what it was charged. Pure: callers pass readings.
+"""Surcharge: time for which a tenant's kernels ran beyond its charged time. Pure: callers pass readings.
 
 Guarantees:
-- A tenant whose kernels run within the time that it was charged, within NVML's error, never has a surcharge: see B1 of
+- A tenant whose kernels run within its charged time, within NVML's error, never has a surcharge: see B1 of
   `beyond_turns.py`.
-- What is busy beyond that is surcharged once, and at once after the first second.
+- Busy time beyond that is surcharged once, without delay after the first second.
 
-A sample of NVML covers the last sixth of a second to a second before it is read. Readings once a second, of turns that
-come around five times a second, would see the same part of each round for a long time, and so nothing of what is busy
-in the other parts. So readings are `irregular`.
+A sample of NVML covers 1/6 s to 1 s before it is read. Turns come around some five times a second. Readings at exact
+seconds would always see the same part of each round, and miss the others. The times between readings are therefore
+`irregular`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 from .beyond_turns import NOTHING, Beyond
 
 TOLERANCE = 0.1
-"""Part of the time for which a tenant may be busy beyond what it was charged: work of the driver itself for a process,
-such as clearing memory, that no hook can gate."""
+"""Part of the time for which a tenant may be busy beyond its charged time: the driver's own work for a process, such as
+clearing memory, which no hook can gate."""
 SLACK_S = 1.0
-"""Seconds of busy time beyond what was charged before any is surcharged: work that ends just after a turn was given up
-for a process that seemed to have no processor time."""
+"""Seconds of busy time beyond the charged time before any is surcharged. A turn is ended early for a process that seems
+to have no processor time, and its work may end just after."""
 IRREGULAR = 0.2
 """Part by which the time between two readings varies, up and down."""
 
@@ -30,19 +30,19 @@ def irregular(interval_s: float, drawn: float) -> float:
 
 
 class SurchargeMeter:
-    """Busy time of one tenant on one GPU beyond what it was charged: leaky buckets, one for each length that samples
-    may have, that spill together as the surcharge."""
+    """Busy time of one tenant on one GPU beyond its charged time. One leaky bucket for each possible length of samples;
+    the surcharge is the overflow of all."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Beyond] | None = None
         self._levels: Beyond = NOTHING
 
     def observe(self, now: float, beyond_s: Beyond) -> float:
-        """Take a reading; return the seconds to surcharge.
+        """Add a reading; return the seconds to surcharge.
 
         Args:
             now: Time of the reading, in seconds.
-            beyond_s: Seconds in which the tenant's kernels ran beyond what it was charged, since a fixed moment.
+            beyond_s: Seconds in which the tenant's kernels ran beyond its charged time, since a fixed moment.
         """
         last, self._last = self._last, (now, beyond_s)
         if last is None:

@@ -1,7 +1,7 @@
-"""Utilization of GPUs, in total and by tenant: the readings of the driver, summed over time. Pure: callers pass times.
+"""Utilization of GPUs, in total and by tenant: the driver's readings, summed over time. Pure: callers pass times.
 
-Each reading gives the part of the time since the reading before in which kernels ran. Between two readings that are far
-apart (the driver did not answer) nothing is assumed.
+Each reading has the part of the time since the last reading in which kernels ran. Long gaps between readings (a driver
+that did not answer) count nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from .sliding import SlidingRate
 
 WINDOW_S = 10.0
-"""Seconds over which `ratio` is taken: as long as the window of the token time that it is compared with."""
+"""Seconds over which `ratio` is taken: equal to the window of the token time that it is compared with."""
 READING_MAX_S = 15.0
 """Longest time in seconds that one reading stands for: longer than NVML's default timeout (10 s), so that a slow driver
 loses nothing; short, so that a driver that hung adds little."""
@@ -35,7 +35,7 @@ class UtilizationMeter:
         Args:
             now: time of the reading, in seconds.
             utilization: part of the time since the last reading (0 to 1).
-            kept: keys to remember although this reading does not tell their utilization. All others are forgotten.
+            kept: keys to keep although this reading lacks their utilization. All others are dropped.
         """
         elapsed = min(READING_MAX_S, now - self._at) if self._at is not None else 0.0
         self._at = now
@@ -52,5 +52,5 @@ class UtilizationMeter:
         return self._sums.get(key)
 
     def ratio(self, key: Key) -> float | None:
-        """Return the utilization (0 to 1) over the last `WINDOW_S`; None if the last reading did not tell it."""
+        """Return the utilization (0 to 1) over the last `WINDOW_S`; None if the last reading lacked it."""
         return self._windows[key].rate if key in self._told else None

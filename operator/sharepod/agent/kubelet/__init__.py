@@ -1,1 +1,1 @@
-"""The kubelet's side: CSI driver and its registration, plugin pods, processes of pods."""
+"""The kubelet's side: CSI and DRA drivers and their registration, plugin pods, processes of pods."""

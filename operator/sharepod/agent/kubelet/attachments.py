@@ -1,4 +1,4 @@
-"""Attachments: all ways by which tenants' directories are in pods of this node, volumes and claims, seen as one."""
+"""Attachments: all ways in which tenants' directories are in pods of this node, volumes and claims, as one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .dra.prepared_claims import PreparedClaims
 
 
 class Attachments:
-    """Volumes and claims of one node, by tenant. Reads, and learns pods; attaches nothing."""
+    """Volumes and claims of one node, by tenant. Reads them, and records pods; attaches nothing."""
 
     def __init__(self, volumes: Volumes, claims: PreparedClaims) -> None:
         self._volumes = volumes
         self._claims = claims
 
     def attached(self, tenant_id: str) -> str | None:
-        """Return in words how the tenant's directory is attached now; None if it is not."""
+        """Return as text how the tenant's directory is attached; None if it is not."""
         published = self._volumes.published(tenant_id)
         if published:
             return f"its volume is still published at {published[0]}"
@@ -24,7 +24,7 @@ class Attachments:
         return f"its claim {prepared[0]} is still prepared" if prepared else None
 
     def run(self, tenant_id: str) -> Hashable:
-        """Return a value that changes whenever the tenant is attached again; None if it never was."""
+        """Return a value that changes with each attachment of the tenant; None if it was never attached."""
         if tenant_id not in self.tenants():
             return None
         return (self._volumes.pods(tenant_id), self._claims.times_prepared(tenant_id))
@@ -38,6 +38,7 @@ class Attachments:
         return self._volumes.tenants() | self._claims.tenants()
 
     def learn(self, tenant_id: str, pod_uid: str) -> None:
-        """Take a pod in which a process with the tenant's directory was seen: the kubelet does not name a claim's."""
+        """Record a pod in which a process with the tenant's directory was seen: the kubelet does not name a claim's
+        pods."""
         if pod_uid not in self.pods(tenant_id):
             self._claims.learn(tenant_id, pod_uid)

@@ -1,13 +1,14 @@
-"""Self-test of claims on this node: whether a container with a claim gets what a tenant's claim brings.
+"""Self-test of claims on this node: whether a container with a claim gets the directory and devices of the claim.
 
-A Pod of the DaemonSet sharepod-self-test-claim runs a program beside this agent, without privileges and under the
-node's default runtime. It has a claim; the driver prepares it, the kubelet names its devices, and the container runtime
-is to apply them. The agent looks at the program's process from outside.
+A Pod of the DaemonSet sharepod-self-test-claim runs a program on this node, without privileges and under the node's
+default runtime. The Pod has a claim: the driver prepares it, the kubelet names its devices, and the container runtime
+has to apply them. The agent inspects the program's process from outside.
 
 Guarantees:
-- A process counts by its mount of the directory of the self-test at a place of its own, which no tenant's pod can have.
-- A claim that is prepared and whose container does not start is a verdict, too, after `_START_WITHIN_S`.
-- A verdict outlives its process by `_KEPT_S`. Where no claim is prepared there is no verdict, and nothing is looked at.
+- A process is recognized by its mount of the self-test's directory at a special path, which no tenant's pod can have.
+- A prepared claim whose container does not start gives a verdict, after `_START_WITHIN_S`.
+- A verdict outlives its process by `_KEPT_S`. Without a prepared claim there is no verdict, and no process is
+  inspected.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from sharepod.api.objects import SELF_TEST_CLAIM, ConditionReason
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 10.0
-"""Seconds between two looks, each of a few milliseconds."""
+"""Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same while the node's latest verdict is not that claims attach: what was fixed shows at once."""
+"""The same while the latest verdict is not a success, so that a repair shows at once."""
 _KEPT_S = 300.0
-"""Seconds that a verdict stands without its process: longer than an upgrade of the self-test's Pod takes."""
+"""Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _START_WITHIN_S = 120.0
-"""Seconds that a container with a prepared claim may take to start: its image is the agent's, which is there."""
+"""Seconds that a container with a prepared claim may take to start. Its image is the agent's, which the node already
+has."""
 
 _PODS = f"kubectl -n sharepod-system get pods -o wide -l app.kubernetes.io/name={SELF_TEST_CLAIM}"
 _NOT_ATTACHED = (
-    "a container with a claim got nothing by it: the node's container runtime passes over CDI devices. No Pod with a "
+    "a container with a claim did not get its devices: the node's container runtime ignores CDI devices. No Pod with a "
     "claim is placed on this node. containerd 1.7: enable_cdi = true in its CRI plugin (2.0 and newer, and CRI-O: as "
     "they come), and the agent's last cdi_dirs among the runtime's cdi_spec_dirs"
 )
@@ -100,18 +102,18 @@ class ClaimSelfTest:
         self._proc = proc
         self._time = ReadingTime(THREAD_PER_S)
         self._judged_at = self._process_at = time.monotonic()
-        """When there was last something to judge by, and when a process was last there; at first, the agent's start."""
+        """Time of the last evidence, and time at which a process was last seen; at first, the agent's start."""
         self.verdict = ClaimsAttachReason.STARTING
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check at intervals, until cancelled."""
         while True:
             now = time.monotonic()
             self.take(await asyncio.to_thread(self.look, now), now)
             await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
 
     def look(self, now: float) -> ClaimsAttachReason | None:
-        """Return what the processes of the self-test show, the worst of each; None if nothing shows anything.
+        """Return the worst verdict on the processes of the self-test; None without evidence.
 
         `now`: monotonic seconds.
         """
@@ -132,7 +134,7 @@ class ClaimSelfTest:
         return ClaimsAttachReason.NOT_STARTED if waits else None
 
     def take(self, verdict: ClaimsAttachReason | None, now: float) -> None:
-        """Take what a look has shown. `now`: monotonic seconds."""
+        """Record the verdict of a check. `now`: monotonic seconds."""
         if verdict is None:
             starting = self.verdict is ClaimsAttachReason.STARTING
             if now - self._judged_at < (_START_WITHIN_S if starting else _KEPT_S):

@@ -1,15 +1,15 @@
-"""Integrity of the hook in tenants' processes: the file that preloads it and the mapped hook, by device and inode.
+"""Integrity of the hook in tenants' processes: compares the preload file and the mapped hook by device and inode.
 
-A program can mount another file over /etc/ld.so.preload in a mount namespace of its own, or speak the hook's protocol
-itself. Paths do not show that, so none is compared: the kernel tells which file of which filesystem stands there.
+A program can mount another file over /etc/ld.so.preload in its own mount namespace, or implement the hook's protocol
+itself. Paths do not show that. The check therefore asks the kernel which inode of which filesystem is at the path.
 
 Guarantees:
-- No filesystem of a tenant is asked: a path is resolved in the kernel's cache of names alone, and one that is not there
-  has no verdict. Linux before 5.12 cannot do that, and asks.
-- A process that keeps the kernel from answering, or lists much (`reading_time`), delays the verdicts on its own tenant,
-  and nothing else.
-- A process of which nothing can be read has no verdict, nor one whose mappings are too many to be read.
-- A hook of an earlier agent, with which a process was started, counts as the hook.
+- No filesystem of a tenant is asked: a path is resolved only in the kernel's dentry cache, and a path that is not
+  cached has no verdict. Linux before 5.12 lacks this flag, and asks the filesystem.
+- A process that blocks the kernel's answer, or has long listings (`reading_time`), delays verdicts on its own tenant
+  only.
+- A process that cannot be read, or has too many mappings to read, has no verdict.
+- The hook of an earlier agent, with which a process was started, is accepted.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SOUND_S = 10.0
-"""Seconds for which a process that was found sound is not looked at again: reading the mappings of a large process
-takes milliseconds, in which it maps nothing."""
+"""Seconds for which a process with a good verdict is not checked again. Reading the mappings of a large process takes
+milliseconds, in which the process cannot map memory."""
 _AGAIN_S = 0.2
-"""Seconds between two looks at a process that is not sound: the first may have met it while it executed a program."""
+"""Seconds between two checks of a process without a good verdict: the first check may have met it during execve."""
 _MAPS_MAX = 16 << 20
-"""Bytes of a process's mappings that are read: twice what 65,530 of them take, the kernel's default. Some distributions
-allow sixteen times as many."""
+"""Bytes of a process's mappings that are read: twice the size of 65,530 mappings, the kernel's default limit. Some
+distributions allow sixteen times as many."""
 
 # <linux/openat2.h>
 _OPENAT2 = 437
@@ -57,29 +57,29 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 OTHER_PRELOAD = f"sees another {PRELOAD_PATH} than the one that was mounted for it"
-"""Verdict on a process, to follow its pid."""
+"""Verdict on a process; the message continues after its pid."""
 NO_HOOK_MAPPED = "has connected as a hook does, and the hook is not among its mappings"
-"""Verdict on a process, to follow its pid."""
+"""Verdict on a process; the message continues after its pid."""
 
 
 @dataclass
 class _Looks:
-    """Looks at the processes of one tenant."""
+    """Checks of the processes of one tenant."""
 
     running: Future[Mapping[int, str | None]] | None = None
     verdicts: dict[int, str | None] = field(default_factory=dict)
-    """Verdict on each process that was looked at; None: sound, or nothing could be read."""
+    """Verdict on each checked process; None: good, or not readable."""
     looked_at: dict[int, float] = field(default_factory=dict)
-    """Monotonic time of the last look at each process."""
+    """Monotonic time of the last check of each process."""
 
 
 class HookIntegrity:
-    """Integrity of the hook in the processes of all tenants of a node. Looks run in threads."""
+    """Integrity of the hook in the processes of all tenants of a node. Checks run in threads."""
 
     def __init__(self, tenants_dir: Path, tenant_mounts: TenantMounts, proc: Path = PROC) -> None:
         """Args:
         tenants_dir: folder of the tenants' directories.
-        tenant_mounts: the same directories, as they show in mounts of processes.
+        tenant_mounts: the same directories, as mounts of processes list them.
         proc: the folder of the processes.
         """
         self._tenants_dir = tenants_dir
@@ -89,14 +89,14 @@ class HookIntegrity:
         self._time = ReadingTime(THREAD_PER_S)
 
     def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-        """Return the processes in which the hook was replaced, by pid, with what was seen. No I/O.
+        """Return the processes whose hook was replaced, by pid, with the evidence. No I/O.
 
-        The answer comes from looks that earlier calls have begun; this one begins the next.
+        The answer comes from checks that earlier calls started; this call starts the next one.
 
         Args:
             tenant_id: the tenant.
             pids: its processes on its GPUs.
-            hooked: pids of its processes that have connected as a hook does.
+            hooked: pids of its processes whose connection came from the hook.
         """
         looks = self._looks.setdefault(tenant_id, _Looks())
         now = time.monotonic()
@@ -113,14 +113,14 @@ class HookIntegrity:
         if due and looks.running is None and self._time.left(tenant_id):
             looks.looked_at |= dict.fromkeys(due, now)
             looks.running = Future()
-            # A daemon thread, so that a process that does not let itself be read cannot keep the agent from ending.
+            # A daemon thread, so that an unreadable process cannot keep the agent from exiting.
             threading.Thread(
                 target=self._look, args=(looks.running, tenant_id, due, frozenset(hooked)), name="hooks", daemon=True
             ).start()
         return {pid: verdict for pid, verdict in looks.verdicts.items() if verdict is not None}
 
     def forget_all_but(self, tenant_ids: Set[str]) -> None:
-        """Forget the tenants that are gone."""
+        """Drop the checks of all other tenants."""
         self._looks = {tenant_id: looks for tenant_id, looks in self._looks.items() if tenant_id in tenant_ids}
 
     # ---- in the thread
@@ -135,7 +135,7 @@ class HookIntegrity:
             for pid, again in self._look_at_all(tenant_id, suspects, hooked).items():
                 verdicts[pid] = again if again == verdicts[pid] else None
         except OSError as error:
-            log.warning("cannot look at the hook in a tenant's processes", tenant=tenant_id, error=str(error))
+            log.warning("cannot check the hook in a tenant's processes", tenant=tenant_id, error=str(error))
         finally:
             answer.set_result(verdicts)
 
@@ -144,7 +144,7 @@ class HookIntegrity:
             return {pid: self.look(tenant_id, pid, hooked=pid in hooked) for pid in pids}
 
     def look(self, tenant_id: str, pid: int, *, hooked: bool) -> str | None:
-        """Look at one process once: return what replaces the hook in it; None if it is sound or cannot be read.
+        """Check one process once: return the replacement of its hook; None if the process is good or cannot be read.
 
         Raise `OSError` if the tenant's own files cannot be read.
         """
@@ -157,11 +157,11 @@ class HookIntegrity:
     def _preload_is_another(self, tenant_id: str, pid: int) -> bool:
         try:
             root = os.open(f"{self._proc}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # the process has ended
+        except OSError:  # the process has exited
             return False
         try:
             found = _open_cached(root, PRELOAD_PATH)
-        except OSError:  # not there, or not in the kernel's cache
+        except OSError:  # missing, or not in the kernel's cache
             return False
         finally:
             os.close(root)
@@ -177,14 +177,14 @@ class HookIntegrity:
         try:
             with open(f"{self._proc}/{pid}/maps", "rb") as file:  # noqa: PTH123 - as elsewhere for /proc
                 maps = file.read(_MAPS_MAX)
-        except OSError:  # the process has ended
+        except OSError:  # the process has exited
             return False
         read = 0 < len(maps) < _MAPS_MAX  # libraries come last
         return read and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
 
 
 def _open_cached(root: int, path: str) -> int:
-    """Open a path below `root` for looking alone, by names in the kernel's cache, as a process with this root would.
+    """Open a path below `root` with O_PATH, by names in the kernel's cache, as a process with this root would.
 
     Raise `OSError`: BlockingIOError if a filesystem would have to be asked.
     """
@@ -193,7 +193,7 @@ def _open_cached(root: int, path: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return _open_in_root(root, path, 0)  # Linux before 5.12 does not know the flag
+    return _open_in_root(root, path, 0)  # Linux before 5.12 lacks the flag
 
 
 def _open_in_root(root: int, path: str, more: int) -> int:
@@ -207,14 +207,14 @@ def _open_in_root(root: int, path: str, more: int) -> int:
 
 
 def _mount_of_descriptor(descriptor: int) -> str:
-    """Return the id of the mount that an open file lies on, as mountinfo lists it. Asks no filesystem but proc."""
+    """Return the mount id of an open file, as in mountinfo. Reads only proc."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:"))
 
 
 def _shown_in_maps(path: Path) -> tuple[bytes, bytes]:
-    """Return device and inode of a file as the kernel lists them in mappings; some filesystems have other ones there
-    than in stat. Raise `OSError`."""
+    """Return device and inode of a file as /proc/<pid>/maps lists them; for some filesystems they differ from stat.
+    Raise `OSError`."""
     inode = str(path.stat().st_ino).encode()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
         own = Path("/proc/self/maps").read_bytes()

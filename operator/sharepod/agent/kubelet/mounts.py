@@ -3,7 +3,7 @@
 Guarantees:
 - A mount is read-only in every mount namespace that it reaches.
 - All functions are idempotent and keep no state.
-- What a process killed between two calls left behind is removed by the next `bind_readonly` or by `sweep`.
+- Leftovers of a process killed between two calls are removed by the next `bind_readonly` or by `sweep`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
 _STACKED_MAX = 32
-"""Mounts on one point that `unmount` removes: far more than retries of the kubelet can stack, so the loop ends."""
+"""Most mounts on one point that `unmount` removes: far more than retries of the kubelet can stack, so the loop ends."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
@@ -44,7 +44,7 @@ class Mount:
     root: str
     """The directory of the filesystem that is mounted."""
     point: Path
-    """The path at which it is mounted."""
+    """Path of the mount point."""
     options: frozenset[str]
     shared: bool
     """Mounts below this one propagate to other mount namespaces."""
@@ -83,7 +83,7 @@ def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
 
 
 def _unescape(text: str) -> str:
-    """Decode octal escapes: mountinfo writes space, tab, newline and backslash so."""
+    """Decode octal escapes, which mountinfo uses for space, tab, newline and backslash."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
@@ -112,7 +112,7 @@ def mount_of(path: Path) -> Mount | None:
 
 
 def _real(point: Path) -> Path:
-    """Return the path as the kernel lists it: without symbolic links, except one at its end."""
+    """Return the path as the kernel lists it: symbolic links resolved, except one at its end."""
     return point.parent.resolve() / point.name
 
 
@@ -123,11 +123,11 @@ def is_bound_readonly(source: Path, target: Path) -> bool:
 
 
 def bind_readonly(source: Path, target: Path, staging: Path) -> None:
-    """Mount the directory `source` read-only at `target`, which is created; unmount anything else that is there.
+    """Mount the directory `source` read-only at `target`, which is created; unmount anything else there.
 
-    A mount that is made read-only after it has propagated stays writable in the namespaces that it has reached, and for
-    an agent in a container those are the ones that count. The mount is therefore made read-only at `staging`, a private
-    path of the agent, and cloned from there: a clone keeps the flags, and only the clone propagates.
+    A mount that is made read-only after it has propagated stays writable in the namespaces that it has reached. The
+    mount is therefore made read-only at `staging`, a private path of the agent, and cloned from there. The clone keeps
+    the flags, and only the clone propagates.
 
     Raise `OSError`.
     """
@@ -155,7 +155,7 @@ def unmount(target: Path) -> None:
             return
         if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             number = ctypes.get_errno()
-            if number in (errno.EINVAL, errno.ENOENT):  # unmounted meanwhile
+            if number in (errno.EINVAL, errno.ENOENT):  # already unmounted
                 continue
             raise OSError(number, f"cannot unmount: {os.strerror(number)}", str(target))
     raise OSError(errno.EBUSY, f"more than {_STACKED_MAX} mounts on top of each other", str(target))

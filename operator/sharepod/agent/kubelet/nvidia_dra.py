@@ -1,8 +1,7 @@
-"""NVIDIA's own DRA driver on this node, which gives whole GPUs to claims of its class.
+"""NVIDIA's own DRA driver on this node, which allocates whole GPUs to claims of its class.
 
 Guarantees:
-- The driver counts while something listens at the socket by which the kubelet finds it: one that was taken off the node
-  may leave the file there.
+- The driver counts as running while something listens at its kubelet socket: a removed driver may leave the file.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import socket
 from pathlib import Path
 
 _PATTERN = "gpu.nvidia.com*-reg.sock"
-"""Names of its sockets: with its Pod's uid where it is replaced without a gap. Its driver of compute domains gives no
-GPUs, and has another name."""
+"""Names of its sockets, which include its Pod's uid where the driver is upgraded without a gap. NVIDIA's driver of
+compute domains has another name and serves no GPUs."""
 
 
 def nvidia_dra_socket(kubelet_root: Path) -> Path | None:
@@ -26,7 +25,7 @@ def _listens(path: Path) -> bool:
         asking.setblocking(False)
         try:
             asking.connect(str(path))
-        except BlockingIOError:  # more wait for it than it has taken
+        except BlockingIOError:  # its backlog is full
             return True
         except OSError:
             return False

@@ -1,11 +1,13 @@
-"""Plugin pods: pods that have a whole GPU from NVIDIA's device plugin, by the kubelet's pod resources socket.
+"""Plugin pods: pods with a whole GPU from NVIDIA's device plugin, by the kubelet's pod resources socket.
 
 Guarantees:
-- PP1 last-word: while no kubelet listens, its last answer is valid: a kubelet that does not run gives GPUs to nobody.
+- PP1 last-word: while no kubelet listens, its last answer is valid, because a kubelet that does not run allocates no
+  GPU.
 - While a kubelet listens and does not answer, its last answer is valid for a minute.
-- Devices of the plugin that are no whole GPUs (replicas of time slicing, MIG) belong to no pod here, and are named.
-- A GPU that the kubelet shows with two pods is neither one's, so it is no holder's.
-- A plugin that offers nothing says nothing about a GPU: one that is away and one whose GPUs all failed look alike.
+- Devices of the plugin that are not whole GPUs (replicas of time slicing, MIG) are attributed to no pod, and are named
+  in `problem`.
+- A GPU that the kubelet lists for two pods is attributed to neither, and so to no holder.
+- No offers mean unknown health: a stopped plugin and a plugin whose GPUs have all failed look alike.
 """
 
 from __future__ import annotations
@@ -26,28 +28,29 @@ from sharepod.api.pod import GPU_RESOURCE_PATTERN
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
-"""Seconds between two questions: a pod's metrics begin at most this late."""
+"""Seconds between two requests: a pod's metrics begin at most this late."""
 HELD_INTERVAL_S = 1.0
-"""The same where tenants have GPUs of the device plugin: one that a holder has lost is closed at most this late, plus
+"""The same where tenants have GPUs of the device plugin: a GPU that a holder has lost is closed at most this late, plus
 the time of an answer."""
 TIMEOUT_S = 5.0
-"""Seconds that one answer may take."""
+"""Timeout of one answer in seconds."""
 STANDS_S = 60.0
-"""Seconds for which the last answer of a kubelet that listens is valid: more than a busy kubelet keeps one waiting."""
+"""Seconds for which the last answer of a listening kubelet is valid: longer than a busy kubelet delays an answer."""
 _VENDOR = "nvidia.com/"
 _OF_PLUGIN = re.compile(GPU_RESOURCE_PATTERN)
-"""Resources that NVIDIA's device plugin offers. Others of `nvidia.com/` are no GPUs: network cards of its network
-operator, whose ids are PCI addresses."""
+"""Resources of NVIDIA's device plugin. Other resources of `nvidia.com/` are no GPUs, such as network cards of its
+network operator, whose ids are PCI addresses."""
 _GPU_IDS = ("GPU-", "MIG-")
-"""Prefixes of the ids of GPUs and of their parts, whatever an admin calls the resource."""
+"""Prefixes of the ids of GPUs and of their parts, whatever name an admin gives the resource."""
 _SEVERAL = PluginPod("", "several pods")
-"""Stands for the pods of a GPU that has more than one: no holder, in no namespace."""
+"""Placeholder for a GPU with several pods: no holder, in no namespace."""
 _NAMED = 3
-"""Devices that are no whole GPUs and are named in a message."""
+"""Most devices that a message names."""
 
 
 KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None, frozenset[str]], None]
-"""Takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs that it offers."""
+"""Callback that takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs that it
+offers."""
 
 
 class PluginPods:
@@ -59,9 +62,9 @@ class PluginPods:
         self._failing: str | None = None
         self._not_whole: tuple[str, ...] = ()
         self.given: Mapping[str, PluginPod] | None = None
-        """Pod of each GPU that the plugin has given away, by UUID; None while that is not known."""
+        """Pod of each allocated GPU of the plugin, by UUID; None while unknown."""
         self.offered: frozenset[str] = frozenset()
-        """UUIDs of the whole GPUs that the plugin offers, given away or not: those that it calls healthy."""
+        """UUIDs of the whole GPUs that the plugin offers as healthy, allocated or not."""
 
     async def run(self, known: KnowPods, interval_s: Callable[[], float]) -> None:
         """Ask at intervals until cancelled; call `known` with `given`, `problem` and `offered`."""
@@ -72,11 +75,11 @@ class PluginPods:
 
     @property
     def problem(self) -> str | None:
-        """Reason why GPUs of the device plugin cannot be shared; None if they can."""
+        """Why GPUs of the device plugin cannot be shared; None if they can."""
         if self.given is None:
             return (
-                f"the kubelet does not tell which pod has which GPU ({self._failing or 'it was not asked yet'}); look "
-                f"at the kubelet and at the agent's mount of {self._socket.parent}"
+                f"the kubelet does not report the GPUs of pods ({self._failing or 'it was not asked yet'}); check "
+                f"the kubelet and the agent's mount of {self._socket.parent}"
             )
         if self._not_whole:
             named = ", ".join(self._not_whole[:_NAMED])
@@ -93,7 +96,7 @@ class PluginPods:
         return bool(self.offered or self._not_whole)
 
     async def ask(self) -> None:
-        """Ask once and update what is known."""
+        """Ask once and store the answer."""
         now = asyncio.get_running_loop().time()
         try:
             given, offered = await self._list()
@@ -111,19 +114,19 @@ class PluginPods:
         self.offered = whole(offered.devices)
 
     def _expire(self, now: float) -> None:
-        """Believe the last answer no longer if it is too old."""
+        """Invalidate the last answer if it is too old."""
         if self._asked_at is None or now - self._asked_at > STANDS_S:
             self.given = None
 
     def _say(self, why: str) -> None:
         if self._failing is None:
-            log.info("kubelet does not tell which pod has which GPU", socket=str(self._socket), error=why)
+            log.info("kubelet does not report the GPUs of pods", socket=str(self._socket), error=why)
         self._failing = why
 
     async def _list(
         self,
     ) -> tuple[podresources.ListPodResourcesResponse | None, podresources.AllocatableResourcesResponse | None]:
-        """Return which pod has which devices, and which devices there are for pods; None for what cannot be read."""
+        """Return the devices of each pod, and the devices that exist for pods; None for what cannot be read."""
         async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
             pods = channel.unary_unary(
                 "/v1.PodResourcesLister/List",
@@ -156,7 +159,7 @@ def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod
 
 
 def not_whole(offered: Iterable[podresources.ContainerDevices]) -> tuple[str, ...]:
-    """Return the ids of the plugin's devices that are no whole GPUs."""
+    """Return the ids of the plugin's devices that are not whole GPUs."""
     return tuple(sorted(each for each in _ids(offered) if not is_gpu_uuid(each)))
 
 

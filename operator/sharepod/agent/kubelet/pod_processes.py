@@ -1,17 +1,17 @@
-"""Processes of pods: the tenant that a process belongs to, and whether processes of a released tenant still run.
+"""Processes of pods: the tenant of a process, and the processes that remain of a released tenant.
 
-A process is a tenant's if it has the tenant's directory among its mounts, or runs in the cgroup of a pod of the tenant.
-The kubelet names the pod of a volume; the pods of a claim are learned from processes that have its directory.
+A process belongs to a tenant if it has the tenant's directory mounted, or runs in the cgroup of a pod of the tenant.
+The kubelet names the pod of a volume. The pods of a claim are found by processes that have its directory.
 
 Guarantees:
-- Every cgroup layout that kubelets create is understood: cgroup v1 and v2, cgroupfs and systemd naming, any root.
+- Every cgroup layout of kubelets is supported: cgroup v1 and v2, cgroupfs and systemd naming, any root.
 - All processes of the node are seen, provided that the agent shares the host's PID namespace.
-- The processes of a pod take a bounded part of the agent's time (`reading_time`), and a process is read once.
-- A tenant cannot hide a process of a known pod, nor have one taken for another pod's: it cannot move one out of its
-  pod's cgroup, and of the cgroups that look like a pod's the outermost counts, whatever it names those within its own.
+- Reading a pod's processes takes a bounded part of the agent's time (`reading_time`), and a process is read once.
+- A tenant can neither hide a process of a known pod nor make it count for another pod. It cannot move a process out of
+  its pod's cgroup. The outermost cgroup that looks like a pod's counts, whatever names the tenant gives the inner ones.
 
-Reading all of /proc takes tens of milliseconds on a large node. It is therefore done in a thread, and only for tenants
-whose directory is detached and whose release waits for it, and for a pod that nobody knows yet.
+Reading all of /proc takes tens of milliseconds on a large node. It therefore runs in a thread, and only for tenants in
+release whose directory is detached, and for unknown pods.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SCAN_INTERVAL_S = 0.2
-"""Least seconds between two scans of /proc. Each is asked for by a reading of the GPUs, and those come once a second
-where a process outlives its pod."""
+"""Shortest time in seconds between two scans of /proc. A reading of the GPUs requests each, once a second while a
+process outlives its pod."""
 STRANGER_INTERVAL_S = 10.0
 """Seconds between two scans of /proc for the tenant of one unknown pod."""
 _POD = re.compile(
     rb"(?:^|/)(?:pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})"
     rb"|(?:[^/]*-)?pod([0-9a-fA-F]{8}(?:_[0-9a-fA-F]{4}){3}_[0-9a-fA-F]{12}|[0-9a-f]{32})\.slice)(?=/|$)"
 )
-"""Pod's cgroup in a path, with the UID of an ordinary or of a static pod. systemd allows no dash within the name of a
-slice: kubepods-burstable-pod<uid with _ for ->.slice."""
+"""Cgroup of a pod in a path, with the UID of an ordinary or of a static pod. systemd allows no dash within the name of
+a slice: kubepods-burstable-pod<uid with _ for ->.slice."""
 _OWNERS_MAX = 65_536
-"""Processes of which the tenant is remembered."""
+"""Most processes whose tenant is remembered."""
 
 
 def pod_of_cgroup(cgroup: bytes) -> str | None:
-    """Return the UID of the pod, whichever it is, that the content of a /proc/<pid>/cgroup names; None for none.
+    """Return the UID of the pod in the content of a /proc/<pid>/cgroup; None if there is none.
 
-    That is the outermost one that looks like a pod's: those within it are named by the pod's own processes.
+    The outermost cgroup that looks like a pod's counts, because a pod's own processes can name the inner ones.
     """
     for line in cgroup.splitlines():
         found = _POD.search(line.split(b":", 2)[-1])
@@ -67,7 +67,7 @@ class ProcessScan:
     processes: Counter[str] = field(default_factory=Counter)
     """Number of processes of each tenant."""
     pods: set[tuple[str, str]] = field(default_factory=set)
-    """Tenants and pods of which a process that sees the tenant's directory runs in the pod."""
+    """Pairs of tenant and pod: a process that has the tenant's directory runs in the pod."""
 
 
 def scan_processes(
@@ -75,10 +75,10 @@ def scan_processes(
 ) -> ProcessScan:
     """Scan /proc for the processes of tenants. Raise `OSError` if it cannot be read.
 
-    A pod that has used up its time is read no further: its processes count by their pod.
+    Once a pod has used up its time, its mounts are not read, and its processes count by their pod.
 
     Args:
-        pods: UIDs of the known pods of each tenant that is looked for.
+        pods: UIDs of the known pods of each tenant in question.
         mounts: the tenants' directories.
         reading_time: time for the mounts of each pod's processes.
         proc: the folder of the processes.
@@ -88,7 +88,7 @@ def scan_processes(
         for known in uids:
             owners.setdefault(known, []).append(tenant_id)
     seen: dict[str, frozenset[str]] = {}
-    """Tenants by mount namespace: the containers of a node have far more processes than mount namespaces."""
+    """Tenants by mount namespace: a node has far more processes than mount namespaces."""
     scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -110,7 +110,7 @@ def scan_processes(
 
 
 def _mount_namespace(name: str, proc: Path) -> str:
-    """Return the identity of a process's mount namespace; one of its own if that cannot be read."""
+    """Return the identity of a process's mount namespace; a unique one if it cannot be read."""
     try:
         return os.readlink(f"{proc}/{name}/ns/mnt")  # noqa: PTH115 - thousands of them
     except OSError:
@@ -120,14 +120,14 @@ def _mount_namespace(name: str, proc: Path) -> str:
 def _is_dead(stat: bytes) -> bool:
     """Return whether the content of a /proc/<pid>/stat is that of a zombie, or empty. See proc_pid_stat(5).
 
-    A process whose first thread has exited shows as a zombie while its other threads still run.
+    A process whose first thread has exited is listed as a zombie while its other threads still run.
     """
     fields = stat.rpartition(b")")[2].split()
     return len(fields) < 18 or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
 
 
 def _start_of(stat: bytes) -> bytes:
-    """Return the start time of the process with this /proc/<pid>/stat; empty if it has ended."""
+    """Return the start time of the process with this /proc/<pid>/stat; empty if it has exited."""
     fields = stat.rpartition(b")")[2].split()
     return fields[19] if len(fields) > 19 else b""
 
@@ -139,14 +139,15 @@ def _read(path: str) -> bytes:
         return b""
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # ESRCH: the process ended between open and read
+    except OSError:  # ESRCH: the process exited between open and read
         return b""
     finally:
         os.close(descriptor)
 
 
 class PodResidue:
-    """Residue of released tenants outside the agent: the attached directory, then processes of its pods.
+    """Residue of released tenants that the agent has no connection to: the attached directory, then processes of its
+    pods.
 
     A tenant has no residue only after a scan of /proc that began after its directory was detached (the agent's part of
     LE5 released-means-gone in docs/design.md).
@@ -162,14 +163,14 @@ class PodResidue:
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
         self._seen: dict[str, tuple[Hashable, int]] = {}
-        """By tenant: its run at the last scan, and how many of its processes there were."""
+        """By tenant: its run at the last scan, and the number of its processes."""
         self._strangers: dict[str, float] = {}
-        """Loop time at which the tenant of an unknown pod was last looked for, by the pod's UID."""
+        """Loop time of the last scan for the tenant of an unknown pod, by the pod's UID."""
 
     def residue(self, tenant_id: str) -> str | None:
-        """Return in words what is left of the tenant; None if nothing is. No I/O.
+        """Return the remains of the tenant as text; None if there are none. No I/O.
 
-        The first answers after the directory was detached may be that its processes are being looked for.
+        The first answers after the directory was detached may be that the scan is still running.
         """
         attached = self._attachments.attached(tenant_id)
         if attached is not None:
@@ -180,7 +181,7 @@ class PodResidue:
             return None
         looked_for, seen = self._seen.get(tenant_id, (None, None))
         if looked_for != run:
-            seen = None  # the scan was for an earlier run
+            seen = None  # that scan was for an earlier run
         if seen == 0:
             return None
         self._asked.add(tenant_id)
@@ -192,8 +193,8 @@ class PodResidue:
     def owner_of(self, pid: int) -> str | None:
         """Return the id of the tenant that a process belongs to, by its mounts, else by its pod; None for none.
 
-        A process that shows neither, in a pod that nobody knows, may be a tenant's at the next call: the other
-        processes of its pod are looked at meanwhile.
+        A process without either, in an unknown pod, may be attributed at the next call: the other processes of its pod
+        are scanned until then.
         """
         known = self._attachments.tenants()
         started = _start_of(_read(f"{self._proc}/{pid}/stat"))
@@ -216,7 +217,7 @@ class PodResidue:
         return None
 
     def _by_mounts(self, pid: int, pod: str | None, known: Set[str]) -> str | None:
-        """Return the tenant whose directory a process sees; None too where its pod has used up its time."""
+        """Return the tenant whose directory a process has mounted; None also where its pod has used up its time."""
         if not self._time.left(pod or ""):
             return None
         with self._time.charged(pod or ""):
@@ -229,7 +230,7 @@ class PodResidue:
         self._owners[pid] = (started, tenant_id, pod)
 
     async def run(self) -> None:
-        """Scan /proc for the tenants that were asked about, at most each `SCAN_INTERVAL_S`, until cancelled."""
+        """Scan /proc for the requested tenants, at most each `SCAN_INTERVAL_S`, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -237,7 +238,7 @@ class PodResidue:
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def look(self) -> None:
-        """Scan once for all tenants that were asked about since the last scan."""
+        """Scan once for all tenants requested since the last scan."""
         asked, self._asked = self._asked, set()
         runs = {
             tenant_id: self._attachments.run(tenant_id)
@@ -248,7 +249,7 @@ class PodResidue:
         try:
             scan = await asyncio.to_thread(self._scan_settled, pods)
         except OSError as error:
-            log.error("cannot look for processes of released tenants; their shares stay reserved", error=str(error))
+            log.error("cannot scan for processes of released tenants; their shares stay reserved", error=str(error))
             return
         for tenant_id, pod in scan.pods:
             self._attachments.learn(tenant_id, pod)
@@ -266,7 +267,8 @@ class PodResidue:
             self._wanted.set()
 
     def _scan_settled(self, pods: Mapping[str, frozenset[str]]) -> ProcessScan:
-        """Scan twice if a tenant seems gone: one scan can miss a process that forks and ends meanwhile, two hardly."""
+        """Scan twice if a tenant seems to have no process: one scan can miss a process that forks and exits during it,
+        two scans hardly."""
         scan = scan_processes(pods, self._mounts, self._scan_time, self._proc)
         if not scan.processes or any(tenant_id not in scan.processes for tenant_id in pods):
             second = scan_processes(pods, self._mounts, self._scan_time, self._proc)

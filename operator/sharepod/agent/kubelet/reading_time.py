@@ -1,10 +1,10 @@
-"""Processor time that reading of /proc may take for each pod.
+"""Limit per pod on the processor time for reading /proc.
 
 A pod decides how much the kernel lists of it: the length and number of its mounts, its mappings, its processes.
 
 Guarantees:
-- In t seconds reading of one pod takes at most `_BURST_S + per_s * t` seconds of processor time, and one reading more.
-- A pod that has used up its time delays only what is read of it.
+- In t seconds, reading one pod takes at most `_BURST_S + per_s * t` seconds of processor time, plus one reading.
+- A pod that has used up its time delays only readings of itself.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOOP_PER_S = 0.001
-"""Seconds of a second on the event loop, which hands out no GPU time while it reads."""
+"""Seconds per second on the event loop, which grants no GPU time while it reads."""
 THREAD_PER_S = 0.01
-"""Seconds of a second in a thread: an honest process's mappings take 3 ms each 10 s."""
+"""Seconds per second in a thread: reading an ordinary process's mappings takes 3 ms every 10 s."""
 _BURST_S = 0.05
 """Seconds at once: the first readings of 50 processes."""
 _PODS_MAX = 4096
-"""Pods that are remembered: more than a node has."""
+"""Most pods that are remembered: more than a node runs."""
 
 
 class ReadingTime:
-    """Processor time of each pod that is left, for readings in one thread at a time.
+    """Remaining processor time of each pod, for readings in one thread at a time.
 
     Args:
         per_s: Seconds of processor time that a pod gets in each second.
-        clock: Seconds that never go back.
-        spent: Seconds of processor time that this thread has used.
+        clock: Monotonic clock in seconds.
+        spent: Processor time of this thread in seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ReadingTime:
         self._clock = clock
         self._spent = spent
         self._paid_at: dict[str, float] = {}
-        """Time at which each pod has paid for what was read of it."""
+        """Time up to which each pod has used its allowance."""
 
     def left(self, pod: str) -> bool:
         """Return whether a pod may be read now."""
@@ -51,7 +51,7 @@ class ReadingTime:
 
     @contextmanager
     def charged(self, pod: str) -> Iterator[None]:
-        """Charge a pod for the processor time within."""
+        """Charge a pod for the processor time of the block."""
         begun = self._spent()
         try:
             yield

@@ -4,9 +4,9 @@ The kubelet watches its folder `plugins_registry` for sockets, calls `GetInfo` o
 the registration. It registers a plugin again whenever it or the agent has restarted.
 
 Guarantees:
-- A socket that is removed (a wiped plugin folder) is created again within seconds.
-- A read-only disk under the kubelet's folders ends nothing: it is a `problem`, and is tried again.
-- A refusal of the kubelet is logged and becomes the plugin's `problem`.
+- A removed socket (a wiped plugin folder) is created again within seconds.
+- A read-only disk under the kubelet's folders is reported as `problem` and retried; the agent keeps running.
+- A refusal by the kubelet is logged and becomes the plugin's `problem`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ REGISTER_WITHIN_S = 30.0
 CHECK_INTERVAL_S = 5.0
 """Seconds between two checks that the sockets exist."""
 STOP_GRACE_S = 2.0
-"""Seconds that calls under way may take when a server stops."""
+"""Seconds that pending calls may take when a server stops."""
 
 
 @dataclass(frozen=True)
 class KubeletPlugin:
-    """Plugin as the kubelet registers it. CSI and DRA know their plugins apart by `type`, and each by one name."""
+    """Plugin as the kubelet registers it. CSI and DRA distinguish their plugins by `type`, each by one name."""
 
     type: str
-    """Type, in the kubelet's words: `CSIPlugin` or `DRAPlugin`."""
+    """Type as the kubelet names it: `CSIPlugin` or `DRAPlugin`."""
     socket: str
     """Name of the socket that serves the plugin."""
     registration: str
@@ -47,7 +47,7 @@ class KubeletPlugin:
     versions: tuple[str, ...]
     """Versions of the plugin's interface."""
     effect: str
-    """Purpose of the plugin, in words of `problem`."""
+    """Purpose of the plugin, for the messages of `problem`."""
     name: str
 
 
@@ -66,7 +66,7 @@ SCHEDULER_PLUGIN = KubeletPlugin(
     "resource claims that kube-scheduler allocates",
     SCHEDULER_DRIVER,
 )
-"""The DRA driver again, by the name of the devices that kube-scheduler allocates."""
+"""The DRA driver again, under the name of the devices that kube-scheduler allocates."""
 
 
 class KubeletRegistration:
@@ -83,7 +83,7 @@ class KubeletRegistration:
         """Args:
         root: the kubelet's root directory.
         services: gRPC services of the plugin's socket.
-        plugin: what is registered.
+        plugin: the plugin to register.
         changed: called when `problem` may have changed.
         """
         self._plugin = plugin
@@ -104,7 +104,7 @@ class KubeletRegistration:
 
     @property
     def problem(self) -> str | None:
-        """Reason why the kubelet does not call the plugin at present; None if it does."""
+        """Why the kubelet does not call the plugin; None if it does."""
         if self._read_only is not None:
             return f"the kubelet cannot call the driver for {self._plugin.effect}: {self._read_only}"
         if self._refusal is not None:
@@ -126,7 +126,7 @@ class KubeletRegistration:
         )
 
     async def start(self) -> None:
-        """Create both sockets and serve. Raise `SocketError`, unless the disk is read-only: `run` tries again then."""
+        """Create both sockets and serve. Raise `SocketError`, except on a read-only disk, where `run` retries."""
         self._started_at = asyncio.get_running_loop().time()
         try:
             await self._server.start()
@@ -174,7 +174,7 @@ class KubeletRegistration:
         plugin = {"driver": self._plugin.name, "type": self._plugin.type}
         if self._registered:
             log.info("registered with the kubelet", **plugin, socket=str(self._server.path))
-        elif self._refusal != before:  # the kubelet tries again for ever
+        elif self._refusal != before:  # the kubelet retries indefinitely
             log.error("kubelet refused the driver", **plugin, reason=self._refusal)
         self._changed()
         return registration.RegistrationStatusResponse()
@@ -191,7 +191,7 @@ def plugin_socket(root: Path, plugin: KubeletPlugin) -> Path:
 
 
 def warn_of_propagation(root: Path) -> None:
-    """Log why volumes may not reach pods, if that is so."""
+    """Log why volumes may not reach pods, if there is a reason."""
     unseen = propagation_problem(pods_dir(root))
     if unseen is not None:
         log.warning("volumes may not reach pods", reason=unseen)
@@ -201,7 +201,8 @@ def propagation_problem(pods: Path) -> str | None:
     """Return why mounts under the kubelet's pods folder may not leave the agent's container; None if they do.
 
     An agent in the kubelet's own mount namespace needs no propagation. From inside, that looks like a container without
-    propagation, except that the host's first process is in the same namespace; it is compared if it can be seen.
+    propagation, except that the host's first process is in the same namespace. That process is compared if it is
+    visible.
     """
     on = mounts.mount_of(pods)
     if on is None or on.shared:

@@ -1,11 +1,13 @@
-"""Self-test of the node: whether a container as a tenant's loads the hook, and whether the runtime gives it GPUs.
+"""Self-test of the node: whether a container set up like a tenant's loads the hook, and whether the default runtime
+gives it GPUs.
 
-A Pod of the DaemonSet sharepod-self-test runs a program beside this agent: without privileges, under the node's default
-runtime, with the hook at the places that a tenant has it at, and with NVIDIA_VISIBLE_DEVICES=all. The agent looks at
-that process from outside.
+A Pod of the DaemonSet sharepod-self-test runs a program on this node, without privileges and under the node's default
+runtime. It has the hook at the same paths as a tenant, and NVIDIA_VISIBLE_DEVICES=all. The agent inspects that process
+from outside.
 
 Guarantees:
-- A process counts by its mount of the directory of the self-test, which no tenant's pod can have, and not by its name.
+- A process is recognized by its mount of the self-test's directory, which no tenant's pod can have, and not by its
+  name.
 - Without such a process there is no verdict. A verdict outlives its process by `_KEPT_S`.
 """
 
@@ -34,20 +36,20 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 _PROGRAM = b"sleep\n"
-"""Name that the kernel has for the program of the self-test: only the mounts of such processes are read."""
+"""Kernel's name of the self-test's program: only the mounts of such processes are read."""
 _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
-"""Place at which the Pod of the self-test by claim has the directory of the self-test, whatever its claim brings."""
+"""Path at which the Pod of the self-test by claim has the directory of the self-test, whatever its claim adds."""
 _LOOK_S = 10.0
-"""Seconds between two looks, each of a few milliseconds."""
+"""Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
-"""The same until there is a verdict: placement on a node that fails the test should end soon."""
+"""The same until there is a verdict, so that placement on a failing node stops soon."""
 _KEPT_S = 300.0
-"""Seconds that a verdict stands without its process: longer than an upgrade of the self-test's Pod takes."""
+"""Seconds for which a verdict outlives its process: longer than an upgrade of the self-test's Pod."""
 _DRIVER = re.compile(r"^(/dev/nvidia|/proc/driver/nvidia)|/(nvidia-smi$|libcuda\.so|libnvidia-ml\.so)")
 """Mounts by which NVIDIA's runtime gives a container GPUs or the driver."""
 
 _NOT_LOADED = (
-    f"a program in a container as a tenant's does not load the hook that {PRELOAD_PATH} names, so shares would not be "
+    f"a program in a tenant's container does not load the hook that {PRELOAD_PATH} names, so shares would not be "
     "enforced and no SharePod is placed on this node. The usual cause is SELinux: add the component manifests/selinux "
     "(docs/platforms.md). Else see whether /var/lib/sharepod is on a filesystem that is mounted noexec"
 )
@@ -93,7 +95,7 @@ class SelfTest:
 
     Args:
         state_dir: the agent's state directory, which has the directory of the self-test.
-        accept_injection: GPUs of the default runtime are the administrator's wish.
+        accept_injection: the administrator accepts GPUs from the default runtime.
         changed: called when the verdict has changed.
         proc: the folder of the processes.
     """
@@ -111,13 +113,13 @@ class SelfTest:
         self.verdict: SelfTestVerdict | None = None
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check at intervals, until cancelled."""
         while True:
             self.take(await asyncio.to_thread(self.look), time.monotonic())
             await asyncio.sleep(_FIRST_LOOKS_S if self.verdict is None else _LOOK_S)
 
     def look(self) -> SelfTestVerdict | None:
-        """Return what the processes of the self-test show, the worst of each; None if there is no such process."""
+        """Return the worst verdict on the processes of the self-test; None if there is no such process."""
         found = [self._examine(pid, mountinfo) for pid, mountinfo in self._processes()]
         if not found:
             return None
@@ -126,7 +128,7 @@ class SelfTest:
         )
 
     def take(self, verdict: SelfTestVerdict | None, now: float) -> None:
-        """Take what a look has shown. `now`: monotonic seconds."""
+        """Record the verdict of a check. `now`: monotonic seconds."""
         if verdict is None and self.verdict is not None and now - self._seen_at < _KEPT_S:
             return
         self._seen_at = now
@@ -168,7 +170,7 @@ class SelfTest:
         points = [str(mount.point) for mount in listed]
         try:
             devices = os.listdir(f"{self._proc}/{pid}/root/dev")  # noqa: PTH208 - as elsewhere for /proc
-        except OSError:  # it has ended
+        except OSError:  # the process has exited
             devices = []
         return SelfTestVerdict(
             hook_loads=has_hook(pid, self._proc),
@@ -188,7 +190,7 @@ def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes
 
 
 def is_by_claim(tenant_mounts: TenantMounts, mountinfo: bytes) -> bool:
-    """Return whether a process is one that should have what its claim brings. `tenant_mounts`: of the state dir."""
+    """Return whether a process belongs to the self-test by claim. `tenant_mounts`: of the state dir."""
     return SELF_TEST in tenant_mounts.named(mountinfo, _MARK)
 
 
@@ -198,7 +200,7 @@ def has_hook(pid: int, proc: Path) -> bool:
 
 
 def _content(path: str) -> bytes:
-    """Return the content of a file of /proc; empty if its process has ended."""
+    """Return the content of a file of /proc; empty if its process has exited."""
     try:
         return Path(path).read_bytes()
     except OSError:

@@ -1,14 +1,14 @@
-"""Tenants by mount: which tenants' directories a process sees in its mount namespace.
+"""Tenants by mount: the tenants' directories that a process has in its mount namespace.
 
-A container of a tenant has the tenant's directory as a mount, whether a volume or a CDI device brought it. The kernel
-lists it as a mount of that directory of that filesystem.
+A container of a tenant has the tenant's directory as a mount, from a volume or a CDI device. The kernel lists it as a
+mount of that directory of that filesystem.
 
 Guarantees:
-- A mount of anything else than a tenant's directory, or of a file of it, names no tenant, whatever its path.
-- A program that sees the kubelet's folders, and in them other pods' volumes, is no tenant's: only the places count that
-  a tenant's container has them at.
-- Reading the mounts of one process is bounded: 10 ms of the kernel for `_BYTES_MAX`, and 0.2 ms here. No path of a
-  tenant's choice is decoded.
+- Only a mount of a tenant's directory, or of a file in it, names a tenant; the path of the mount point proves nothing.
+- A program that has the kubelet's folders mounted, with other pods' volumes in them, belongs to no tenant: only the
+  mount points of tenants' containers count.
+- Reading the mounts of one process is bounded: 10 ms of the kernel for `_BYTES_MAX`, and 0.2 ms here. No path that a
+  tenant can choose is decoded.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from . import mounts
 
 _POINTS = frozenset((Path(VOLUME_MOUNT_PATH), Path(PRELOAD_PATH)))
 _BYTES_MAX = 1 << 20
-"""Bytes of a mountinfo that are read. A container's own mounts come first; what a tenant adds comes behind them."""
+"""Most bytes of a mountinfo that are read. A container's own mounts come first, mounts that a tenant adds come after
+them."""
 
 _FIELDS_MAX = 1024
-"""Bytes of the root below the tenant's id, and of a point, of a mount that can be the tenant's."""
+"""Most bytes, in a tenant's mount, of the root below the tenant's id, and of the mount point."""
 
 
 class TenantMounts:
-    """Tenants' directories under one folder, as they show in the mounts of processes."""
+    """Tenants' directories under one folder, as mounts of processes list them."""
 
     def __init__(self, root: PurePosixPath | None, device: str) -> None:
         """Args:
@@ -40,7 +41,8 @@ class TenantMounts:
         """
         self._root = root
         self._below = f" {device} {mounts.escaped(str(root)).rstrip('/')}/".encode(errors="surrogateescape")
-        """Text of a mountinfo before the tenant's id. No path has a space there, so that no other field reads so."""
+        """Text of a mountinfo before the tenant's id. Paths in mountinfo have no space, so no other field contains this
+        text."""
 
     @classmethod
     def of(cls, tenants_dir: Path) -> TenantMounts:
@@ -51,15 +53,14 @@ class TenantMounts:
         return cls(PurePosixPath(on.root) / tenants_dir.resolve().relative_to(on.point), on.device)
 
     def is_preload(self, tenant_id: str, mountinfo: bytes, mount_id: str) -> bool:
-        """Return whether a mountinfo's mount is that of the tenant's file for /etc/ld.so.preload, be it replaced
-        since."""
+        """Return whether a mount in a mountinfo is the tenant's preload file, even if that was replaced later."""
         if self._root is None:
             return False
         file = re.escape(self._below + f"{tenant_id}/{PRELOAD_FILE}".encode())
         return re.search(rb"(?m)^%s \d+%s(?://deleted)? " % (mount_id.encode(), file), mountinfo) is not None
 
     def named(self, mountinfo: bytes, points: Collection[Path] = _POINTS) -> frozenset[str]:
-        """Return the ids of the tenants whose directories a mountinfo lists at these places."""
+        """Return the ids of the tenants whose directories a mountinfo lists at these mount points."""
         found: set[str] = set()
         if self._root is None:
             return frozenset()
@@ -74,12 +75,12 @@ class TenantMounts:
         return frozenset(found)
 
     def of_process(self, pid: int, proc: Path) -> frozenset[str]:
-        """Return the ids of the tenants whose directories a process sees; none if it has ended."""
+        """Return the ids of the tenants whose directories a process has mounted; none if it has exited."""
         return self.named(read_mountinfo(pid, proc))
 
 
 def read_mountinfo(pid: int, proc: Path) -> bytes:
-    """Return the beginning of a process's mountinfo; empty if the process has ended."""
+    """Return the beginning of a process's mountinfo; empty if the process has exited."""
     try:
         descriptor = os.open(f"{proc}/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -89,7 +90,7 @@ def read_mountinfo(pid: int, proc: Path) -> bytes:
         while size < _BYTES_MAX and (part := os.read(descriptor, 65536)):
             parts.append(part)
             size += len(part)
-    except OSError:  # the process ended meanwhile
+    except OSError:  # the process has exited
         pass
     finally:
         os.close(descriptor)

@@ -1,8 +1,8 @@
 """Division of one turn of the event loop, and of the frame rate, between a node's tenants.
 
 Guarantees:
-- In one turn of the loop the frames of all tenants together take about a millisecond, however many tenants there are
-  and whatever their frames cost; each tenant with frames has at least one handled.
+- In one turn of the loop the frames of all tenants together take about 1 ms, for any number of tenants and any cost of
+  frames. Each tenant with frames has at least one handled.
 - Tenants that exceed their frame rate at the same time have, together, the rate of one tenant.
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 
 _TURN_S = 0.001
-"""Seconds that all tenants' frames together may take in one turn of the loop. A hand-off waits for at most about this
-long; shorter turns would spend more of the loop on polling."""
+"""Seconds that all tenants' frames together may take in one turn of the loop, and so about the longest delay of a
+hand-off. Shorter turns would spend more of the loop on polling."""
 _ALONE_S = 2 * _TURN_S
-"""Seconds after which a tenant that had frames alone did so in an earlier turn of the loop. That turn's end is noted
-then: a call at each turn's end would be one more turn of the loop for every hand-off."""
+"""Seconds after which frames of a tenant that was the only one with frames belong to an earlier turn of the loop. The
+end of a turn is inferred in this way, because a callback at each end would add a turn of the loop to every hand-off."""
 _LOUD_S = 5.0
-"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with the others that do: longer than the
+"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with other such tenants: longer than the
 pauses of a flood that comes in waves."""
 
 
@@ -25,21 +25,21 @@ class FrameBudget:
     """Budget of frames and of loop time, shared by the inboxes of all tenants of a node.
 
     Args:
-        per_s: Frames a second that one tenant may have handled.
+        per_s: Most frames of one tenant that are handled in a second.
     """
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._inboxes_now = self._inboxes_before = 0
-        """Tenants that had frames in this turn of the loop so far, and in the turn before."""
+        """Tenants with frames in the current turn of the loop, and in the turn before."""
         self._first_at = 0.0
-        """When the first of them began (loop time)."""
+        """Start of the current turn's first tenant (loop time)."""
         self._loud: dict[str, float] = {}
-        """By tenant id, when the tenant last exceeded its rate (loop time)."""
+        """Time at which each tenant last exceeded its rate (loop time), by tenant id."""
 
     def begin_turn(self) -> float:
-        """Count one more tenant with frames in this turn of the loop; return the loop time until which they may be
-        handled."""
+        """Count one more tenant with frames in this turn of the loop; return the loop time at which its part of the
+        turn ends."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._inboxes_now == 1:
@@ -53,7 +53,7 @@ class FrameBudget:
         return now + _TURN_S / max(self._inboxes_now, self._inboxes_before)
 
     def throttled_rate(self, now: float, tenant_id: str) -> float:
-        """Note that a tenant exceeds its rate; return the frames a second that it may have handled from now on."""
+        """Record that a tenant exceeds its rate; return the frames a second that it may have handled from now on."""
         self._loud[tenant_id] = now
         self._loud = {loud: at for loud, at in self._loud.items() if now - at < _LOUD_S}
         return self._per_s / len(self._loud)

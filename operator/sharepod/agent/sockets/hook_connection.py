@@ -1,8 +1,8 @@
 """Connection of one process, from accept to close: parses, checks and answers its frames.
 
 Guarantees:
-- Every byte from the client is hostile until parsed; every frame is checked against the tenant's own GPUs.
-- Nothing waits: a client that does not read what the agent sends is closed.
+- Every byte from the client is treated as hostile until parsed; every frame is checked against the tenant's own GPUs.
+- No call waits: a client that does not read the agent's frames is closed.
 - A client that breaks the protocol is closed, and no exception of a handler leaves its connection.
 """
 
@@ -28,13 +28,13 @@ from .refusals import ClientRefusal
 log = structlog.get_logger(__name__)
 
 _HELLO_WITHIN_S = 5.0
-"""Seconds from accept to Hello; a hook says Hello at once. A client that takes longer is closed."""
+"""Seconds from accept to Hello, which a hook sends at once. A later client is closed."""
 
 _MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
-"""Frames about memory, which the inbox puts off behind those about time. A handover is none: it comes first."""
+"""Frames about memory, which the inbox defers until after frames about time. A handover frame is not deferred."""
 
 _PACKET_MOST: int = _ffi.sizeof(_ffi.typeof("shp_received").fields[-1][1].type)
-"""Bytes of a packet that are received."""
+"""Most bytes of a packet that are received."""
 
 # The binding looks constants up by name at each use.
 _DRAINED: int = _lib.SHP_DRAINED
@@ -45,7 +45,7 @@ _IDLE: int = _lib.SHP_DRAINED_IDLE
 
 
 class Service(Protocol):
-    """Tenant that a connection belongs to, as the connection uses it."""
+    """Tenant of a connection, as the connection uses it."""
 
     @property
     def tenant_id(self) -> str:
@@ -60,20 +60,20 @@ class Service(Protocol):
 
     @property
     def hints_fd(self) -> int:
-        """Descriptor of the hints page, to pass on."""
+        """Descriptor of the hints page, to send to the client."""
 
     def on_hello(self, client: HookConnection) -> None:
-        """Take note of a client that has been welcomed."""
+        """Record a client that has completed Hello."""
 
     def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
         """Count a client that is being closed."""
 
     def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
-        """Act on a frame that came after Hello. Raises `ProtocolError`."""
+        """Handle a frame after Hello. Raises `ProtocolError`."""
 
 
 class HookConnection:
-    """Connection of one process to its tenant's socket. Takes over `sock`, unless it raises `OSError`.
+    """Connection of one process to its tenant's socket. Owns `sock`, unless it raises `OSError`.
 
     Args:
         sock: Accepted socket.
@@ -88,16 +88,16 @@ class HookConnection:
     ) -> None:
         self.pid = pid
         self.greeted = False
-        """True once the client has said Hello and was welcomed."""
+        """True once the client has sent Hello and was accepted."""
         self.observes = False
-        """True for a client that uses no GPU (a reader of NVML): it may ask for memory figures, and nothing else."""
+        """True for a client that uses no GPU (a reader of NVML): it may only ask for memory figures."""
         self.handover_open = True
         """True while the client may still declare what it holds from an earlier connection: until its first other
         frame."""
         self.heartbeat: protocol.Heartbeat | None = None
         """Signs of life of the process; None: it has no pulse page."""
         self.version = protocol.VERSION_MIN
-        """Version of the protocol that was agreed on; before Hello the first one."""
+        """Negotiated version of the protocol; the first version before Hello."""
         self.closing: Callable[[], None] | None = None
         """Called before the socket is closed."""
         self.streak = self.longest_streak = 0
@@ -119,7 +119,7 @@ class HookConnection:
         return self._sock.fileno()
 
     def take(self, received: Received) -> None:
-        """Handle what was received from the client, or put it off. Never raises."""
+        """Handle what was received from the client, or defer it. Never raises."""
         self.streak += 1
         self.longest_streak = max(self.longest_streak, self.streak)
         if received.emptied:
@@ -139,7 +139,7 @@ class HookConnection:
             self.answer(frame)
 
     def answer(self, frame: protocol.ClientFrame) -> None:
-        """Act on a frame; close the client if the frame breaks the protocol. Never raises."""
+        """Handle a frame; close the client if the frame breaks the protocol. Never raises."""
         if not self._alive:
             return
         try:
@@ -147,7 +147,8 @@ class HookConnection:
         except ProtocolError as error:
             self._break_off(ClientRefusal.OUT_OF_PLACE, str(error))
         except Exception as error:
-            # One log line a few seconds, not one traceback for each such frame: a client could fill the log with it.
+            # One log line every few seconds instead of one traceback per frame: a client could fill the log with
+            # tracebacks.
             self._break_off(ClientRefusal.OUT_OF_PLACE, repr(error))
 
     def send(self, frame: protocol.AgentFrame) -> None:
@@ -160,11 +161,11 @@ class HookConnection:
         return self.version >= protocol.CONCURRENT_VERSION and self.heartbeat is not None
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
-        """Return a frame as it is sent to this client."""
+        """Return a frame encoded for this client."""
         return protocol.encode(frame, version=self.version)
 
     def taken(self) -> None:
-        """Count a frame of this client that was taken from its socket before it could be read."""
+        """Count a frame of this client that the loop's wait has already read from its socket."""
         self._inbox.charge_frame()
 
     def refuse(self, reason: RefusedReason, text: str) -> None:
@@ -216,7 +217,7 @@ class HookConnection:
             raise ProtocolError(f"{type(frame).__name__} before Hello")
         else:
             if self.observes and not isinstance(frame, protocol.MemInfo):
-                raise ProtocolError(f"{type(frame).__name__} from one that said it only observes")
+                raise ProtocolError(f"{type(frame).__name__} from a client that declared itself an observer")
             self._service.handle(self, frame)
 
     def _welcome(self, hello: protocol.Hello) -> None:
@@ -234,7 +235,9 @@ class HookConnection:
         fds = [self._service.hints_fd]
         with contextlib.ExitStack() as stack:
             if version >= protocol.PULSE_VERSION:
-                with contextlib.suppress(OSError):  # without one the client is waited for until it drains
+                with contextlib.suppress(
+                    OSError
+                ):  # without a pulse page the agent waits for the client until it drains
                     page = protocol.PulsePage()
                     stack.callback(page.close_fd)
                     self.heartbeat = protocol.Heartbeat(page.read, page)
@@ -244,7 +247,7 @@ class HookConnection:
 
 
 def frame_of(received: Received) -> protocol.ClientFrame:
-    """Return the frame that a packet is. Raise `ProtocolError`."""
+    """Return the frame of a packet. Raise `ProtocolError`."""
     kind = received.type
     if kind == _DRAINED:
         flags = received.flags

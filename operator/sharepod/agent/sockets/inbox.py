@@ -1,19 +1,18 @@
 """Reading end of all connections of one tenant: one epoll instance, read in the tenant's own turns of the event loop.
 
-One call of C (native/frame_reader.c) finds the connections that have something to read, reads them, and recognises the
-frames about time.
+One call of C (native/frame_reader.c) finds the readable connections, reads them, and recognises the frames about time.
 
-Frames about time are handled as they are read. Frames about memory are put off (`put_off`), to be answered after
-everything that all tenants had to read; so a token that a program gives back never waits for its allocations.
+Frames about time are handled as they are read. Frames about memory are deferred (`put_off`): they are answered after
+the readable sockets of all tenants have been read. So a returned token never waits for its program's allocations.
 
 Guarantees:
 - However many clients a tenant has, the event loop watches one descriptor for them.
 - A tenant's frames take no more of one turn of the loop than the tenant's part of `FrameBudget`.
-- No more than `per_s` frames a second are handled, fewer if they take longer than 25 us each; the rest waits, up to
-  `_PUT_OFF_MAX` frames here, and what one reading brings, and then in the senders' own sockets.
-- Frames about time are read while the tenant is over its rate for frames about memory, at `_URGENT` of that rate.
-- The frames that are put off are answered in the order in which they came.
-- Of clients that keep on sending too much without waiting for an answer, the one that sent most is named to `on_flood`.
+- At most `per_s` frames a second are handled, fewer if they take longer than 25 us each. Further frames wait: the
+  frames of one reading and up to `_PUT_OFF_MAX` deferred ones here, all others in the senders' sockets.
+- While the tenant is over its rate for frames about memory, frames about time are read at `_URGENT` of that rate.
+- Deferred frames are answered in the order in which they came.
+- Of clients that keep sending too much without waiting for an answer, the one with most frames is passed to `on_flood`.
 """
 
 from __future__ import annotations
@@ -35,30 +34,29 @@ from .frame_budget import FrameBudget
 
 _new, _receive = _ffi.new, _lib.shp_receive
 _NO_SOCKET = -1
-"""Descriptor of what was received on a connection that has ended since."""
+"""Descriptor of a packet whose connection has ended since."""
 
 FRAMES_A_TURN = 32
-"""Frames of one tenant read in one turn of the loop, and put-off frames answered, before other tenants get their turn.
-With two at least from each of as many clients, up to twice as many are read."""
+"""Frames of one tenant read, and deferred frames answered, in one turn of the loop, before other tenants get their
+turn. With two or more frames from each of as many clients, up to twice as many are read."""
 _BURST_S = 0.25
 """Seconds of `frames_per_s` that may come at once: all processes of a tenant may start or reconnect together."""
 _FRAME_S = 25e-6
 """Seconds of the agent's time that one frame pays for; a frame that takes longer is charged as several. Documented with
 the setting `frames_per_s`; at the default of 10,000 a second, one tenant takes a quarter of a core at most."""
 _CHARGED_S = 0.005
-"""Seconds charged for one turn at most: a longer turn was interrupted by some other program on the node."""
+"""Most seconds charged for one turn: a longer turn was interrupted by another program on the node."""
 _THROTTLE_PAUSE_S = 0.1
 """Seconds for which nothing is read from a tenant over its frame rate: at most ten useless wake-ups a second."""
 _FLOOD_S = 1.0
-"""Seconds over the rate after which the client that sent most is named to `on_flood`."""
+"""Seconds over the rate after which the client with most frames is passed to `on_flood`."""
 _PUT_OFF_MAX = 128
-"""Frames of one tenant that are put off at most: twice what the threads of one process may have on the way."""
+"""Most deferred frames of one tenant: twice the frames that the threads of one process may have in flight."""
 _URGENT = 0.1
 """Part of `frames_per_s` that is read while the tenant is over its rate. A process sends three frames for each grant:
-at the default rate there is room for 30 processes at ten grants a second."""
+at the default rate this suffices for 30 processes at ten grants a second."""
 _STREAK_MAX = 128
-"""Frames without a pause that are no flood: more than any hook has on the way at once, no more than fit into a
-socket."""
+"""Frames without a pause that are no flood: more than any hook has in flight, and no more than fit into a socket."""
 
 
 class Received(Protocol):
@@ -75,7 +73,7 @@ class Received(Protocol):
 
 
 class Sender(Protocol):
-    """One client's connection, as the inbox reads it."""
+    """Connection of one client, as the inbox reads it."""
 
     streak: int
     """Frames handled since its socket was last found empty."""
@@ -85,10 +83,10 @@ class Sender(Protocol):
     def fileno(self) -> int: ...
 
     def take(self, received: Received) -> None:
-        """Handle what was received from the client, or put it off."""
+        """Handle what was received from the client, or defer it."""
 
     def answer(self, frame: ClientFrame) -> None:
-        """Handle a frame that was put off."""
+        """Handle a deferred frame."""
 
 
 class Inbox:
@@ -98,7 +96,7 @@ class Inbox:
         tenant_id: The tenant, for its part of `budget`.
         budget: Budget of the node, shared by all inboxes.
         per_s: Frames of this tenant handled a second.
-        on_flood: Called with the client that floods; closes it.
+        on_flood: Called with the flooding client; closes it.
     """
 
     def __init__(
@@ -112,20 +110,21 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
         self._urgent = RateLimiter(self._loop.time(), per_s=_URGENT * per_s, burst=_URGENT * _BURST_S * per_s)
-        """Rate at which sockets are read while the tenant is over `_limiter`'s."""
+        """Rate at which sockets are read while the tenant is over the rate of `_limiter`."""
         self._senders: dict[int, Sender] = {}
         """By file descriptor."""
         self._put_off: deque[tuple[Sender, ClientFrame]] = deque()
-        """Frames that were read and not answered, the oldest first."""
+        """Deferred frames, the oldest first."""
         self._answering: asyncio.Handle | None = None
-        """Call of `_answer` in the next turn of the loop, while any frame is put off."""
+        """Call of `_answer` in the next turn of the loop, while any frame is deferred."""
         self._deaf = False
         """True while no socket is read, until the pause ends."""
         self._paused: asyncio.TimerHandle | None = None
         self._over_since = self._resumed_at = -math.inf
-        """Loop time since when the tenant has been over its rate, and when reading last resumed after a pause."""
+        """Loop time since when the tenant has been over its rate, and loop time at which reading last resumed after a
+        pause."""
         self._received: Sequence[Received] = _new("shp_received[]", 2 * FRAMES_A_TURN)
-        """Room for one reading: `_count` frames and ends of connections last, of which `_handled` were handled."""
+        """Buffer of one reading: `_count` frames and ends of connections, of which `_handled` were handled."""
         self._handled = self._count = 0
         self._more: asyncio.Handle | None = None
         """Call of `_handle_more` in the next turn of the loop, while a frame that was read is not handled."""
@@ -139,7 +138,7 @@ class Inbox:
         self._senders[sender.fileno()] = sender
 
     def remove(self, sender: Sender) -> None:
-        """Stop reading a connection, and forget what it has sent; call it before the socket is closed."""
+        """Stop reading a connection, and drop its frames; call this before the socket is closed."""
         descriptor = sender.fileno()
         if self._senders.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
@@ -150,7 +149,7 @@ class Inbox:
             self._put_off = deque(each for each in self._put_off if each[0] is not sender)
 
     def put_off(self, sender: Sender, frame: ClientFrame) -> None:
-        """Have `sender.answer(frame)` called once all sockets that are ready now have been read, at the tenant's
+        """Have `sender.answer(frame)` called once all sockets that are readable now have been read, at the tenant's
         rate."""
         self._put_off.append((sender, frame))
         if self._answering is None and self._paused is None:
@@ -172,15 +171,15 @@ class Inbox:
         self._put_off.clear()
 
     def charge(self, seconds: float) -> None:
-        """Charge the tenant for time that its clients took from the agent other than by frames."""
+        """Charge the tenant for time that its clients took from the agent, apart from frames."""
         self._limiter.charge(min(seconds, _CHARGED_S) / _FRAME_S)
 
     def charge_frame(self) -> None:
-        """Charge the tenant for a frame that was handled without being read here."""
+        """Charge the tenant for a frame that was handled but not read here."""
         self._limiter.charge(1)
 
     def _turn(self) -> None:
-        # 1. Take this tenant's part of the loop's turn.
+        # 1. Start this tenant's part of the loop's turn.
         begun = now = self._loop.time()
         until, frames = self._budget.begin_turn(), 0
         if self._handled == self._count and not self._receive(now):
@@ -200,7 +199,7 @@ class Inbox:
                 break
         if self._handled < self._count and self._more is None:
             self._more = self._loop.call_soon(self._handle_more)
-        # 3. Charge the frames that were answered, and time beyond what the frames have paid for.
+        # 3. Charge the answered frames, and time beyond the time that these frames pay for.
         answered = frames - max(0, len(self._put_off) - before)
         self._limiter.charge(answered)
         if self._paused is not None:
@@ -208,8 +207,8 @@ class Inbox:
         self._charge_time(now - begun, answered)
 
     def _receive(self, now: float) -> bool:
-        """Receive what the clients have sent. Return whether that is anything."""
-        # Of a tenant over its rate little is read, for frames about time; or nothing for a moment.
+        """Receive from the clients. Return whether anything came."""
+        # From a tenant over its rate only a few frames are read, for frames about time; or none for a moment.
         if self._limiter.wait_s(now) > 0:
             self._throttle(now)
         over_rate = self._paused is not None and self._urgent.wait_s(now) > 0
@@ -225,7 +224,7 @@ class Inbox:
             self._turn()
 
     def _answer(self) -> None:
-        """Answer frames that were put off, for this tenant's part of a turn of the loop."""
+        """Answer deferred frames, for this tenant's part of a turn of the loop."""
         self._answering = None
         begun = now = self._loop.time()
         until, frames = self._budget.begin_turn(), 0
@@ -247,7 +246,7 @@ class Inbox:
         self._limiter.charge(max(0.0, min(seconds, _CHARGED_S) / _FRAME_S - frames))
 
     def _throttle(self, now: float) -> None:
-        """Answer nothing about memory for a pause, and read little; name the client that floods once the tenant has
+        """Pause answers about memory, and read few frames. Pass the flooding client to `on_flood` once the tenant has
         been over its rate for `_FLOOD_S`."""
         if self._paused is not None or self._epoll.closed:
             return

@@ -22,17 +22,17 @@ _UCRED = struct.Struct("iII")
 """struct ucred of SO_PEERCRED: pid, uid, gid."""
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-"""Flags of what is sent. Worked out once: two flags of Python's cost more than the frame."""
+"""Flags of each send, computed once: combining two of Python's flags takes longer than building the frame."""
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS))
-"""Errors that say nothing about the peer: this process or the node has no more descriptors or memory to give."""
+"""Errors that do not concern the peer: this process or the node has no descriptors or memory left."""
 
 
 def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send a packet to a tenant's process, at once or not at all. Raise `OSError`.
 
-    The receiver may ask the kernel for the sender's user (SO_PASSCRED): it gets the effective one, which this names,
-    and not the real one, by which the kernel counts (`apart.confinement`).
+    A receiver with SO_PASSCRED gets the effective user, which the message names. It does not get the real user, by
+    which the kernel keeps limits (`apart.confinement`).
     """
     sender = _UCRED.pack(os.getpid(), os.geteuid(), os.getegid())
     ancillary = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]
@@ -44,9 +44,9 @@ def send_packet(sock: socket.socket, packet: bytes, descriptors: Sequence[int] =
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     """Return the pid of the process that connected and a pidfd of that process, which the caller closes.
 
-    The pidfd is None if the process has exited or is not in our PID namespace; a pid of 0 means a PID namespace that
-    we cannot see. The kernel supplies the pid, not the process. Raises `OSError` if no descriptor is left: a process
-    that cannot be watched is not served.
+    The pidfd is None if the process has exited or is not in the agent's PID namespace; a pid of 0 means an invisible
+    PID namespace. The pid comes from the kernel, not from the process. Raises `OSError` if no descriptor is left: a
+    process that cannot be watched is not served.
     """
     pid = peer_pid(sock)
     try:
@@ -54,7 +54,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     except OSError as error:
         if error.errno in EXHAUSTED:
             raise
-        if error.errno != errno.ENOPROTOOPT:  # it has ended; its pid may be another's by now
+        if error.errno != errno.ENOPROTOOPT:  # the process has exited; its pid may be reused by now
             return pid, None
     if pid <= 0:
         return pid, None
@@ -78,18 +78,19 @@ class Peer:
 
     pid: int
     pidfd: int | None
-    """Descriptor of the process, for whoever takes the peer in to close."""
+    """Descriptor of the process; the receiver of the peer closes it."""
 
 
 Identified = Callable[[socket.socket, Peer | None], None]
-"""Takes a connection with its process; None: it could not be found out, and the connection is to be closed."""
+"""Callback that takes a connection with its process. None: the process is unknown, and the connection must be
+closed."""
 
 
 class Peers(Protocol):
-    """Knowledge of the processes behind connections."""
+    """Source of the identities of processes behind connections."""
 
     def pid(self, sock: socket.socket) -> int | None:
-        """Return the pid of the process that connected; None where `identify` alone can tell."""
+        """Return the pid of the process that connected; None where only `identify` can find it."""
 
     def identify(self, tenant_id: str, sock: socket.socket, later: Identified) -> Peer | None:
         """Return the process that connected to a tenant's socket; None: `later` will be called with it.
@@ -98,12 +99,12 @@ class Peers(Protocol):
         """
 
     def watch(self, survivor: Survivor) -> int | None:
-        """Return a pidfd of a process that an earlier agent knew; None if it has ended. Raises `OSError` if no
-        descriptor is left."""
+        """Return a pidfd of a process of an earlier agent; None if it has exited. Raises `OSError` if no descriptor is
+        left."""
 
 
 class NodePeers:
-    """Processes as this process sees them, which shares the node's PID namespace."""
+    """Processes as seen by this process, which shares the node's PID namespace."""
 
     def pid(self, sock: socket.socket) -> int | None:
         """Return the pid of the process that connected."""
@@ -114,7 +115,7 @@ class NodePeers:
         return Peer(*peer_of(sock))
 
     def watch(self, survivor: Survivor) -> int | None:
-        """Return a pidfd of a process that an earlier agent knew."""
+        """Return a pidfd of a process of an earlier agent."""
         try:
             pidfd = os.pidfd_open(survivor.pid)
         except OSError as error:
@@ -150,7 +151,7 @@ class PeerProcesses:
         return len(self._pidfds)
 
     def add(self, pid: int, pidfd: int) -> None:
-        """Watch a process until it exits. Takes over `pidfd`. Raise `OSError`."""
+        """Watch a process until it exits. Owns `pidfd`. Raise `OSError`."""
         if pid in self._pidfds:
             os.close(pidfd)
             return

@@ -1,4 +1,4 @@
-"""Refused clients of one tenant: counted by reason, logged at most once in a few seconds."""
+"""Refused clients of one tenant: counted by reason, logged at most every 10 s."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOG_EVERY_S = 10.0
 
 
 class ClientRefusal(StrEnum):
-    """Reason for closing a client's connection; the values are the metric's label `why`."""
+    """Reason for closing a client's connection; the values are those of the metric's label `why`."""
 
     MALFORMED = "malformed"
     """A packet was no frame."""
     OUT_OF_PLACE = "out_of_place"
-    """A frame came that is not allowed at this point, or that names a GPU or memory that is not the client's."""
+    """A frame that is not allowed at this point, or that names a GPU or memory that is not the client's."""
     UNREAD = "unread"
-    """The client does not read what the agent sends."""
+    """The client does not read the agent's frames."""
     SILENT = "silent"
     """The client connected and sent no Hello in time."""
     FLOOD = "flood"
@@ -36,7 +36,7 @@ class RefusalLog:
 
     Args:
         tenant_id: The tenant, as logged.
-        clock: Seconds that never go back.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(self, tenant_id: str, clock: Callable[[], float]) -> None:

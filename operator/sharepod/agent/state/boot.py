@@ -1,4 +1,4 @@
-"""Identity of the node's present boot: records about processes and devices are valid for one boot only."""
+"""Identity of the node's current boot: records about processes and devices are valid for one boot only."""
 
 from __future__ import annotations
 

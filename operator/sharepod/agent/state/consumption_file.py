@@ -1,8 +1,8 @@
-"""Consumption file: what the meter of a node's GPU time has counted, for the next agent on this node.
+"""Consumption file: counters of the node's GPU time, for the next agent on this node.
 
 Guarantees:
-- A file that cannot be read counts as none: the meter begins new series, and nothing is counted twice.
-- A write never fails: it is logged, and tried again with the next.
+- A file that cannot be read counts as missing: the meter begins new series, and nothing is counted twice.
+- A write never raises: a failure is logged, and the next write tries again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Nanoseconds = Annotated[int, Field(ge=0)]
 
 
 class KeptTenant(Model):
-    """Tenant as it was last metered."""
+    """Tenant at its last count."""
 
     namespace: str
     gpus: dict[str, str]
@@ -33,12 +33,12 @@ class KeptTenant(Model):
     memory_mib: int
     exclusive: bool
     held_ns: Nanoseconds
-    """Time held that its account said."""
+    """Held time in the tenant's account."""
     borrowed_ns: Nanoseconds
     at_ns: int
-    """When it was metered, by the node's monotonic clock."""
+    """Time of that count, by the node's monotonic clock."""
     since_ms: int = 0
-    """When its totals were 0, in milliseconds since 1970; 0: an earlier version kept them."""
+    """Time at which its totals were 0, in milliseconds since 1970; 0: written by an earlier version."""
     total_held_ns: Nanoseconds = 0
     total_borrowed_ns: Nanoseconds = 0
     total_reserved_ns: Nanoseconds = 0
@@ -58,12 +58,12 @@ class KeptSeries(Model):
     reserved_ns: Nanoseconds = 0
     memory_mib_ns: Nanoseconds = 0
     used_ms: int = 0
-    """When a tenant last had a row, in milliseconds since 1970."""
+    """Time at which a tenant last had a row, in milliseconds since 1970."""
     closed: bool = False
 
 
 class KeptGpu(Model):
-    """Books of one GPU, in nanoseconds by use."""
+    """Account of one GPU, in nanoseconds by use."""
 
     held: Nanoseconds = 0
     gap: Nanoseconds = 0
@@ -73,7 +73,7 @@ class KeptGpu(Model):
     stalled: Nanoseconds = 0
     unmetered: Nanoseconds = 0
     at_ns: int
-    """Until when they are written, by the node's monotonic clock."""
+    """Time up to which they are counted, by the node's monotonic clock."""
 
 
 class KeptConsumption(Model):
@@ -82,7 +82,7 @@ class KeptConsumption(Model):
     boot: str
     monotonic_ns: int
     wall_ms: int
-    """The two clocks as the file was written."""
+    """The two clocks at the time of the write."""
     last_since_ms: int = 0
     """The latest begin of a series."""
     tenants: dict[str, KeptTenant] = Field(default_factory=dict)
@@ -91,13 +91,13 @@ class KeptConsumption(Model):
 
 
 def read_consumption(files: KeptFiles) -> KeptConsumption | None:
-    """Return what an earlier agent has left; None if it left nothing that can be read. Does I/O."""
+    """Return an earlier agent's counters; None if there are none that can be read. Does I/O."""
     try:
         return KeptConsumption.model_validate_json(files.read(FILE), extra="ignore")
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        log.error("cannot read what GPU time was counted before; counting on from nothing", file=FILE, error=str(error))
+        log.error("cannot read the former count of GPU time; counting from zero", file=FILE, error=str(error))
         return None
 
 

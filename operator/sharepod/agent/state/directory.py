@@ -10,9 +10,9 @@ Guarantees:
 - A file that a running pod may read changes only by rename.
 - A tenant's directory is created once and stays the same directory until it is removed: mounts of it pin the inode.
 - A hook is removed only when no tenant's directory links to it.
-- A socket that was kept is used only where its file is still the one in the tenant's directory.
+- A kept socket is used only while its file is the one in the tenant's directory.
 
-Nothing here is flushed to disk: at its start the agent writes all of it again from the ledger, before any container
+No file here is flushed to disk: at its start the agent writes all of them again from the ledger, before any container
 that is restarted with the node gets its volume.
 """
 
@@ -48,7 +48,7 @@ _PRELOAD = f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode()
 
 
 class StateDirError(Exception):
-    """State directory or hook that cannot be used. The message says what to do."""
+    """State directory or hook that cannot be used. The message has the remedy."""
 
 
 class StateDir:
@@ -61,7 +61,7 @@ class StateDir:
         root: the directory.
         hook: the hook's shared object, as installed with the agent.
         fail_open: pods run without limits where they cannot reach an agent.
-        kept: what outlives this agent if it is killed.
+        kept: descriptors that survive a kill of this agent.
         """
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
@@ -71,7 +71,7 @@ class StateDir:
         self._installed: Path | None = None
         self._kept = kept
         self._heard: dict[str, tuple[int, str]] = {}
-        """Descriptor and file of the socket that is listened on, by tenant."""
+        """Descriptor and file of each tenant's listening socket."""
 
     @staticmethod
     def serves(tenant_id: str) -> bool:
@@ -125,7 +125,7 @@ class StateDir:
         _allow(directory)
         self._link_hook(directory / HOOK_FILE)
         for earlier in directory.glob(_EARLIER_HOOK.format("*")):
-            earlier.unlink()  # nothing is compared with the hook that the self-test has mapped
+            earlier.unlink()  # the self-test's mapped hook is not compared with earlier files
         _write_once(directory / PRELOAD_FILE, _PRELOAD)
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
@@ -151,8 +151,8 @@ class StateDir:
         return directory
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Create or complete the tenant's directory, see `create`. Return why the disk does not take it where an
-        earlier agent completed it; None if the disk does."""
+        """Create or complete the tenant's directory, see `create`. If the disk does not take it but an earlier agent
+        completed it, return the error; otherwise None."""
         try:
             self.create(tenant_id, limits)
         except OSError as error:
@@ -162,7 +162,7 @@ class StateDir:
         return None
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
-        """Complete the directories of shared tenants and open their files. Return them in order, or why not."""
+        """Complete the directories of shared tenants and open their files. Return files or errors in the same order."""
         return [self._open_or_error(each) for each in wanted]
 
     def _open_or_error(self, wanted: FilesWanted) -> TenantFiles | OSError:
@@ -178,11 +178,11 @@ class StateDir:
             return error
 
     def write_limits(self, tenant_id: str, limits: str) -> None:
-        """Replace the limits file, which the hook obeys while there is no agent."""
+        """Replace the limits file, which the hook obeys while no agent runs."""
         _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
 
     def _usable(self, tenant_id: str, *, limited: bool) -> bool:
-        """Return whether the tenant's directory was complete once. `limited`: it needs limits and the hook."""
+        """Return whether the tenant's directory was complete before. `limited`: it needs limits and the hook."""
         needed = (PRELOAD_FILE, HOOK_FILE, LIMITS_FILE) if limited else (PRELOAD_FILE,)
         return all((self.path(tenant_id) / name).exists() for name in needed)
 
@@ -192,15 +192,18 @@ class StateDir:
         The socket replaces an earlier agent's. Raise `OSError`.
         """
         listener, identity = tenant_socket.listen(self.path(tenant_id))
-        self._heard[tenant_id] = (listener.fileno(), identity)  # first: at each moment there is one to pass on
+        self._heard[tenant_id] = (
+            listener.fileno(),
+            identity,
+        )  # first, so that at each moment there is a socket to pass on
         self._kept.keep(tenant_socket.kept_name(tenant_id), listener.fileno(), identity)
         return listener
 
     def inherit(self, tenant_id: str) -> socket.socket | None:
-        """Return the listening socket that an agent that was killed has left; None if the directory has another.
+        """Return the listening socket that a killed agent has left; None if the directory has another.
 
-        For a directory that takes no new one. At each moment meanwhile the socket is among the heirlooms, which an
-        agent that is told to end passes on.
+        Used for a directory that takes no new socket. The socket stays among the heirlooms at each moment, so that a
+        terminating agent can pass it on.
         """
         name = tenant_socket.kept_name(tenant_id)
         kept = self._kept.there(name)
@@ -221,17 +224,17 @@ class StateDir:
         return listener
 
     def unheard(self, tenant_id: str) -> None:
-        """Keep the tenant's socket no longer: nobody listens to it any more."""
+        """Stop keeping the tenant's socket."""
         self._heard.pop(tenant_id, None)
         self._kept.drop(tenant_socket.kept_name(tenant_id))
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Keep nothing that an agent that was killed has left of other tenants."""
+        """Drop all descriptors that a killed agent has left, except those of these tenants."""
         names = (tenant_socket.kept_name, _handover_name)
         self._kept.drop_all_but({name(each) for each in tenant_ids for name in names})
 
     def heirlooms(self) -> dict[str, KeptDescriptor]:
-        """Return the tenants' listening sockets, and what else an agent that was killed has left, by name."""
+        """Return the tenants' listening sockets, and the other descriptors that a killed agent has left, by name."""
         heard = self._heard.items()
         return self._kept.untaken() | {tenant_socket.kept_name(each): KeptDescriptor(*found) for each, found in heard}
 
@@ -240,11 +243,11 @@ class StateDir:
         return Handover.open(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
 
     def make_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[int, int, Inheritance]:
-        """Make the tenant's handover file, see `Handover.made`."""
+        """Create the tenant's handover file, see `Handover.made`."""
         return Handover.made(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
 
     def heard(self, tenant_id: str, listener: socket.socket) -> bool:
-        """Return whether whoever connects in the tenant's directory reaches this socket of `listen`."""
+        """Return whether connections to the socket in the tenant's directory reach `listener`."""
         try:
             there = tenant_socket.identity(self._socket(tenant_id))
         except OSError:
@@ -306,7 +309,8 @@ class StateDir:
 
 
 def hook_files(directory: Path) -> tuple[Path, ...]:
-    """Return the hooks with which processes of the tenant of this directory may have started; empty if it is gone."""
+    """Return the hooks with which processes of the tenant of this directory may have started; empty if the directory
+    does not exist."""
     present = directory / HOOK_FILE
     return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))
 
@@ -316,7 +320,7 @@ def _handover_name(tenant_id: str) -> str:
 
 
 def _allow(directory: Path) -> None:
-    """Let every user in, if that is not so yet: a read-only disk takes no change of the mode."""
+    """Let every user enter the directory. The mode is changed only if needed: a read-only disk takes no change."""
     if directory.stat().st_mode & 0o777 != 0o755:
         directory.chmod(0o755)
 

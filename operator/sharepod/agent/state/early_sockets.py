@@ -1,13 +1,14 @@
-"""Early sockets: the first process of a container listens for the tenants that the agent before it had served.
+"""Early sockets: the first process of a container listens for the tenants that the previous agent had served.
 
-Whoever connects waits in a socket's queue until the agent has loaded its program and serves: an attempt to connect
-fails only until this process runs.
+Connections wait in a socket's backlog until the agent has loaded its program and serves. Attempts to connect fail only
+until this process runs.
 
 Guarantees:
-- Nothing is imported that takes long to load, and nothing of settings is read but where the state directory is.
-- Nothing is done while another agent serves the state directory, or stands by to serve it.
+- No slow import, and no setting is read except the path of the state directory.
+- Nothing is done while another agent serves the state directory, or is its standby.
 - A tenant whose directory has no socket gets none: its share may have been released.
-- A directory that takes no socket, or settings that cannot be read, end nothing: the agent listens later, and says why.
+- A directory that takes no socket, or settings that cannot be read, are no error here: the agent listens later, and
+  reports the error.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from pathlib import Path
 from . import tenant_socket, turn_lock
 
 DEFAULT_STATE_DIR = "/var/lib/sharepod"
-"""State directory where the settings name no other."""
+"""Default state directory."""
 
 
 class EarlySockets:
-    """Turn at a state directory, and listening sockets of its tenants. Nothing without arguments.
+    """Turn at a state directory, and listening sockets of its tenants. Empty without arguments.
 
     Args:
         state_dir: The state directory.
-        held: Descriptors by the names that the supervisor gives them, each with its mark.
+        held: Descriptors by their names at the supervisor, each with its mark.
     """
 
     def __init__(self, state_dir: str = "", held: Mapping[str, tuple[int, str]] | None = None) -> None:
@@ -45,16 +46,16 @@ class EarlySockets:
 
 
 def listen(arguments: Sequence[str], environment: Mapping[str, str]) -> EarlySockets:
-    """Listen for the tenants of the state directory that a program with these arguments has."""
+    """Listen for the tenants of the state directory of a program with these arguments."""
     try:
         state_dir = _state_dir(arguments, environment)
         return EarlySockets(state_dir, _held(Path(state_dir)))
-    except Exception:  # whatever is wrong, the program meets it again, and says so
+    except Exception:  # the program meets any error again, and reports it
         return EarlySockets()
 
 
 def _state_dir(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the state directory as the settings will have it, where they are given in the usual way."""
+    """Return the state directory from the settings, where they are given in the usual way."""
     given = environment.get("SHAREPOD_AGENT_STATE_DIR")
     if given is not None:
         return given
@@ -80,14 +81,14 @@ def _held(state_dir: Path) -> dict[str, tuple[int, str]]:
         return {}
     held = {turn_lock.KEPT_NAME: (turn, "")}
     for directory in directories:
-        with contextlib.suppress(OSError):  # the agent tries again, and says why
+        with contextlib.suppress(OSError):  # the agent tries again, and reports the error
             listener, identity = tenant_socket.listen(directory)
             held[tenant_socket.kept_name(directory.name)] = (listener.detach(), identity)
     return held
 
 
 def _turn(state_dir: Path) -> int | None:
-    """Return the lock of the agent that serves, taken; None if another agent serves, or is next."""
+    """Take the serving agent's lock and return it; None if another agent serves, or is next."""
     turn, following = turn_lock.opened(state_dir / turn_lock.SERVING), turn_lock.opened(state_dir / turn_lock.NEXT)
     free = turn_lock.taken(turn) and turn_lock.taken(following)
     os.close(following)

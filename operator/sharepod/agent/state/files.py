@@ -1,14 +1,15 @@
 """Atomic replacement of files.
 
 Guarantees:
-- One writer a path at a time (the caller's duty). A reader of the path then finds all of the old content or all of the
-  new, even if this process is killed at any moment.
+- A reader of a path finds all of the old content or all of the new, even if this process is killed at any moment. The
+  caller ensures one writer per path at a time.
 - With `durable`, that also holds after a power cut, and once `replace` has returned the new content is on disk.
-- A failed replacement leaves the old file as it was. What a killed process left behind is removed by the next one.
+- A failed replacement leaves the old file as it was. The leftovers of a killed process are removed by the next
+  replacement.
 
-Durability costs two fsyncs (file and folder), each a few milliseconds and up to tens of milliseconds on a busy disk.
-Callers therefore run in a thread, never between a client's frame and its answer, and ask for it only where the content
-cannot be made again from elsewhere.
+Durability costs two fsyncs (file and folder), each a few milliseconds, up to tens of milliseconds on a busy disk.
+Callers therefore run in a thread, never between a client's frame and its answer, and request durability only for
+content that has no other source.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Tr
     Args:
         path: the file to replace.
         content: the whole new content.
-        mode: permission bits of the new file, whatever the umask.
+        mode: permission bits of the new file, regardless of the umask.
         durable: flush file and folder to disk before returning.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = Tr
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a free name in the folder of `path`; rename what was created there to `path` at the end.
+    """Yield a free name in the folder of `path`; at the end, rename what was created there to `path`.
 
     For files that are more than their content: links, sockets, mappings. Nothing is flushed. If the block raises, the
     file at `path` stays. Raise `OSError`.
@@ -83,7 +84,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[Path]:
-    """Yield a short path of the folder: that of a Unix socket has at most 107 bytes. Raise `OSError`."""
+    """Yield a short path of the folder: the path of a Unix socket has at most 107 bytes. Raise `OSError`."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -92,7 +93,7 @@ def short_path(folder: Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the folder's entries: without it a rename may be lost in a power cut."""
+    """Flush the folder's entries; otherwise a power cut may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,21 +1,20 @@
 """Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
 
 Guarantees:
-- ME5 written-first: bytes are recorded before their client is told that it has them, and stay recorded until the agent
-  knows that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
+- ME5 written-first: bytes are recorded before their client is granted them, and stay recorded until the agent knows
+  that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
 - Only processes that still run are restored: same pid, same start time, same boot of the node.
 - A file that is damaged, has another layout or is about other GPUs counts as empty; so does a slot that is damaged.
 - A write never blocks on a disk and never fails.
 
-The file is mapped shared memory: the kernel keeps what is written, however the process ends, and a write needs no
-system call. It is useless after a restart of the node, so it is never flushed. All words are signed, have 64 bits and
-are written at once:
+The file is mapped shared memory: writes survive any end of the process, and need no system call. It is useless after a
+restart of the node, so it is never flushed. All words are signed, have 64 bits and are written at once:
 
     layout, boot, GPUs, slots, greeted, valid account | untracked bytes of each GPU | two accounts | slots
 
-`valid account` (0 or 1) says which of the two accounts is valid; each ends with a checksum. A slot is a pid (0: free
+`valid account` (0 or 1) selects the valid one of the two accounts; each ends with a checksum. A slot is a pid (0: free
 slot), its start time, and its bytes on each GPU. Each word of a slot, and each of the untracked bytes, carries its
-checksum in its upper bits: so it is valid or not, at whatever moment the agent is killed.
+checksum in its upper bits, so that a partial write is detected.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _account_values = attrgetter(*_ACCOUNT_FIELDS)
 _ACCOUNT_WORDS = struct.Struct(f"={len(_ACCOUNT_FIELDS)}q")
 _ACCOUNT = len(_ACCOUNT_FIELDS) + 1
 _VALUE_BITS = 48
-"""Bits of a checked word that are its value: more bytes than any GPU has, and more clock ticks than any node runs."""
+"""Value bits of a checked word: enough for the bytes of any GPU and the clock ticks since any boot."""
 _BYTES_MAX = 1 << 47
-"""Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger one is damage."""
+"""Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger size is damage."""
 _SLOTS_MAX = 1 << 17
-"""Processes that a file has room for at most. A longer file is damage, and is not read."""
+"""Most slots of a file. A longer file is damaged, and is not read."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,13 @@ class Survivor:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """State of one tenant that an earlier agent has left."""
+    """State of one tenant from an earlier agent."""
 
     survivors: tuple[Survivor, ...] = ()
     untracked: tuple[int, ...] = ()
     """On each GPU, bytes that the driver counted beyond all credits."""
     account: AccountSnapshot | None = None
-    """Time account; None if none was kept, or if it is damaged."""
+    """Time account; None if it is missing or damaged."""
     greeted: bool = False
     """A hook of the tenant has connected before."""
 
@@ -108,16 +107,17 @@ class Handover:
     def open(
         cls, path: Path, gpus: Sequence[str], slots: int, *, kept: KeptDescriptors = NOTHING_KEPT, name: str = ""
     ) -> tuple[Handover, Inheritance]:
-        """Open the file of a tenant; return it with what an earlier agent left in it.
+        """Open the file of a tenant; return it with the state of an earlier agent.
 
-        If the disk does not take the file, it is in memory only, the supervisor holds it too, and a warning is logged.
+        If the disk does not take the file, it is created in memory only, the supervisor gets a copy of the descriptor,
+        and a warning is logged.
 
         Args:
             path: the file.
             gpus: UUIDs of the tenant's GPUs.
             slots: number of processes to have room for.
-            kept: what outlives this agent if it is killed.
-            name: of the memory among that.
+            kept: descriptors that survive a kill of this agent.
+            name: name of the memory among `kept`.
         """
         descriptor, slots, left = cls.made(path, gpus, slots, kept=kept, name=name)
         return cls.adopt(descriptor, gpus, slots, left), left
@@ -131,14 +131,14 @@ class Handover:
         left: Inheritance,
         start_of: Callable[[int], int | None] | None = None,
     ) -> Handover:
-        """Return the file that `made` has made, open for writing. Closes the descriptor.
+        """Return the file of `made`, open for writing. Closes the descriptor.
 
         Args:
             descriptor: of the file.
             gpus: UUIDs of the tenant's GPUs.
             slots: number of processes that it has room for.
-            left: state that is in it.
-            start_of: start time of a process by its pid, None if it has ended; by default as this process sees it.
+            left: its state.
+            start_of: start time of a process by its pid, None if it has exited; by default as this process sees it.
         """
         try:
             handover = cls(mmap.mmap(descriptor, _size(gpus, slots)), gpus, slots, start_of)
@@ -151,9 +151,9 @@ class Handover:
     def made(
         cls, path: Path, gpus: Sequence[str], slots: int, *, kept: KeptDescriptors = NOTHING_KEPT, name: str = ""
     ) -> tuple[int, int, Inheritance]:
-        """Make the file of a tenant anew, with what an earlier agent left in it. Return its descriptor, the number of
-        processes that it has room for, and what was left. Arguments as for `open`."""
-        in_memory = kept.take(name)  # later than the file: the disk did not take that agent's
+        """Create the file of a tenant again, with the state of an earlier agent. Return its descriptor, its number of
+        slots, and that state. Arguments as for `open`."""
+        in_memory = kept.take(name)  # newer than the file, which that agent's disk did not take
         if in_memory is None:
             left = read(path, gpus)
         else:
@@ -165,7 +165,7 @@ class Handover:
             with files.replacing(path) as fresh:
                 descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
-                    # A full disk fails here, not with a signal at some later write.
+                    # A full disk fails here, instead of with a signal at a later write.
                     os.posix_fallocate(descriptor, 0, _size(gpus, slots))
                     cls.adopt(os.dup(descriptor), gpus, slots, left).close()
                 except OSError:
@@ -189,7 +189,7 @@ class Handover:
         return descriptor
 
     def add(self, pid: int) -> None:
-        """Reserve a slot for a process that may be credited from now on. Do nothing if it has one, or has ended."""
+        """Reserve a slot for a process that may be credited from now on. Do nothing if it has one, or has exited."""
         if pid <= 0 or pid in self._slot_of:
             return
         start = self._start_of(pid)
@@ -209,7 +209,7 @@ class Handover:
             self._write(slot + 2 + gpu, size)
 
     def forget(self, pid: int) -> None:
-        """Free the slot of a process that has ended."""
+        """Free the slot of a process that has exited."""
         slot = self._slot_of.pop(pid, None)
         if slot is not None:
             self._write(slot, 0)
@@ -224,7 +224,7 @@ class Handover:
         self._words[_GREETED] = 1
 
     def keep_account(self, state: AccountSnapshot) -> None:
-        """Record the tenant's time account: into the account that is not valid, which then becomes the valid one."""
+        """Record the tenant's time account: write the invalid account, then make it the valid one."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
         content = _ACCOUNT_WORDS.pack(*_account_values(state))
@@ -262,7 +262,7 @@ class Handover:
 
 
 def read(path: Path, gpus: Sequence[str]) -> Inheritance:
-    """Return what an earlier agent left of a tenant on these GPUs, with those of its processes that still run."""
+    """Return an earlier agent's state of a tenant on these GPUs, with its processes that still run."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -281,7 +281,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, told = words[begin : begin + _ACCOUNT]
-    survivors: dict[int, Survivor] = {}  # a process has one place, whatever the file says
+    survivors: dict[int, Survivor] = {}  # a process has one slot, even if the file has more
     for at in range(first, len(words), width):
         if words[at] == 0:  # a free slot, as most are
             continue
@@ -322,7 +322,7 @@ def _possible(sizes: Sequence[int]) -> bool:
 
 
 def _check(value: int, at: int) -> int:
-    """Return a checksum of 15 bits of a value and its place. That of 0 is 0, so that a new file is valid."""
+    """Return a 15-bit checksum of a value and its place. It is 0 for the value 0, so that a new file is valid."""
     return (value * (0x9E3779B97F4A7C15 + 2 * at) & 0xFFFFFFFFFFFFFFFF) >> 49
 
 
@@ -339,7 +339,7 @@ def _sum(content: bytes) -> int:
 
 @cache
 def _layout() -> int:
-    """Return a digest of the layout: an agent with other account fields has another one."""
+    """Return a digest of the layout, which changes with the account's fields."""
     return _digest(["handover 3", *_ACCOUNT_FIELDS])
 
 

@@ -1,11 +1,11 @@
-"""Kept descriptors: open files that outlive an agent that is killed, held by the process that starts it anew.
+"""Kept descriptors: open files that survive a kill of the agent, because its supervisor holds copies.
 
-A listening socket cannot be made again where the state directory takes no files, and what is in memory only is lost
-with its process. The supervisor holds a copy of both for the next agent, which it forks with all of them.
+A listening socket cannot be created again where the state directory is read-only, and memory without a file is lost
+with its process. The supervisor holds copies of both for the next agent, which inherits them by fork.
 
 Guarantees:
-- The supervisor only holds: it reads no content, and waits for nothing but its child and the child's messages.
-- A name has one descriptor: a new one replaces the one before it.
+- The supervisor only holds descriptors: it reads no content, and waits only for its child and the child's messages.
+- A name has one descriptor: a new one replaces the former.
 - Without a supervisor nothing is kept, and nothing else differs.
 """
 
@@ -26,22 +26,23 @@ _MESSAGE_MAX = 1024
 """Bytes of a message: a name and a mark, each far shorter."""
 _Message = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 _SEND_S = 1.0
-"""Seconds that a message may wait for the supervisor, which does nothing else."""
+"""Seconds that a message may wait for the supervisor, which has no other work."""
 
 
 @dataclass(frozen=True)
 class KeptDescriptor:
-    """Descriptor with what its owner wrote beside it."""
+    """Descriptor with a mark by its owner."""
 
     fd: int
     mark: str
 
 
 class KeptDescriptors:
-    """Agent's side: descriptors of the agent before, and the way to have descriptors kept. Any thread may call it.
+    """Agent's side: descriptors of the previous agent, and the socket by which descriptors are kept. Any thread may
+    call it.
 
     Args:
-        found: Descriptors of the agent before, by name.
+        found: Descriptors of the previous agent, by name.
         supervisor: Socket to the supervisor; None without one.
     """
 
@@ -52,39 +53,39 @@ class KeptDescriptors:
         self._supervisor = supervisor
 
     def keep(self, name: str, fd: int, mark: str = "") -> None:
-        """Have a copy of `fd` kept under `name`, in place of an earlier one. `mark`: returned with it."""
+        """Have a copy of `fd` kept under `name`, replacing an earlier one. `mark`: returned with it."""
         self._forget(name)
         self._send(_kept_message(name, mark), [fd])
 
     def take(self, name: str) -> KeptDescriptor | None:
-        """Return what the agent before had kept under `name`, once; the caller owns the descriptor. It stays kept."""
+        """Return the previous agent's descriptor under `name`, once; the caller owns it. It stays kept."""
         return self._found.pop(name, None)
 
     def there(self, name: str) -> KeptDescriptor | None:
-        """Return what the agent before had kept under `name`, which `take` returns."""
+        """Return the previous agent's descriptor under `name`, without taking it."""
         return self._found.get(name)
 
     def drop(self, name: str) -> None:
-        """Keep nothing under `name` any more."""
+        """Drop the descriptor under `name`."""
         self._forget(name)
         self._send({"drop": name})
 
     def drop_all_but(self, names: Collection[str]) -> None:
-        """Keep nothing any more of what the agent before had kept and nobody has taken, but what is in `names`."""
+        """Drop every inherited descriptor that has not been taken, except those in `names`."""
         for name in self._found.keys() - set(names):
             self.drop(name)
 
     def adopt(self, name: str, found: KeptDescriptor) -> None:
-        """Take what another agent passed on as what the agent before had kept. Takes the descriptor over."""
+        """Add a descriptor that another agent passed on to the inherited ones. Owns the descriptor."""
         self.keep(name, found.fd, found.mark)
         self._found[name] = found
 
     def untaken(self) -> dict[str, KeptDescriptor]:
-        """Return what the agent before had kept, and nobody has taken."""
+        """Return the inherited descriptors that have not been taken."""
         return dict(self._found)
 
     def close(self) -> None:
-        """Send no more. What is kept stays."""
+        """Send no more messages. Kept descriptors stay."""
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None
@@ -99,7 +100,7 @@ class KeptDescriptors:
             return
         try:
             _send(self._supervisor, message, descriptors)
-        except OSError as error:  # the supervisor has ended, and this process is about to
+        except OSError as error:  # the supervisor has exited, and this process is about to
             log.warning("the supervisor does not answer", error=str(error), **message)
 
 
@@ -108,7 +109,7 @@ NOTHING_KEPT = KeptDescriptors()
 
 
 class DescriptorShelf:
-    """Supervisor's side: the descriptors by name, at first `held`. `connect` before each fork."""
+    """Supervisor's side: the descriptors by name, at first `held`. Call `connect` before each fork."""
 
     def __init__(self, held: Mapping[str, KeptDescriptor] | None = None) -> None:
         self._held = dict(held or {})
@@ -116,7 +117,7 @@ class DescriptorShelf:
         self._childs: socket.socket | None = None
 
     def connect(self) -> KeptDescriptors:
-        """Make a new way for messages; return the next agent's side."""
+        """Create a new socket for messages; return the next agent's side."""
         self.close()
         self._ours, self._childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
@@ -124,15 +125,15 @@ class DescriptorShelf:
         return KeptDescriptors(self._held, self._childs)
 
     def in_child(self) -> None:
-        """Close what is not the child's. Called in the child, after the fork."""
+        """Close the parent's descriptors. Called in the child, after the fork."""
         assert self._ours is not None
         self._ours.close()
 
     def in_parent(self) -> socket.socket:
-        """Close what is the child's; return the socket that each message makes readable. Called after the fork."""
+        """Close the child's descriptors; return the socket that each message makes readable. Called after the fork."""
         assert self._ours is not None
         assert self._childs is not None
-        self._childs.close()  # so that the end of the child is the end of its messages
+        self._childs.close()  # so that the child's exit ends the messages
         return self._ours
 
     def messages(self) -> socket.socket:
@@ -141,12 +142,12 @@ class DescriptorShelf:
         return self._ours
 
     def take_in(self) -> bool:
-        """Follow all messages that have arrived. Return False once there will be no more."""
+        """Handle all messages that have arrived. Return False at the end of the messages."""
         assert self._ours is not None
         return take_in(self._ours, self._follow)
 
     def close(self) -> None:
-        """End the way for messages. What is held stays."""
+        """Close the socket for messages. Held descriptors stay."""
         for end in (self._ours, self._childs):
             if end is not None:
                 end.close()
@@ -163,8 +164,8 @@ class DescriptorShelf:
 
 
 def take_in(way: socket.socket, follow: Callable[[Mapping[str, str], Collection[int]], None]) -> bool:
-    """Follow all messages that have arrived. Return False once there will be no more. Raise `ValueError` for one that
-    is none."""
+    """Handle all messages that have arrived. Return False at the end of the messages. Raise `ValueError` for an invalid
+    one."""
     while True:
         try:
             packet, descriptors, _flags, _address = socket.recv_fds(way, _MESSAGE_MAX, 1)

@@ -1,16 +1,16 @@
-"""Passing on: an agent that is told to end gives its listening sockets to the agent that stands by.
+"""Passing on: a terminating agent sends its listening sockets to the standby agent.
 
-Whoever connects meanwhile waits in the sockets' queues until the next agent serves: no attempt to connect fails.
+Connections wait in the sockets' backlogs until the next agent serves: no attempt to connect fails.
 
-    <state directory>/successor.sock, for the user of the agent alone: the agent that serves listens, the one that
-    stands by is connected. Each message is a name, a mark and a descriptor, as in `kept_descriptors`; the end of the
-    connection is the end of the agent that served.
+<state directory>/successor.sock, accessible to the agent's user only: the serving agent listens, a standby agent is
+connected. Each message is a name, a mark and a descriptor, as in `kept_descriptors`; the end of the connection is the
+end of the serving agent.
 
 Guarantees:
-- Both are optional: an agent of an earlier version, one that is killed, or a disk that takes no socket passes nothing
-  on, and the next one makes sockets of its own.
-- The event loop goes on meanwhile, and agents that stand by and take nothing cost `_SEND_S` together.
-- What was passed on is used only where its mark says that it is still the tenant's socket (see `StateDir.inherit`).
+- Passing on is optional. An agent of an earlier version, a killed agent, or a disk that takes no socket passes nothing
+  on, and the next agent creates its own sockets.
+- The event loop keeps running, and standby agents that read nothing delay the end by `_SEND_S` in total.
+- A received socket is used only if its mark shows that it is still the tenant's socket (see `StateDir.inherit`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = structlog.get_logger(__name__)
 
 _SOCKET = "successor.sock"
 _SEND_S = 1.0
-"""Seconds in which an agent that stands by has to take all of it: its loop does nothing else. One that is stopped, or
-waits for a disk, holds the end of the one that serves up no longer."""
+"""Seconds in which a standby agent has to read all messages; its loop has no other work. A stopped standby, or one that
+waits for a disk, delays the end of the serving agent no longer than this."""
 _AGAIN_S = 0.005
-"""Seconds between two attempts to send to one whose queue is full."""
+"""Seconds between two attempts to send to a standby with a full socket."""
 _RETRY_S = 0.25
 """Seconds between two attempts to connect to the agent that serves."""
 _WAITING_MAX = 8
-"""Agents that stand by at one time: two while one is replaced."""
+"""Most standby agents at one time: two while one is replaced."""
 _PASSED_MAX = 4096
-"""Descriptors that are taken from another agent, more than a node has tenants."""
+"""Most descriptors that are accepted from another agent: more than a node has tenants."""
 
 
 class PassingOn:
-    """The side of the agent that serves. `close` it once nothing is served any more."""
+    """Serving agent's side. `close` it once no tenant is served."""
 
     def __init__(self, state_dir: Path) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,11 +64,11 @@ class PassingOn:
         self._loop.add_reader(listener, self._accept)
 
     async def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
-        """Give the agents that stand by copies of these, to all at the same time. Nothing that goes wrong is raised."""
+        """Send copies of these descriptors to all standby agents, concurrently. No error is raised."""
         await asyncio.gather(*(_send_all(waiting, heirlooms) for waiting in self._waiting))
 
     def close(self) -> None:
-        """Tell the agents that stand by that this one serves no more."""
+        """Notify the standby agents that this one no longer serves."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -84,7 +84,7 @@ class PassingOn:
             if len(self._waiting) >= _WAITING_MAX:
                 self._forget(self._waiting[0])
             self._waiting.append(waiting)
-            self._loop.add_reader(waiting, self._forget, waiting)  # it says nothing, and so has ended
+            self._loop.add_reader(waiting, self._forget, waiting)  # a standby sends nothing, so it has exited
 
     def _forget(self, waiting: socket.socket) -> None:
         self._loop.remove_reader(waiting)
@@ -93,11 +93,11 @@ class PassingOn:
 
 
 class Awaiting:
-    """The side of the agent that stands by.
+    """Standby agent's side.
 
     Args:
         state_dir: The state directory.
-        kept: Takes what is passed on.
+        kept: Takes the received descriptors.
     """
 
     def __init__(self, state_dir: Path, kept: KeptDescriptors) -> None:
@@ -110,7 +110,7 @@ class Awaiting:
         self._passed: dict[str, KeptDescriptor] = {}
 
     async def look(self, seconds: float) -> None:
-        """Wait so long, or until the agent that serves has ended."""
+        """Wait this many seconds, or until the serving agent has ended."""
         now = self._loop.time()
         if self._way is None and now >= self._next_attempt:
             self._next_attempt = now + _RETRY_S
@@ -121,7 +121,7 @@ class Awaiting:
         self._ended.clear()
 
     def close(self, *, serves: bool) -> None:
-        """Take what was passed on, if this agent serves now."""
+        """Adopt the received descriptors if this agent now serves."""
         if self._way is not None:
             self._take_in()
         self._disconnect()
@@ -139,7 +139,7 @@ class Awaiting:
         try:
             with files.short_path(self._state_dir) as directory:
                 way.connect(str(directory / _SOCKET))
-        except OSError:  # one of an earlier version, or one that is about to end
+        except OSError:  # the serving agent has an earlier version, or is about to end
             way.close()
             return
         self._way = way
@@ -151,7 +151,7 @@ class Awaiting:
         try:
             more = take_in(self._way, self._follow)
         except (OSError, ValueError):
-            log.exception("what the former agent passes on cannot be used")
+            log.exception("descriptors from the former agent cannot be used")
             more = False
         if not more:
             self._disconnect()
@@ -183,7 +183,7 @@ async def _send_all(waiting: socket.socket, heirlooms: Mapping[str, KeptDescript
                 while not _sent(waiting, name, heirloom):  # noqa: ASYNC110 - a queue says nothing of its last bytes
                     await asyncio.sleep(_AGAIN_S)
     except OSError as error:
-        log.warning("the agent that stands by does not take what is passed on", error=str(error) or "too slow")
+        log.warning("the standby agent does not read the passed-on descriptors", error=str(error) or "too slow")
 
 
 def _sent(waiting: socket.socket, name: str, heirloom: KeptDescriptor) -> bool:

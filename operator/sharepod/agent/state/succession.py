@@ -1,13 +1,13 @@
-"""Succession: which agent serves a state directory, and which stands by.
+"""Succession: which agent serves a state directory, and which is its standby.
 
 Guarantees:
-- At most one agent serves a state directory: the one that holds `agent.lock`. Its supervisor holds the lock too: a
-  killed process of the agent does not lose the turn, since another process may still serve.
-- An agent that stands by serves as soon as the other one has ended, however it ended. If the one that is next is
-  stopped then, another one serves two seconds later.
-- An agent of which another process may still serve when it ends leaves the lock to its supervisor, which ends last.
-- An agent that ends knows whether another stands by (which then holds `next.lock`).
-- An agent that is told to end can pass its listening sockets on to those that stand by (`passing_on`).
+- At most one agent serves a state directory: the holder of `agent.lock`. Its supervisor holds the lock too, so that the
+  turn survives a kill of one process while another may still serve.
+- A standby serves as soon as the serving agent has ended, however it ended. If the next standby is stopped at that
+  time, another one serves two seconds later.
+- An agent leaves the lock to its supervisor, which exits last, if another of its processes may still serve.
+- A terminating agent knows whether there is a standby (which then holds `next.lock`).
+- A terminating agent can pass its listening sockets on to standby agents (`passing_on`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from .passing_on import Awaiting, PassingOn
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.01
-"""Seconds between two looks at whether the other agent has ended: part of the gap between the two."""
+"""Seconds between two checks whether the serving agent has ended: part of the gap between the two."""
 _LATE_S = 1.0
-"""Seconds between two looks at whether the agent that is next serves, by those that come after it: a hundred times what
-it takes."""
+"""Seconds between two checks by later standbys whether the next one serves: a hundred times the time that it needs."""
 _TELL_S = 60.0
-"""Seconds between two lines of the log about waiting."""
+"""Seconds between two log lines about waiting."""
 
 
 class Succession:
@@ -42,7 +41,7 @@ class Succession:
 
     Args:
         state_dir: The state directory; it is created if it is missing.
-        kept: Takes what the agent passes on that served before.
+        kept: Takes the descriptors that the previous agent passes on.
 
     Raises `StateDirError` if the directory takes no files.
     """
@@ -59,7 +58,7 @@ class Succession:
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
         self._looks_at = 0.0
-        """Loop time of the next look at whether anybody serves, of an agent that is not next."""
+        """Loop time at which a standby that is not next checks again whether any agent serves."""
         self._seen_free = False
         self.stands_by = False
         """True while another agent serves."""
@@ -80,11 +79,11 @@ class Succession:
             self._passing_on.close()
 
     def free(self) -> bool:
-        """Return whether no other agent serves; this one does from then on."""
+        """Return whether no other agent serves; if so, this one serves from then on."""
         return self._take_turn()
 
     async def turn(self) -> None:
-        """Stand by until no other agent serves. Of several that wait, one is next, the others come after it."""
+        """Stand by until no other agent serves. Of several standbys, one is next, the others queue behind it."""
         self.stands_by = True
         began, told = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
@@ -104,11 +103,11 @@ class Succession:
         turn_lock.released(self._next)
 
     def serve(self) -> None:
-        """Let agents that stand by know where to wait for what is passed on. To be called once this agent serves."""
+        """Let standby agents connect for passed-on sockets. Call this once this agent serves."""
         self._passing_on = PassingOn(self._state_dir)
 
     async def pass_on(self, heirlooms: Mapping[str, KeptDescriptor]) -> None:
-        """Pass on what agents that stand by are to have; nothing if this agent does not serve."""
+        """Send descriptors to the standby agents; do nothing if this agent does not serve."""
         if self._passing_on is not None:
             await self._passing_on.pass_on(heirlooms)
 
@@ -118,7 +117,7 @@ class Succession:
         return False
 
     def _next_is_late(self, now: float) -> bool:
-        """Return whether nobody has served at two looks, although another agent is next: that one may be stopped."""
+        """Return whether no agent served at two checks although a standby is next: that standby may be stopped."""
         if now < self._looks_at:
             return False
         self._looks_at = now + _LATE_S
@@ -134,7 +133,7 @@ class Succession:
         return True
 
     def awaited(self) -> bool:
-        """Return whether another agent stands by."""
+        """Return whether there is a standby."""
         if not turn_lock.taken(self._next):
             return True
         turn_lock.released(self._next)

@@ -1,4 +1,4 @@
-"""Files of shared tenants, opened several tenants at a time: what an agent serves a tenant with."""
+"""Files of shared tenants, opened for several tenants at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .handover import Handover, Inheritance
 
 @dataclass(frozen=True)
 class FilesWanted:
-    """Shared tenant whose directory is to be complete and whose files are to be opened."""
+    """Shared tenant whose directory must be complete and whose files must be opened."""
 
     tenant_id: str
     limits: str
@@ -22,14 +22,14 @@ class FilesWanted:
 
 @dataclass(frozen=True)
 class TenantFiles:
-    """Open files of one shared tenant. Whoever has them closes them."""
+    """Open files of one shared tenant. The owner closes them."""
 
     handover: Handover
     left: Inheritance
-    """State that an earlier agent left."""
+    """State of an earlier agent."""
     listener: socket.socket
     unwritten: OSError | None = None
-    """Reason why the disk did not take the directory, which an earlier agent completed; None if it did."""
+    """Why the disk did not take a change of the directory, which an earlier agent had completed; None if it did."""
 
     def close(self) -> None:
         """Close all of them."""

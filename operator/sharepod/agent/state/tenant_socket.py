@@ -1,6 +1,6 @@
-"""Tenant's listening socket: its file, and what tells it from the next one in its place.
+"""Tenant's listening socket: its file, and the identity that distinguishes it from a successor at the same path.
 
-Imports nothing that takes long to load: the first process of a container listens before it loads the rest.
+Has no slow imports: the first process of a container listens before it loads the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = "agent.sock"
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 """Tenant ids that are safe as the name of a directory."""
 _NAME_MAX = 107
-"""Bytes of a Unix socket's name."""
+"""Most bytes of a Unix socket's name."""
 _BACKLOG = 128
 """Connections that may wait to be accepted: processes of one pod that start at the same moment."""
 
@@ -30,7 +30,7 @@ def serves(tenant_id: str) -> bool:
 
 
 def listen(directory: Path) -> tuple[socket.socket, str]:
-    """Return a listening socket that any user in the tenant's containers can connect to, and what tells it from others.
+    """Return a listening socket that any user in the tenant's containers can connect to, and its identity.
 
     The socket replaces an earlier one in the tenant's directory. Raise `OSError`.
     """
@@ -48,9 +48,9 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
 
 @contextlib.contextmanager
 def _named_by_tenant(directory: Path) -> Iterator[Path]:
-    """Yield a path of the directory that is short enough for a socket's name, and is no other tenant's: by its name the
-    privileged process tells to whose socket somebody has connected. An id of more than some 70 characters has no room
-    in it."""
+    """Yield a path of the directory that is short enough for a socket's name, and that no other tenant has: the
+    privileged process identifies the tenant of a connection by the socket's name. A path does not fit with an id of
+    more than some 70 characters."""
     with files.short_path(directory.parent) as parent:
         folder = parent / directory.name
         if len(os.fsencode(folder / f".{FILE}.new")) <= _NAME_MAX:
@@ -67,5 +67,5 @@ def identity(path: Path) -> str:
 
 
 def kept_name(tenant_id: str) -> str:
-    """Return the name of a tenant's socket among what the supervisor holds."""
+    """Return the name of a tenant's socket among the descriptors of the supervisor."""
     return f"socket {tenant_id}"

@@ -1,6 +1,6 @@
-"""Locks of the agent that serves a state directory, and of the one that is next.
+"""Locks of the agent that serves a state directory, and of its next standby.
 
-Imports nothing that takes long to load: the first process of a container takes its turn before it loads the rest.
+Has no slow imports: the first process of a container takes its turn before it loads the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 SERVING, NEXT = "agent.lock", "next.lock"
 """Files of the locks in the state directory."""
 KEPT_NAME = "turn"
-"""Name of the lock of the agent that serves among what the supervisor holds."""
+"""Name of the serving agent's lock among the descriptors of the supervisor."""
 
 
 def opened(path: Path) -> int:
@@ -23,11 +23,11 @@ def opened(path: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.ENOSPC):
             raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of an earlier agent: enough for a lock
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # created by an earlier agent: sufficient for a lock
 
 
 def taken(descriptor: int) -> bool:
-    """Take a lock, or keep it. Return whether it is this process's."""
+    """Try to take a lock. Return whether this process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Telemetry: the agent's metrics and health over HTTP, safe to reach from any pod."""
+"""Telemetry: the agent's metrics and health over HTTP, safe to expose to any pod."""

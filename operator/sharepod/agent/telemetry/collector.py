@@ -1,13 +1,13 @@
-"""Prometheus collector of the agent: its metric families and how one scrape is filled.
+"""Prometheus collector of the agent: fills the metric families for one scrape.
 
 `families.FAMILIES` is the whole list. A tenant's series have the same names in every mode:
 - `mode="Shared"`: measured by the tenant's token and its allocations;
 - `mode="Exclusive"`: GPUs of its own, measured by NVML;
 - `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
-The latter two have no series for what only sharing has.
+The last two have no series of features that only sharing has.
 
-Guarantee: a scrape takes the event loop in steps of one tenant each, and text is made of it in another thread. So a
-hand-off of a GPU waits for one tenant's figures at most.
+Guarantee: a scrape takes the event loop in steps of one tenant each, and its text is rendered in another thread. So a
+hand-off of a GPU waits at most for one tenant's figures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Sheet:
     def add_histogram(
         self, name: str, labels: Sequence[str], buckets: Sequence[tuple[str, float]], total_s: float
     ) -> None:
-        """Add all samples of one histogram. `buckets`: cumulative counts by upper bound in words."""
+        """Add all samples of one histogram. `buckets`: cumulative counts, each with its upper bound as text."""
         family = self.families[f"sharepod_{name}"]
         assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram"
         family.add_metric(labels, buckets, total_s)
@@ -66,14 +66,14 @@ class AgentCollector(Collector):
         return _Sheet().families.values()
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family with its samples now."""
+        """Return every family with its current samples."""
         sheet = _Sheet()
         for _ in self._fill(sheet):
             pass
         return sheet.families.values()
 
     async def collect_in_steps(self) -> Iterable[Metric]:
-        """Return every family with its samples, and let the loop do other work after each tenant."""
+        """Return every family with its samples; yield to the loop after each tenant."""
         sheet = _Sheet()
         for _ in self._fill(sheet):
             await asyncio.sleep(0)
@@ -135,7 +135,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _reserved(sheet: _Sheet, labels: tuple[str, ...], row: Tenant) -> None:
-        """Add what the ledger reserves for a tenant."""
+        """Add the tenant's reservation in the ledger."""
         for uuid in row.gpus:
             sheet.add("tenant_request_ratio", (*labels, uuid), row.request_milli / 1000)
             sheet.add("tenant_limit_ratio", (*labels, uuid), row.limit_milli / 1000)
@@ -143,7 +143,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _measured(sheet: _Sheet, labels: tuple[str, ...], view: TenantView) -> None:
-        """Add what is measured of every tenant, by token and allocations or by NVML."""
+        """Add every tenant's measured usage, by token and allocations or by NVML."""
         for uuid, used in view.memory_used.items():
             sheet.add("tenant_memory_used_bytes", (*labels, uuid), used)
         for uuid in view.row.gpus:
@@ -158,7 +158,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _shared(sheet: _Sheet, labels: tuple[str, ...], row: Tenant, share: ShareView) -> None:
-        """Add what only sharing has."""
+        """Add the figures that only sharing has."""
         usage = share.usage
         sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
         sheet.add("tenant_throttled", labels, share.throttled)

@@ -1,10 +1,10 @@
-"""`/metrics` for Prometheus, `/trace` for people, and `/healthz` for the kubelet, which has a port of its own.
+"""`/metrics` for Prometheus, `/trace` for people, and `/healthz` for the kubelet on a port of its own.
 
 Guarantees:
-- Who floods the one does not keep clients of the other waiting.
-- A scrape is computed when it is asked for, at most once a second however many ask.
+- A flood of requests on one port does not delay clients of the other.
+- A scrape is computed on request, at most once a second for any number of requests.
 - One trace is written at a time: a second reader is refused with status 429.
-- A scrape holds up no hand-off: figures are gathered in short steps, and their text is made in another thread.
+- A scrape delays no hand-off: figures are gathered in short steps, and their text is rendered in another thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 _TRACED_MAX_S = 60.0
 """Longest trace in seconds; turns of a busy node are kept for about ten."""
 CACHED_S = 1.0
-"""Seconds for which one scrape is given to all that ask: far below any scrape interval."""
+"""Seconds for which one scrape is served to all clients: far below any scrape interval."""
 
 
 class Endpoints:
@@ -72,7 +72,7 @@ class Sockets:
 async def serve(agent: Agent, guard: MetricsGuard | None, sockets: Sockets | None = None) -> Endpoints:
     """Serve on the addresses of the settings, or on these sockets. Raises `OSError` if an address is taken.
 
-    `guard`: decides who may read the metrics; None: whoever asks.
+    `guard`: decides who may read the metrics; None: every client.
     """
     collector, computing, tracing = AgentCollector(agent), asyncio.Lock(), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf

@@ -107,10 +107,10 @@ FAMILIES = {
     "sharepod_gpu_foreign_processes": Family("gauge", _GPU, "Processes on the GPU that belong to no tenant"),
     "sharepod_gpu_xids": Family("counter", (*_GPU, "xid"), "Xids that the driver has reported for the GPU"),
     "sharepod_agent_hand_off_seconds": Family(
-        "histogram", (), "Time from reading that a token came back to having sent the next grant"
+        "histogram", (), "Time from reading a returned token to having sent the next grant"
     ),
     "sharepod_agent_frames_refused": Family(
-        "counter", ("why",), "Clients that were closed for what they sent, or did not send, by reason"
+        "counter", ("why",), "Clients whose connection the agent closed, by reason"
     ),
     "sharepod_agent_processes_killed": Family(
         "counter", ("reason",), "Tenants' processes that the agent killed by unenforced_policy, by finding"

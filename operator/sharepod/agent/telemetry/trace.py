@@ -1,7 +1,7 @@
 """Trace of one GPU in the format of Chrome's trace viewer and Perfetto. Pure.
 
 Guarantees:
-- One track shows the GPU: which tenants hold it, alone or together, or that none does. Its slices have no gap and no
+- One track shows the GPU: the tenants that hold it, alone or together, or that none does. Its slices have no gap and no
   overlap.
 - One track for each tenant shows its waits, its turns and the ends of these.
 - Times are microseconds since the trace's begin.
@@ -49,7 +49,7 @@ def trace(
 
 
 def gpu_slices(turns: Iterable[LoggedTurn], names: Mapping[str, str], begin: int, end: int) -> Iterator[Slice]:
-    """Yield what the GPU did: the names of its holders, `waited for` while tenants wait and none holds, or `idle`."""
+    """Yield the GPU's slices: the names of its holders, `waited for` while tenants wait and none holds, or `idle`."""
     changes: dict[int, list[tuple[str, bool, int]]] = {begin: [], end: []}
 
     def between(tenant: str, holds: bool, since: int, until: int) -> None:
@@ -83,7 +83,7 @@ def gpu_slices(turns: Iterable[LoggedTurn], names: Mapping[str, str], begin: int
 
 
 def tenant_slices(turn: LoggedTurn, begin: int, end: int) -> Iterator[Slice]:
-    """Yield what a tenant did: `waits`, `holds`, in it `drains` at the end, and `overruns` after it lost the GPU."""
+    """Yield a tenant's slices: `waits`, `holds`, in it `drains` at the end, and `overruns` after it lost the GPU."""
     ended = end if turn.end is None else turn.end
     held_until = ended if turn.lost is None else turn.lost
     parts: list[tuple[str, int | None, int]] = [

@@ -1,1 +1,1 @@
-"""Tenants of the node: the registry of rows in force, each tenant's runtime, and what readings say of them."""
+"""Tenants of the node: the registry of applied rows, each tenant's runtime, and the results of readings."""

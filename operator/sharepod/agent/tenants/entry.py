@@ -1,4 +1,4 @@
-"""One row of the node's ledger in force, with its tenant's runtime state; checks of a row; the file `limits`."""
+"""One applied row of the node's ledger, with its tenant's runtime state; checks of a row; the file `limits`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from .served import ServedTenant
 
 @dataclass
 class Entry:
-    """A row in force and the tenant's runtime state."""
+    """Applied row and the tenant's runtime state."""
 
     row: Tenant
     rules: FindingRules
     served: ServedTenant | None = None
     """Runtime of a shared tenant; None if its row cannot be served or was Releasing when the agent started."""
     directory: Path | None = None
-    """The directory that the tenant's pod mounts; None where there is none to publish."""
+    """The directory that the tenant's pod mounts; None if there is none to publish."""
     unservable: str | None = None
-    """Reason that the row cannot be served; None if it is served."""
+    """Why the row cannot be served; None if it is served."""
     unwritten: bool = False
-    """True while the disk has not taken all of the tenant's directory: the row is in force, and is applied again."""
+    """True while the disk has not taken all of the tenant's directory: the row is applied, and will be applied
+    again."""
     left_behind: str | None = None
-    """Remains of a tenant that is being released, by the last reading; None if there are none, or not read yet."""
+    """Remains of a tenant in release, by the last reading; None if there are none, or not read yet."""
     drained: bool = False
     """Nothing of the released tenant is left. Never reset."""
     seen: TenantProcesses = field(default_factory=TenantProcesses)
@@ -44,12 +45,12 @@ class Entry:
 
     @property
     def serving(self) -> ServedTenant | None:
-        """Runtime of a tenant that is not being released; None for any other."""
+        """Runtime of a tenant that is not in release; None for any other."""
         return self.served if self.row.state is TenantState.RESERVED else None
 
     @property
     def enforced(self) -> bool | None:
-        """True if the tenant's share is enforced; None if not known, or if nothing is served."""
+        """True if the tenant's share is enforced; None if not known, or if the tenant is not served."""
         if self.serving is None:
             return None
         if any(self.rules.stands(reason) for reason in BYPASSES):
@@ -60,7 +61,7 @@ class Entry:
 
     @property
     def processes(self) -> frozenset[int]:
-        """Pids of the processes that are connected or that the driver shows on the tenant's GPUs."""
+        """Pids of the processes that are connected or that the driver reports on the tenant's GPUs."""
         clients = self.served.processes.pids if self.served is not None else frozenset()
         return clients | self.seen.pids
 
@@ -75,7 +76,7 @@ def limits_text(row: Tenant) -> str:
 
 
 def not_servable(row: Tenant) -> str | None:
-    """Return why a row cannot be served, naming the field; None if it can."""
+    """Return why a row cannot be served, with the field; None if it can."""
     if not StateDir.serves(row.id):
         return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
     for gpu in row.gpus:
@@ -89,6 +90,6 @@ def not_servable(row: Tenant) -> str | None:
 
 
 def pod_of(row: Tenant) -> str:
-    """Return namespace/name of the row's pod, or of its claim where the ledger names no pod, as logged under `pod`."""
+    """Return namespace/name of the row's pod, or of its claim if the row names no pod, as logged under `pod`."""
     claim = f"claim {row.claim.name}" if row.claim is not None else ""
     return f"{row.namespace}/{row.pod_name or claim}"

@@ -1,8 +1,8 @@
-"""Directories of tenants that are gone from the ledger: removed once nothing of the tenant is left.
+"""Directories of tenants without a row: removed once nothing of the tenant is left.
 
 Guarantees:
 - A directory is removed only after `residue` has found nothing of its tenant: mounts of running pods pin it.
-- A removal that failed is tried again at the next sweep.
+- A failed removal is retried at the next sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class Leftovers:
-    """Ids of gone tenants whose directories are still there."""
+    """Ids of tenants without a row whose directories still exist."""
 
     def __init__(self, state: TenantDirectories) -> None:
         self._state = state
@@ -27,7 +27,7 @@ class Leftovers:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Tenants that wait for nothing to be left of them."""
+        """Tenants of which something is left."""
         return frozenset(self._ids)
 
     def add(self, tenant_ids: Iterable[str]) -> None:
@@ -35,15 +35,15 @@ class Leftovers:
         self._ids.update(tenant_ids)
 
     async def keep(self, tenant_id: str) -> None:
-        """Keep the directory of a tenant that is back, and wait for a removal that is under way."""
+        """Keep the directory of a tenant whose row is back, and wait for a running removal."""
         self._ids.discard(tenant_id)
         await self.wait()
 
     def sweep(self, residue: Callable[[str], str | None]) -> None:
-        """Start removing directories of which nothing is left; do nothing while a removal is under way.
+        """Start removing the directories of tenants of which nothing is left; do nothing while a removal runs.
 
         Args:
-            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
         """
         if not self._ids or (self._removing is not None and not self._removing.done()):
             return
@@ -53,7 +53,7 @@ class Leftovers:
             self._removing = asyncio.create_task(self._remove(free), name="remove-tenants")
 
     async def wait(self) -> None:
-        """Wait for a removal that is under way."""
+        """Wait for a running removal."""
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
 

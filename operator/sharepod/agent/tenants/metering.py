@@ -1,8 +1,9 @@
-"""Metering of the registry's tenants: the meter of GPU time, fed by the tenants' accounts, kept for the next agent.
+"""Metering of the registry's tenants: feeds the meter of GPU time from the tenants' accounts, and stores its counters
+for the next agent.
 
 Guarantees:
-- A tenant's account is read before it is removed, and what was counted is on file before the account's file is removed.
-- Counting holds up no hand-off for longer than some 0.6 ms, with as many tenants as a ledger has room for.
+- A tenant's account is read before it is removed, and its count is on file before the account's file is removed.
+- Counting delays no hand-off by more than some 0.6 ms, with as many tenants as a ledger has room for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class TenantMetering:
     """Metering of one node.
 
     Args:
-        files: What agents leave to the next.
+        files: Files that an agent leaves to the next.
         tokens: The node's token scheduler.
     """
 
@@ -39,20 +40,20 @@ class TenantMetering:
         self._meter = ConsumptionMeter(_moment, _series_name, boot_id())
 
     async def restore(self) -> None:
-        """Go on from what an earlier agent has counted."""
+        """Continue from the count of an earlier agent."""
         kept = await asyncio.to_thread(read_consumption, self._files)
         if kept is not None:
             self._meter.restore(kept)
 
     def set_models(self, reading: Reading, entries: Iterable[Entry]) -> None:
-        """Take the GPUs' models from a reading."""
+        """Set the GPUs' models from a reading."""
         self._models = {gpu.uuid: gpu.model for gpu in reading.gpus}
         for entry in entries:
             self._meter.update(entry.row, self._models, self._tokens.account_of(entry.row.id))
 
     async def begin(self, rows: Iterable[Tenant]) -> None:
-        """Meter rows that are new to this agent from now on, in several turns of the loop. Each GPU is brought forward
-        once for all of its rows: that takes as long as it has tenants."""
+        """Meter rows that are new to this agent from now on, in several turns of the loop. Each GPU's account is
+        advanced once for all of its rows, because that takes time in proportion to its tenants."""
         by_gpus: dict[tuple[str, ...], list[Tenant]] = {}
         for row in rows:
             by_gpus.setdefault(row.gpus, []).append(row)
@@ -63,31 +64,32 @@ class TenantMetering:
             await asyncio.sleep(0)
 
     def update(self, row: Tenant, entry: Entry) -> None:
-        """Meter a row as it is from now on; `entry`: as it was until now. Call it before anything of it changes."""
+        """Meter a row with its new content from now on; `entry`: with its former content. Call this before any of it
+        changes."""
         self._enter((*row.gpus, *entry.row.gpus))
         self._meter.update(row, self._models, self._tokens.account_of(row.id))
 
     def take_up(self, tenant_id: str) -> None:
-        """Begin with the account of a tenant that is served now."""
+        """Start from the account of a tenant that is served now."""
         self._meter.take_up(tenant_id, self._tokens.usage(tenant_id))
 
     def end(self, entry: Entry) -> None:
-        """Meter a tenant no longer. To be called before its account is removed."""
+        """Stop metering a tenant. Call this before its account is removed."""
         self._enter(entry.row.gpus)
         self._meter.end(entry.row.id, self._tokens.account_of(entry.row.id))
 
     def end_all_but(self, tenant_ids: Collection[str]) -> None:
-        """End tenants whose rows went while no agent was there."""
+        """End the tenants whose rows were removed while no agent ran."""
         for tenant_id in self._meter.tenants:
             if tenant_id not in tenant_ids:
                 self._meter.end(tenant_id, None)
 
     async def count(self, entries: Mapping[str, Entry], taken_in: Collection[str]) -> None:
-        """Bring the count forward to now, in several turns of the loop.
+        """Advance the count to now, in several turns of the loop.
 
         Args:
-            entries: The registry's rows, which may change meanwhile.
-            taken_in: Series that the operator has taken in.
+            entries: The registry's rows, which may change during the count.
+            taken_in: Series that the operator has added to its accounts.
         """
         known = dict.fromkeys(self._models)
         for uuid in known:
@@ -100,24 +102,24 @@ class TenantMetering:
         self._meter.forget(taken_in)
 
     async def keep(self, *, durable: bool) -> None:
-        """Keep the count for the next agent. `durable`: also for one after a power cut."""
+        """Store the count for the next agent. `durable`: also for an agent after a power cut."""
         await asyncio.to_thread(keep_consumption, self._files, self._meter.kept(), durable=durable)
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
-        """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it."""
+        """Return a GPU's time by use, in nanoseconds, since an agent first saw the GPU."""
         self._enter([uuid])
         return self._meter.gpu_books(uuid)
 
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Return all series as the GPUNode's status has them, and when they were so."""
+        """Return all series as the GPUNode's status has them, and the time of the count."""
         return self._meter.consumption(), self._meter.metered_at
 
     def totals(self) -> Mapping[str, TenantTotals]:
-        """Return the totals of each tenant as they were last counted."""
+        """Return the totals of each tenant at the last count."""
         return self._meter.totals()
 
     def totals_now(self, entry: Entry) -> TenantTotals | None:
-        """Count what a tenant has had until now, and return its totals; None if it is not metered."""
+        """Count a tenant's usage up to now, and return its totals; None if it is not metered."""
         self._enter(entry.row.gpus)
         return self._meter.totals().get(entry.row.id)
 

@@ -1,9 +1,9 @@
-"""Observer of the tenants: attributes processes on the GPUs, feeds findings, and judges when a tenant is drained.
+"""Observer of the tenants: attributes processes on the GPUs, feeds findings, and decides when a tenant is drained.
 
 Guarantees:
 - A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
 - A GPU whose processes cannot be read counts as possibly in use: no tenant on that GPU is drained.
-- Findings survive a restart of the agent, and not the run of the tenant of which they are.
+- Findings survive a restart of the agent, but not the end of their tenant's run.
 """
 
 from __future__ import annotations
@@ -34,31 +34,30 @@ from .served import ServedTenant
 
 FINDINGS_FILE = "findings.json"
 _AT_ONCE = 2
-"""Tenants that one step takes a reading for: some 0.1 ms each (measured, benchmarks/handoff.py), and 0.3 ms more for
-each that a sample shows busy."""
+"""Tenants in one step of a reading: some 0.1 ms each (measured, benchmarks/handoff.py), and 0.3 ms more for each that a
+sample shows busy."""
 
 log = structlog.get_logger(__name__)
 
 Residue = Callable[[str], str | None]
-"""Tenant id -> what is still there of the tenant outside the agent (a published volume, processes in its cgroup), in
-words, or None. Quick: no I/O that can hang."""
+"""Tenant id -> remains of the tenant that the agent has no connection to (a published volume, processes in its cgroup),
+as text, or None. Quick: no I/O that can hang."""
 
 OwnerOf = Callable[[int], str | None]
-"""Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if it is no
-tenant's."""
+"""Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if there is none."""
 
 Replaced = Callable[[str, Set[int], Set[int]], Mapping[int, str]]
-"""Tenant id, pids of its processes on its GPUs, pids of those that have connected as a hook does -> the processes in
-which the hook was replaced, with what was seen. Quick: no I/O that can hang."""
+"""Takes a tenant id, the pids of its processes on its GPUs, and those of them whose connection came from the hook.
+Returns the processes whose hook was replaced, with the evidence. Quick: no I/O that can hang."""
 
 
 def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
-    """Return nothing: for an agent that mounts nothing into its tenants' processes."""
+    """Return nothing, for an agent that mounts nothing into its tenants' processes."""
     return {}
 
 
 class _KeptFindings(BaseModel):
-    """File `findings.json`: standing findings of each tenant, by id."""
+    """File `findings.json`: present findings of each tenant, by id."""
 
     model_config = ConfigDict(extra="ignore")
     findings: dict[str, tuple[Finding, ...]] = {}
@@ -76,12 +75,12 @@ class Observer:
     """Observer of all tenants of a node.
 
     Args:
-        files: What agents leave to the next: `contexts.json` and `findings.json`.
+        files: Files that an agent leaves to the next: `contexts.json` and `findings.json`.
         thresholds: Thresholds of the findings.
         usage: Tenant id -> token time of a tenant that is being served.
-        turns: Tenant id -> its turns of the last seconds, of such a tenant.
-        surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond what it was charged.
-        end_process: Ends a process of a tenant.
+        turns: Tenant id -> turns of the last seconds of such a tenant.
+        surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond its charged time.
+        end_process: Kills a process of a tenant.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Observer:
         self.utilization = UtilizationMeter()
         """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
         self.killed: Counter[FindingReason] = Counter()
-        """Processes that were killed, by the finding that they were put down to."""
+        """Killed processes, by the finding that was the cause."""
         self._usage = usage
         self._turns = turns
         self._surcharge = surcharge
@@ -107,27 +106,27 @@ class Observer:
         self._files = files
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._resumed: dict[str, tuple[Finding, ...]] = {}
-        """Findings of an earlier agent of tenants that this one has not met yet."""
+        """An earlier agent's findings of tenants that this one has not met yet."""
         self._models: dict[str, tuple[str, str]] = {}
-        """Model and driver version by GPU UUID, as last read."""
+        """Model and driver version by GPU UUID, from the last reading."""
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read what an earlier agent kept."""
+        """Read an earlier agent's findings and estimates."""
         await asyncio.to_thread(self._contexts.load)
         await asyncio.to_thread(self._load_findings)
 
     async def close(self) -> None:
-        """Wait for a write that is under way."""
+        """Wait for a running write."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def rules_of(self, tenant_id: str) -> FindingRules:
-        """Return new rules for a tenant, the first time resumed from what an earlier agent found out."""
+        """Return new rules for a tenant, the first time with the findings of an earlier agent."""
         return FindingRules(self._thresholds, self._resumed.pop(tenant_id, ()))
 
     def set_models(self, reading: Reading) -> None:
-        """Take the GPUs' models from a reading."""
+        """Set the GPUs' models from a reading."""
         self._models = {gpu.uuid: (gpu.model, reading.driver) for gpu in reading.gpus}
 
     def context_kib(self, uuid: str) -> int:
@@ -143,20 +142,20 @@ class Observer:
         owner_of: OwnerOf,
         replaced: Replaced = nothing_replaced,
     ) -> Generator[None, None, Attribution]:
-        """Take a reading in steps: note in each entry what the reading shows of it. Return whose the processes are: by
-        connection first, then by pod, then by an Exclusive tenant's GPU.
+        """Evaluate a reading in steps: store each tenant's part in its entry. Return the attribution of all processes:
+        by connection, else by pod, else by an Exclusive tenant's GPU.
 
         Args:
-            present: Question for the entries of the moment: between two steps they may change.
+            present: Returns the current entries, which may change between two steps.
             reading: The reading.
-            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> those in which the hook was replaced.
+            replaced: Tenant id, its processes -> those whose hook was replaced.
         """
         entries = present()
         clients = {
             pid: tenant_id
-            for tenant_id, entry in reversed(list(entries.items()))  # of several the first
+            for tenant_id, entry in reversed(list(entries.items()))  # of several tenants, the first
             if entry.served is not None
             for pid in entry.served.processes.pids
         }
@@ -208,7 +207,7 @@ class Observer:
             self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
 
     def _keep(self, findings: dict[str, tuple[Finding, ...]]) -> None:
-        """Start writing what is new for the next agent, unless a write is under way."""
+        """Start writing new findings and estimates for the next agent, unless a write is running."""
         changed = findings != self._findings
         if (changed or self._contexts.changed) and (self._saving is None or self._saving.done()):
             self._findings = findings
@@ -248,8 +247,8 @@ class Observer:
         self.utilization.observe(now, busy, kept)
 
     def _observe_time(self, now: float, entry: Entry) -> None:
-        """Compare what the driver saw a tenant use with its turns. Charge it for what is beyond what it was charged, on
-        the GPU where that is most."""
+        """Compare the tenant's busy time by the driver with its turns. Surcharge time beyond the charged time, on the
+        GPU where that is most."""
         row, usage = entry.row, self._usage(entry.row.id)
         told = {
             uuid: seconds
@@ -283,7 +282,7 @@ class Observer:
         entry.rules.observe_preemptions(now, usage.preemptions)
 
     def _end_offenders(self, entry: Entry, served: ServedTenant, owner_of: OwnerOf) -> None:
-        """Kill the processes to which the tenant's findings are put down."""
+        """Kill the processes that cause the tenant's findings."""
         beyond_credits = {
             uuid: {pid: size - served.memory.credited(uuid, pid) for pid, size in by_pid.items()}
             for uuid, by_pid in entry.seen.memory.items()
@@ -304,7 +303,7 @@ class Observer:
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
-    """Note whether a tenant that is being released has left anything behind. `drained` is never taken back."""
+    """Record the remains of a tenant in release. `drained` is never reset."""
     if entry.row.state is not TenantState.RELEASING or entry.drained:
         return
     clients = len(entry.served.processes) if entry.served is not None else 0

@@ -1,6 +1,6 @@
-"""End of a tenant's process, by the node's administrator's policy.
+"""Kill of a tenant's process, by the administrator's policy (`unenforced_policy`).
 
-Guarantee: no process of anyone else is ended, whatever the driver says and however often pids are used again.
+Guarantee: no other process is killed, whatever the driver reports and however often pids are reused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable
 
 EndProcess = Callable[[str, int, Callable[[int], bool]], bool]
-"""Ends a process of a tenant: tenant id, pid, question whether the process that has a pid now is the tenant's. Returns
-whether it was ended, or is being ended."""
+"""Kills a process of a tenant. Arguments: tenant id, pid, predicate whether the process that has a pid now is the
+tenant's. Returns whether it was killed, or is being killed."""
 
 
 def end_here(_tenant_id: str, pid: int, is_the_tenants: Callable[[int], bool]) -> bool:
@@ -20,12 +20,12 @@ def end_here(_tenant_id: str, pid: int, is_the_tenants: Callable[[int], bool]) -
     Args:
         _tenant_id: the tenant.
         pid: the process, in the agent's PID namespace.
-        is_the_tenants: question whether the process that has a pid now is the tenant's. It is asked once the process
-            is held by a descriptor: the signal reaches that process or none.
+        is_the_tenants: predicate whether the process that has a pid now is the tenant's. It is called once a pidfd
+        holds the process: the signal reaches that process or none.
     """
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # it has ended, or the driver tells a pid of another namespace
+    except OSError:  # the process has exited, or its pid is of another namespace
         return False
     try:
         if not is_the_tenants(pid):

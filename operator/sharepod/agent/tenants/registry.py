@@ -1,10 +1,10 @@
-"""Registry of the node's tenants: makes the ledger's rows so, and gives readers a view of each.
+"""Registry of the node's tenants: applies the ledger's rows, and gives readers a view of each.
 
 Guarantees:
-- `apply` is the only way in; when it returns, its rows and no others are in force.
-- Clients of a tenant whose row says Releasing are refused; its processes are watched until nothing of it is left.
-- The directory of a tenant whose row is gone stays until nothing of the tenant is left.
-- A row that cannot be served, or a directory that cannot be written, harms no other row.
+- `apply` is the only way to change tenants; when it returns, exactly its rows are applied.
+- Clients of a tenant whose row is Releasing are refused; its processes are watched until nothing of it is left.
+- The directory of a tenant whose row was removed stays until nothing of the tenant is left.
+- A row that cannot be served, or a directory that cannot be written, affects no other row.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from .view import TenantView
 log = structlog.get_logger(__name__)
 
 _CHECKPOINT_S = 0.2
-"""Seconds between two checkpoints of a time account: what an agent that is killed loses of it. One checkpoint writes a
-few words of mapped memory."""
+"""Seconds between two checkpoints of a time account: most that a killed agent loses of it. One checkpoint writes a few
+words of mapped memory."""
 _CHECKPOINTS_AT_ONCE = 12
-"""Accounts written in one turn of the loop, some 0.2 ms: a hand-off waits no longer for them, however many tenants
-there are. Half of a turn of four accounts was the loop's waking up."""
+"""Accounts written in one turn of the loop, some 0.2 ms, for any number of tenants: the longest delay of a hand-off by
+them. With four accounts, half of the turn was the loop's overhead."""
 
 _OPENED_AT_ONCE = 16
-"""Tenants whose files are opened by one call. One by one, a node with 240 tenants took four times as long to be served
-after an upgrade; beyond 16 nothing is gained, and the first ones wait longer."""
+"""Tenants whose files are opened by one call. One at a time, a node with 240 tenants took four times as long to be
+served after an upgrade; beyond 16 nothing is gained, and the first ones wait longer."""
 
-_RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
-"""Text for clients of a tenant that is being released."""
+_RELEASING = "this pod's share of the GPU is being released; the pod can use the GPU no longer"
+"""Text for clients of a tenant in release."""
 
 
 class UntakenRowsError(OSError):
-    """Rows of which the state directory does not take what has to be written. Every row has been tried: what can be in
-    force is, and a tenant that is being released is served no more."""
+    """Rows whose files the state directory does not take. Every row has been tried: all that can be applied are, and
+    tenants in release are no longer served."""
 
 
 class TenantRegistry:
@@ -67,7 +67,7 @@ class TenantRegistry:
     Args:
         settings: Settings of the agent.
         changed: Called when `status` may have changed.
-        around: What the node is asked through; by default this process asks it itself.
+        around: Access to the node (files, processes); by default, from this process.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class TenantRegistry:
         )
         self._checkpointing: asyncio.TimerHandle | None = None
         self._checkpoints_due: list[str] = []
-        """Tenants whose accounts are still to be written in the present round."""
+        """Tenants whose accounts are still to be written in the current round."""
         self._metering = TenantMetering(around.files, self._tokens)
         self._refusals: Counter[ClientRefusal] = Counter()
-        """Refused clients of tenants that are gone."""
+        """Refused clients of former tenants."""
 
     async def start(self) -> None:
         """Prepare the state directory and the hook. Raises `StateDirError`."""
@@ -121,18 +121,17 @@ class TenantRegistry:
         self._tokens.close()
 
     async def apply(self, rows: Sequence[Tenant]) -> None:
-        """Make these rows, and no others, the tenants of this node.
+        """Make exactly these rows the tenants of this node.
 
         - New row: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has
           no hook and no socket.
-        - Changed row: clients told, limits replaced.
+        - Changed row: clients notified, limits replaced.
         - Releasing row: socket closed, clients refused.
-        - Row gone: closed; the directory is removed once nothing of the tenant is left.
+        - Removed row: closed; the directory is removed once nothing of the tenant is left.
         - Row that cannot be served: logged, no directory.
 
-        Raises `UntakenRowsError` if the state directory does not take what has to be written.
-        Rows whose directories were complete once are in force all the same. Applying the same rows again continues from
-        there.
+        Raises `UntakenRowsError` if the state directory does not take a file. Rows whose directories were complete
+        before are applied nevertheless. Applying the same rows again continues from there.
         """
         failed: dict[str, OSError] = {}
         async with self._applying:
@@ -154,7 +153,7 @@ class TenantRegistry:
                 self._known = True
                 self._state.unheard_all_but(wanted)
                 self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
-            await self._metering.keep(durable=False)  # rows as they are from now on
+            await self._metering.keep(durable=False)  # rows with their new content
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
@@ -162,7 +161,7 @@ class TenantRegistry:
             raise UntakenRowsError(first.errno, text, first.filename) from first
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
-        """Grant time on these GPUs alone from now on; None: on all."""
+        """Grant time only on these GPUs from now on; None: on all."""
         self._tokens.set_open(gpus)
 
     @property
@@ -182,22 +181,22 @@ class TenantRegistry:
         return None if entry is None else entry.unservable
 
     def views(self) -> Iterator[TenantView]:
-        """Yield one view per row in force, in the ledger's order."""
+        """Yield one view per applied row, in the ledger's order."""
         utilization = self._observer.utilization
         return (TenantView.of(entry, self._tokens, utilization) for entry in self._entries.values())
 
     def rows(self) -> tuple[Tenant, ...]:
-        """Return the rows in force, in the ledger's order."""
+        """Return the applied rows, in the ledger's order."""
         return tuple(entry.row for entry in self._entries.values())
 
     def view(self, tenant_id: str) -> TenantView | None:
-        """Return the view of one row; None if it is not in force any more."""
+        """Return the view of one row; None if it is no longer applied."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else TenantView.of(entry, self._tokens, self._observer.utilization)
 
     @property
     def releasing(self) -> frozenset[str]:
-        """Tenants that are being released, and of which something may be left."""
+        """Tenants in release, of which something may be left."""
         return frozenset(
             entry.row.id
             for entry in self._entries.values()
@@ -206,12 +205,12 @@ class TenantRegistry:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Tenants of which nothing should be left: they are being released, or are gone from the ledger."""
+        """Tenants of which nothing should be left: in release, or without a row."""
         return self.releasing | self._leftovers.ids
 
     def clients(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return for each tenant that is served its processes that have connected, and those that did as a hook does.
-        Tenants without the former are left out."""
+        """Return for each served tenant its connected processes, and those whose connection came from the hook. Tenants
+        without connected processes are left out."""
         return {
             entry.row.id: (tuple(entry.serving.processes.pids), tuple(entry.serving.hooked))
             for entry in self._entries.values()
@@ -219,7 +218,7 @@ class TenantRegistry:
         }
 
     def status(self) -> tuple[TenantStatus, ...]:
-        """Return one entry per row in force, in the ledger's order."""
+        """Return one entry per applied row, in the ledger's order."""
         return tuple(view.status() for view in self.views())
 
     def gpu_busy_ratio(self, uuid: str) -> float | None:
@@ -227,7 +226,7 @@ class TenantRegistry:
         return self._observer.utilization.ratio(("", uuid))
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
-        """Return what a GPU's time went to, in nanoseconds by use, since an agent first saw it; None before a ledger is
+        """Return a GPU's time by use, in nanoseconds, since an agent first saw the GPU; None before a ledger is
         known."""
         return self._metering.gpu_books(uuid) if self._known else None
 
@@ -240,32 +239,32 @@ class TenantRegistry:
         return self._tokens.co_runs(uuid)
 
     async def count(self, taken_in: Collection[str] = ()) -> None:
-        """Bring the count of GPU time forward to now; nothing before a ledger is known. `taken_in`: series that the
-        operator has taken in."""
+        """Advance the count of GPU time to now; do nothing before a ledger is known. `taken_in`: series that the
+        operator has added to its accounts."""
         if self._known:
             await self._metering.count(self._entries, taken_in)
 
     async def keep_count(self, *, durable: bool) -> None:
-        """Keep the count of GPU time for the next agent; nothing before a ledger is known. `durable`: flushed."""
+        """Store the count of GPU time for the next agent; do nothing before a ledger is known. `durable`: flushed."""
         if self._known:
             await self._metering.keep(durable=durable)
 
     def consumption(self) -> tuple[list[dict[str, object]], str | None]:
-        """Return the count by namespace and model as the GPUNode's status has it, and when it was so."""
+        """Return the count by namespace and model as the GPUNode's status has it, and the time of the count."""
         return self._metering.consumption()
 
     def totals(self) -> Mapping[str, TenantTotals]:
-        """Return the totals of each tenant as they were last counted."""
+        """Return the totals of each tenant at the last count."""
         return self._metering.totals()
 
     def totals_now(self, tenant_id: str) -> TenantTotals | None:
-        """Count what a tenant has had until now, and return its totals; None if it is not metered."""
+        """Count a tenant's usage up to now, and return its totals; None if it is not metered."""
         entry = self._entries.get(tenant_id)
         return self._metering.totals_now(entry) if entry is not None else None
 
     @property
     def hand_offs(self) -> Histogram:
-        """Time from reading that a token came back to having sent the next grant."""
+        """Time from reading a returned token to having sent the next grant."""
         return self._tokens.hand_offs
 
     @property
@@ -279,15 +278,15 @@ class TenantRegistry:
         return self._observer.killed
 
     def set_models(self, reading: Reading) -> None:
-        """Take the GPUs' models from a reading. Call it before the first client comes: a client is told what its
-        contexts take."""
+        """Set the GPUs' models from a reading. Call this before the first client comes: each client is sent the memory
+        that its contexts take."""
         for gpu in reading.gpus:
             self._tokens.set_sharing(gpu.uuid, self._settings.sharing_of(gpu.uuid, gpu.model))
         self._observer.set_models(reading)
         self._metering.set_models(reading, self._entries.values())
 
     def begin_reading(self) -> None:
-        """Start a reading of the inventory: what `observe` is given next was read no earlier than now."""
+        """Start a reading of the inventory: the next reading for `observe` begins no earlier than now."""
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.begin_reading()
@@ -295,13 +294,14 @@ class TenantRegistry:
     async def observe(
         self, reading: Reading, *, residue: Residue, owner_of: OwnerOf, replaced: Replaced = nothing_replaced
     ) -> Attribution:
-        """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are. In
-        several turns of the loop: a hand-off waits for none longer than some 2 ms, however many tenants there are.
+        """Evaluate a reading of the inventory, once per interval; return the attribution of the processes on the GPUs.
+        The evaluation takes several turns of the loop: it delays a hand-off by some 2 ms at most, for any number of
+        tenants.
 
         Args:
-            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+            residue: Tenant id -> remains of the tenant that the agent has no connection to, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
-            replaced: Tenant id, its processes -> those in which the hook was replaced.
+            replaced: Tenant id, its processes -> those whose hook was replaced.
         """
         steps = self._observer.observe(
             lambda: self._entries, reading, residue=residue, owner_of=owner_of, replaced=replaced
@@ -317,7 +317,7 @@ class TenantRegistry:
     # ---- inside
 
     async def _apply_row(self, row: Tenant) -> bool:
-        """Put a row in force. Return True if its tenant is still to be served, with files that are not open yet."""
+        """Apply a row. Return True if its tenant must still be served and its files are not open yet."""
         entry = self._entries.get(row.id)
         if entry is not None and entry.row == row and entry.settled:
             return False
@@ -346,8 +346,8 @@ class TenantRegistry:
         return False
 
     async def _serve_all(self, rows: Sequence[Tenant]) -> dict[str, OSError]:
-        """Open the files of shared tenants and start their runtimes: of some while those of the next are opened. Return
-        why the disk does not take all of it, by tenant."""
+        """Open the files of shared tenants and start their runtimes: batch by batch, the next one opened while the last
+        one starts. Return the disk's errors, by tenant."""
         failed: dict[str, OSError] = {}
         parts = [rows[begin : begin + _OPENED_AT_ONCE] for begin in range(0, len(rows), _OPENED_AT_ONCE)]
         openings = (asyncio.create_task(self._opened(part), name="open") for part in parts)
@@ -379,8 +379,7 @@ class TenantRegistry:
         self._enter(row, files.unwritten, served)
 
     def _enter(self, row: Tenant, untaken: OSError | None, served: ServedTenant | None = None) -> None:
-        """Enter a tenant that is served. Raise `untaken`, which is why the disk did not take all of it, if it is an
-        error."""
+        """Enter a served tenant. Raise `untaken`, the disk's error, unless it is None."""
         self._entries[row.id] = Entry(
             row,
             self._observer.rules_of(row.id),
@@ -393,7 +392,7 @@ class TenantRegistry:
             raise untaken
 
     def _started(self, row: Tenant, files: TenantFiles) -> ServedTenant:
-        """Start the tenant's runtime from what an earlier agent left of it. Takes the files over."""
+        """Start the tenant's runtime from an earlier agent's state. Owns the files."""
         left = files.left
         try:
             served = ServedTenant(
@@ -466,7 +465,7 @@ class TenantRegistry:
         self._close(entry)
         if StateDir.serves(tenant_id):
             self._leftovers.add([tenant_id])
-        log.info("tenant is gone from the ledger", tenant=tenant_id, pod=pod_of(entry.row))
+        log.info("tenant was removed from the ledger", tenant=tenant_id, pod=pod_of(entry.row))
 
     def _close(self, entry: Entry) -> None:
         if entry.served is not None:

@@ -1,10 +1,10 @@
 """Runtime of one shared tenant: its socket, its clients, its hints page; dispatches frames to token and memory.
 
 Guarantees:
-- A client gets nothing before the agent watches its process: what an exited process held is free at once.
-- At most `connections_max` processes and connections are served; one more is told to wait.
-- Whatever its clients do, the agent keeps descriptors for its own work.
-- After `stop` no client is served; processes are watched on until `close`.
+- A client gets nothing before the agent watches its process: an exited process's credits are free at once.
+- At most `connections_max` processes and connections are served; a further one is asked to wait.
+- Clients cannot use up the descriptors that the agent needs for its own work.
+- After `stop` no client is served; processes are watched until `close`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sharepod.timeshare import AccountSnapshot
 log = structlog.get_logger(__name__)
 
 _DESCRIPTORS_KEPT = 64
-"""Descriptors that are not given to clients, so that the agent can still open files and talk to the API server."""
+"""Descriptors that are not used for clients, so that the agent can still open files and reach the API server."""
 
 
 class ServedTenant:
@@ -48,14 +48,14 @@ class ServedTenant:
 
     Args:
         row: The tenant's row of the ledger.
-        listener: Listening socket in the tenant's directory; taken over.
+        listener: Listening socket in the tenant's directory; owned.
         tokens: The node's token scheduler.
         settings: Settings of the agent.
         changed: Called when the tenant's processes or their state have changed.
         budget: The node's budget of frames.
-        handover: File in which the tenant's state is kept for the next agent; taken over.
-        left: State that an earlier agent left.
-        peers: What tells the processes behind connections.
+        handover: File with the tenant's state for the next agent; owned.
+        left: State of an earlier agent.
+        peers: Source of the identities of processes behind connections.
 
     Raises `OSError` if the processes that an earlier agent left cannot be watched.
     """
@@ -76,27 +76,27 @@ class ServedTenant:
         self.row = row
         self._peers: Peers = peers or NodePeers()
         self._unidentified = 0
-        """Connections whose process is being asked for."""
+        """Connections whose process is being identified."""
         self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
-        """True once any hook of the tenant has connected, be it to an earlier agent."""
+        """True once any hook of the tenant has connected, to this agent or an earlier one."""
         self._measured_from = -math.inf if left.greeted else math.inf
-        """Loop time from which on the window of `TimeUsage.held_milli` holds nothing from before the first hook."""
+        """Loop time from which the window of `TimeUsage.held_milli` lies entirely after the first hook's connection."""
         self._hooked: set[int] = set()
-        """Pids of processes that said Hello as users of the GPU; connecting or observing is not enough."""
+        """Pids of processes that sent Hello as users of the GPU; connecting or observing is not enough."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
         self._connections: set[HookConnection] = set()
         self._users: set[HookConnection] = set()
-        """Those of `_connections` that have said Hello and may use a GPU."""
+        """Connections that have completed Hello and may use a GPU."""
         self._closed_connections: deque[HookConnection] = deque()
         """Closed connections whose token and memory have not been settled yet."""
         self.context_kib: Callable[[str], int] = lambda uuid: 0
         """KiB that each process's context takes on a GPU, by UUID; 0 if not known yet."""
         self._unaware: set[int] = set()
-        """Pids that were welcomed before the context's size was known, and so reserve nothing for it."""
+        """Pids that connected before the context's size was known, and so reserve nothing for it."""
         self._handover = handover
         self._budget = budget
         self._loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class ServedTenant:
     # ---- changes of the row, readings of the inventory
 
     def update(self, row: Tenant) -> None:
-        """Apply new rates or memory on the same GPUs, and tell every client."""
+        """Apply new rates or memory on the same GPUs, and notify every client."""
         assert row.gpus == self.row.gpus, "a tenant never moves"
         self.row = row
         self._set_rates()
@@ -136,22 +136,22 @@ class ServedTenant:
         self.memory.begin_reading()
 
     def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
-        """Take what the driver says about the tenant's processes.
+        """Evaluate the driver's figures of the tenant's processes.
 
         Args:
             memory_of: Bytes in use, by GPU UUID and pid.
-            unread: GPUs about which the driver said nothing.
+            unread: GPUs without figures.
             exhaustive: True if a process that is not listed for a GPU uses nothing there.
         """
         self.memory.observe(memory_of, unread=unread, absent=self.processes.pids if exhaustive else ())
 
     def checkpoint(self) -> None:
-        """Write the time account down for the next agent, if it can have changed."""
+        """Write the time account for the next agent, if it can have changed."""
         if self._listener is not None and self.connected:
             self._handover.keep_account(self._tokens.snapshot(self.row.id))
 
     def stop(self, reason: str | None) -> None:
-        """Close the socket and all clients; tell them `reason` unless it is None. Processes are watched on until
+        """Close the socket and all clients, which are sent `reason` unless it is None. Processes are watched until
         `close`."""
         if self._listener is None:
             return
@@ -176,7 +176,7 @@ class ServedTenant:
         self.stop(None)
         self.processes.close()
 
-    # ---- what is known
+    # ---- state for readers
 
     @property
     def throttled(self) -> int:
@@ -190,7 +190,7 @@ class ServedTenant:
 
     @property
     def hooked(self) -> frozenset[int]:
-        """Pids of running processes whose hook has connected, be it to an earlier agent."""
+        """Pids of running processes whose hook has connected, to this agent or an earlier one."""
         return frozenset(self._hooked)
 
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
@@ -219,7 +219,7 @@ class ServedTenant:
 
     @property
     def measured(self) -> bool:
-        """True once the tenant has had a hook for as long as its usage is a mean of."""
+        """True once the tenant has had a hook for the whole averaging window of its usage."""
         return self._loop.time() >= self._measured_from
 
     @property
@@ -229,11 +229,11 @@ class ServedTenant:
 
     @property
     def hints_fd(self) -> int:
-        """Descriptor of the hints page, to pass on to clients."""
+        """Descriptor of the hints page, to send to clients."""
         return self._hints.fd
 
     def on_hello(self, client: HookConnection) -> None:
-        """Take a client that was welcomed into the tenant's users; an observer is none."""
+        """Add a client that has completed Hello to the tenant's users, unless it is an observer."""
         if client.observes:
             return
         self._users.add(client)
@@ -252,7 +252,7 @@ class ServedTenant:
         self._changed()
 
     def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
-        """Count a refused client, and log it at most every few seconds."""
+        """Count a refused client, and log it at most every 10 s."""
         self.refusals.add(why, pid=pid, error=error)
 
     def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
@@ -280,7 +280,7 @@ class ServedTenant:
     # ---- inside
 
     def _watch(self, survivor: Survivor) -> None:
-        """Watch a process that was a client of an earlier agent; free what it held if it has exited."""
+        """Watch a process that was a client of an earlier agent; free its credits if it has exited."""
         pidfd = self._peers.watch(survivor)
         if pidfd is None:
             self.memory.exited(survivor.pid)
@@ -329,7 +329,7 @@ class ServedTenant:
         client.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        """Take a connection in, or turn it away. Raises `OSError` if its process cannot be watched."""
+        """Accept a connection, or refuse it. Raises `OSError` if its process cannot be watched."""
         pid = self._peers.pid(sock)
         if len(self._connections) + self._unidentified >= self._settings.connections_max or self._has_no_place(pid):
             self._turn_away(sock, pid or 0)
@@ -344,12 +344,11 @@ class ServedTenant:
             self._take_in(sock, peer)
 
     def _has_no_place(self, pid: int | None) -> bool:
-        """Return whether a process comes on top of as many as there may be; one that lost its connection keeps its
-        place."""
+        """Return whether a process exceeds `connections_max`; a process that lost its connection keeps its place."""
         return pid is not None and len(self.processes) >= self._settings.connections_max and pid not in self.processes
 
     def _identified(self, sock: socket.socket, peer: Peer | None) -> None:
-        """Take in a connection whose process had to be asked for."""
+        """Accept a connection whose process had to be identified first."""
         self._unidentified -= 1
         if peer is None:
             sock.close()
@@ -364,7 +363,7 @@ class ServedTenant:
             try:
                 self._take_in(sock, peer)
             except OSError as error:
-                log.error("cannot take a connection in", tenant=self.row.id, pid=peer.pid, error=error.strerror)
+                log.error("cannot accept a connection", tenant=self.row.id, pid=peer.pid, error=error.strerror)
                 sock.close()
 
     def _take_in(self, sock: socket.socket, peer: Peer) -> None:
@@ -374,8 +373,8 @@ class ServedTenant:
         self._connections.add(client)
 
     def _turn_away(self, sock: socket.socket, pid: int) -> None:
-        """Refuse a connection with a reason: the hook then launches nothing and tries again. Without a reason the hook
-        would take the agent for absent and launch by its own clock, beside the tenant's other processes."""
+        """Refuse a connection with a reason: the hook then launches nothing and retries. Without a reason the hook
+        would assume an absent agent and launch by its own clock, concurrently with the tenant's other processes."""
         text = (
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
@@ -386,7 +385,7 @@ class ServedTenant:
         sock.close()
 
     def _exited(self, pid: int) -> None:
-        """Free what an exited process held. Its socket may live on in a child; it is closed."""
+        """Free an exited process's token and credits. Its socket may live on in a child; it is closed."""
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
         self._hooked.discard(pid)
@@ -412,8 +411,8 @@ class ServedTenant:
             self._loop.call_soon(self._settle_closed)
 
     def _connected(self) -> None:
-        """Report to the token whether processes are connected, and whether the tenant may co-run: it does not deny it,
-        and all processes sample their progress."""
+        """Report to the token whether processes are connected, and whether the tenant may co-run: if its row does not
+        deny it, and all processes sample their progress."""
         allowed = self.row.co_running is not CoRunningPolicy.DENY
         concurrent = allowed and all(user.samples_progress for user in self._users)
         self._tokens.set_connected(self.row.id, connected=bool(self._users), concurrent=concurrent)

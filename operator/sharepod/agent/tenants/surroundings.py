@@ -1,6 +1,6 @@
-"""Surroundings of the tenants: what their registry asks of the node it is on.
+"""Surroundings of the tenants: the registry's access to its node.
 
-A process that has the node's rights asks the node itself (`on_this_node`).
+A process with the node's rights has direct access (`on_this_node`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .process_end import EndProcess, end_here
 
 
 class TenantDirectories(Protocol):
-    """Tenants' directories, see `StateDir`. Its methods do I/O, but for `path`, `unheard` and `unheard_all_but`: call
+    """Tenants' directories, see `StateDir`. All methods except `path`, `unheard` and `unheard_all_but` do I/O: call
     them from a thread, one at a time."""
 
     def prepare(self) -> str:
@@ -30,16 +30,16 @@ class TenantDirectories(Protocol):
         """Create or complete a tenant's directory; return its path."""
 
     def complete(self, tenant_id: str, limits: str | None) -> OSError | None:
-        """Create or complete a tenant's directory. Return why the disk does not take it, where it was complete once."""
+        """Create or complete a tenant's directory. Return why the disk does not take it, if it was complete before."""
 
     def open_all(self, wanted: Sequence[FilesWanted]) -> list[TenantFiles | OSError]:
-        """Complete directories of shared tenants and open their files. Return them in order, or why not."""
+        """Complete directories of shared tenants and open their files. Return files or errors in the same order."""
 
     def unheard(self, tenant_id: str) -> None:
-        """Keep a tenant's socket no longer."""
+        """Stop keeping a tenant's socket."""
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Keep nothing that an agent that was killed has left of other tenants."""
+        """Drop all descriptors that a killed agent has left, except those of these tenants."""
 
     def shut(self, tenant_id: str) -> None:
         """Remove socket and limits."""
@@ -56,7 +56,7 @@ class TenantDirectories(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Ways by which the registry asks its node."""
+    """Access of the registry to its node."""
 
     directories: TenantDirectories
     files: KeptFiles

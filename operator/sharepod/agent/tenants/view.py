@@ -1,9 +1,9 @@
 """Views of the tenants for readers (metrics, status report): one frozen value per row of the ledger.
 
 Guarantees:
-- A view is put together once per row and reading: no reader looks a tenant up again by its id.
+- A view is built once per row and reading: no reader looks a tenant up again by its id.
 - Reading a view changes nothing and does no I/O.
-- A view costs no more than the status needs; what only metrics need is computed by `share` and the ratios.
+- A view computes only what the status needs; figures that only metrics need are computed by `share` and the ratios.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ShareView:
 
     usage: TimeUsage
     waits: Histogram
-    """Durations of the tenant's waits for a grant. Live: the histogram goes on counting."""
+    """Durations of the tenant's waits for a grant. Live: the histogram continues to count."""
     waited_ns: int
     """Total time that the tenant has waited, up to now."""
     alone_in_flight: float | None
-    """Part of the time with work in flight while it holds alone, 0 to 1; None if not known."""
+    """Part of the time with work in flight while the tenant holds the GPU alone, 0 to 1; None if not known."""
     throttled: int
     """Number of times that its processes were throttled because they sent too many frames."""
     denied_allocations: Mapping[str, int]
@@ -40,26 +40,27 @@ class ShareView:
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """One row in force, and what is known of its tenant now."""
+    """Applied row, and the current state of its tenant."""
 
     row: Tenant
     processes: int
-    """Processes that are connected or that the driver shows on the tenant's GPUs."""
+    """Processes that are connected or that the driver reports on the tenant's GPUs."""
     memory_used: Mapping[str, int]
-    """Bytes in use by GPU UUID; of an Exclusive tenant, those that the driver reports. Empty once it is released."""
+    """Bytes in use by GPU UUID; of an Exclusive tenant, as the driver reports them. Empty once the tenant is
+    released."""
     usage: TimeUsage | None
     """Token time; None unless the tenant is being served."""
     connected: bool
     """True if any hook of the tenant has ever connected."""
     measured: bool
-    """False while `usage` is a mean of more time than a hook of the tenant has been connected."""
+    """False while the averaging window of `usage` begins before the tenant's first hook connected."""
     enforced: bool | None
     """True if its share is enforced; None if not known."""
     findings: tuple[Finding, ...]
     drained: bool
     """True once nothing of a released tenant is left."""
     left_behind: str | None
-    """Remains of a tenant that is being released, in words; None if there are none, or not read yet."""
+    """Remains of a tenant in release, as text; None if there are none, or not read yet."""
 
     _served: ServedTenant | None
     _tokens: Tokens
@@ -95,11 +96,12 @@ class TenantView:
         return self._utilization.ratio((self.row.id, uuid))
 
     def busy_seconds(self, uuid: str) -> float | None:
-        """Return for how many seconds kernels of the tenant ran since the tenant became known. None if not known."""
+        """Return for how many seconds kernels of the tenant ran since the agent first saw the tenant. None if not
+        known."""
         return self._utilization.seconds((self.row.id, uuid))
 
     def share(self) -> ShareView | None:
-        """Return what only sharing has; None unless the tenant is being served."""
+        """Return the figures that only sharing has; None unless the tenant is being served."""
         if self._served is None or self.usage is None:
             return None
         return ShareView(

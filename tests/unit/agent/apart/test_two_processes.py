@@ -226,7 +226,7 @@ async def test_a_privileged_process_that_is_killed_interrupts_nothing_that_tenan
         await program.says("tenant is served", lambda line: line["tenant"] == "b")
         (await Client.connect(tenant_directory(directory, "b"))).close()
         write_tenants(directory, [])
-        await program.says("tenant is gone from the ledger", times=2)
+        await program.says("tenant was removed from the ledger", times=2)
         await until(lambda: not tenant_directory(directory, "a").exists())
         client.close()
         assert await program.end() == 0
@@ -270,7 +270,7 @@ async def test_an_agent_killed_on_a_read_only_disk_serves_its_tenants_and_knows_
                 client.close()
                 newcomer.close()
                 write_tenants(directory, [])
-                await program.says("tenant is gone from the ledger")
+                await program.says("tenant was removed from the ledger")
                 await until(lambda: _refuses(tenant_directory(directory, "a")))
             assert await program.end() == 0
 

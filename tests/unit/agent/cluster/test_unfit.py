@@ -35,5 +35,5 @@ def test_a_condition_that_says_that_shares_would_be_none_is_named(kind: str, sai
 
 @pytest.mark.promise("operator-scheduler-pool-device-plugin")
 def test_a_node_whose_gpus_nvidias_device_plugin_offers_takes_none() -> None:
-    assert "given away twice: keep it off the node" in (unfit(WELL, None, plugin_offers=True) or "")
+    assert "assigned twice: keep it off the node" in (unfit(WELL, None, plugin_offers=True) or "")
     assert "not registered; claims need" in (unfit(WELL, "not registered", plugin_offers=False) or "")

@@ -51,7 +51,7 @@ def test_a_gpu_that_the_plugin_does_not_offer_beside_others_is_unhealthy_and_sta
     node.gpus.know_pods({GPU0: ITS_POD}, None, {GPU1})
     ill, well = (node.gpus.mark(gpu) for gpu in GPUS)
     assert (ill.health, ill.offered, ill.held) == (Health.UNHEALTHY, False, True)
-    assert "NVIDIA's device plugin does not offer it" in ill.reason
+    assert "NVIDIA's device plugin no longer offers it" in ill.reason
     assert (well.health, well.offered, well.reason) == (Health.HEALTHY, True, "")
     assert node.told[-1] == frozenset({GPU0})
     own_word = GPUS[0].model_copy(update={"health": Health.UNHEALTHY, "reason": "Xid 79"})

@@ -261,7 +261,7 @@ async def test_a_claim_that_cannot_be_given_back_is_said_and_stays(bench: ClaimB
     await bench.prepare()
     bench.file().unlink()
     bench.file().mkdir()
-    assert "cannot give the claim back" in (await bench.unprepare())[UID].error
+    assert "cannot unprepare the claim" in (await bench.unprepare())[UID].error
     assert bench.claims.prepared(UID) == ("team/gpu",)
 
 

@@ -81,7 +81,7 @@ async def test_a_kubelet_that_was_never_heard_has_told_nothing(kubelet: Kubelet)
     pods = PluginPods(kubelet.root)
     await pods.ask()
     assert pods.given is None
-    assert "does not tell which pod has which GPU (UNAVAILABLE" in (pods.problem or "")
+    assert "does not report the GPUs of pods (UNAVAILABLE" in (pods.problem or "")
 
 
 @pytest.mark.promise("node-held-believed")
@@ -146,7 +146,7 @@ async def test_an_answer_that_cannot_be_read_is_no_answer(kubelet: Kubelet, monk
     await server.start()
     await pods.ask()
     assert pods.given is None
-    assert "does not tell which pod has which GPU" in (pods.problem or "")
+    assert "does not report the GPUs of pods" in (pods.problem or "")
     await server.stop(0)
 
 

@@ -2,8 +2,8 @@
 
 Guarantees:
 - Nothing that a tenant can write counts: neither the volume's attributes nor labels, annotations or owners.
-- The decision uses the pod's name and UID from the kubelet, which runs pods of this node alone, and the ledger row that
-  the operator wrote for the pod of that name and UID. The API server is not asked.
+- The decision uses the pod's name and UID from the kubelet, which runs only pods of this node.
+- It also uses the ledger row that the operator wrote for a pod of that name and UID. The API server is not asked.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class VolumeRefusalReason(Enum):
     NOT_ENTITLED = "not entitled"
     """The pod has no right to the volume, now or later."""
     NO_RESERVATION = "no reservation"
-    """The ledger has no row for the pod; it may be a moment behind the pod."""
+    """The ledger has no row for the pod; the agent's ledger may be older than the pod."""
 
 
 class VolumeRefusedError(Exception):
-    """Refusal to publish a volume. The message shows in the pod's events and says what to do."""
+    """Refusal to publish a volume. The message appears in the pod's events, with the remedy."""
 
     def __init__(self, reason: VolumeRefusalReason, message: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class PodIdentity(KubeletIdentity):
 
 
 def identify(volume_context: Mapping[str, str]) -> PodIdentity:
-    """Return the pod that the kubelet asks for.
+    """Return the identity of the pod in the kubelet's request.
 
     Raise `VolumeRefusedError` if the kubelet does not name it, or if the volume is not an inline one.
     """
@@ -57,7 +57,7 @@ def identify(volume_context: Mapping[str, str]) -> PodIdentity:
     if not (namespace and name and uid):
         raise VolumeRefusedError(
             VolumeRefusalReason.MALFORMED,
-            f"the kubelet does not say which pod this is; set podInfoOnMount: true in the CSIDriver {CSI_DRIVER}",
+            f"the kubelet does not name the pod; set podInfoOnMount: true in the CSIDriver {CSI_DRIVER}",
         )
     return PodIdentity(namespace=namespace, name=name, uid=uid)
 

@@ -3,7 +3,7 @@
 Guarantees:
 - A volume is published only for the pod that the kubelet names.
 - A volume is published only while the ledger has a share reserved on this node for this very pod.
-- A refusal is a gRPC status whose message shows in `kubectl describe pod` and says what to do; the kubelet tries again.
+- A refusal is a gRPC status. Its message appears in `kubectl describe pod` with the remedy; the kubelet retries.
 - The API server is not asked. Unpublishing does not need the ledger either.
 """
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 RESERVATION_WAIT_S = 3.0
 """Seconds that a publish waits for the ledger to show the pod's row. The operator writes the row before it creates the
-pod, but the agent's watch may be behind the kubelet's; after this time the kubelet's own retry takes over."""
+pod, but the agent's watch may be behind the kubelet's. After this time the kubelet retries."""
 
 _CODES = {
     VolumeRefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,11 +44,11 @@ class Ledger(Protocol):
 
     @property
     def rows(self) -> Iterable[Tenant]:
-        """The rows in force: each one's tenant is set up and its directory complete."""
+        """The applied rows: each one's tenant is set up and its directory complete."""
 
     @property
     def absent(self) -> str | None:
-        """Reason why the ledger is unknown at present; None while it is known."""
+        """Why the ledger is unknown; None while it is known."""
 
     async def changed(self) -> None:
         """Wait until `rows` is next replaced."""
@@ -73,7 +73,7 @@ class Driver:
         version: version of the agent.
         volumes: the volumes of the node.
         ledger: the ledger of the node.
-        directory: takes a tenant id; returns the directory that the tenant's pod gets, None if there is none.
+        directory: takes a tenant id; returns the directory for the tenant's pod, None if there is none.
         trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
         reservation_wait_s: seconds to wait for a row that the ledger does not have yet.
         """
@@ -133,8 +133,8 @@ class Driver:
                 raise VolumeRefusedError(
                     VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
                 )
-            # From _reserved's answer until publish() has marked the volume there is no suspension: a row that turns
-            # Releasing finds the volume published.
+            # No await between _reserved's answer and the mark that publish() sets: a row that turns Releasing finds the
+            # volume published.
             tenant, source = await self._reserved(who)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
         except VolumeRefusedError as refusal:
@@ -155,7 +155,8 @@ class Driver:
         return csi.NodeUnpublishVolumeResponse()
 
     async def _reserved(self, who: PodIdentity) -> tuple[Tenant, Path]:
-        """Return the pod's tenant and its directory; wait a moment for a row that the ledger does not have yet."""
+        """Return the pod's tenant and its directory; wait up to `reservation_wait_s` for a row that the ledger does not
+        have yet."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._reservation_wait_s
         while True:

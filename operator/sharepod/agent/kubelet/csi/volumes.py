@@ -1,11 +1,11 @@
-"""Published volumes: which tenant's directory is mounted in which pod, across restarts of the agent.
+"""Published volumes: the tenant's directory that is mounted in each pod, across restarts of the agent.
 
 Guarantees:
 - A volume counts as published from before it is mounted until after it is unmounted, even if the agent is killed.
 - The records come from a file and from the kernel's list of mounts. Where they differ, the mounts are right. Without
-  the file only the pods of volumes that are already unmounted are lost.
+  the file, only the pods of volumes that are already unmounted are lost.
 - A volume can be unpublished without the API server, the ledger and the tenant's directory.
-- A pod is remembered with its tenant until the tenant is forgotten: the pod's cgroup may outlive its volume.
+- A pod is remembered with its tenant until the tenant is dropped: the pod's cgroup may outlive its volume.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class VolumeError(Exception):
-    """Volume that cannot be published or unpublished. The message says which one, and what to do."""
+    """Volume that cannot be published or unpublished. The message names it, with the remedy."""
 
 
 class VolumeBusyError(VolumeError):
-    """Target with another operation under way. The caller tries again."""
+    """Target with another operation in progress. The caller retries."""
 
 
 class TargetError(VolumeError):
@@ -134,8 +134,8 @@ class Volumes:
     async def publish(self, *, target: Path, tenant_id: str, source: Path) -> None:
         """Mount `source`, the tenant's directory, read-only at `target`, unless it is mounted there already.
 
-        `published` shows the volume from the call on, before the first suspension. The operation runs to its end even
-        if the caller is cancelled. Raise `VolumeError`.
+        `published` includes the volume from the call on, before the first await. The operation runs to its end even if
+        the caller is cancelled. Raise `VolumeError`.
         """
         pod_uid = self.pod_of(target)
         self._refuse_busy(target)
@@ -147,7 +147,7 @@ class Volumes:
         await self._to_the_end(target, self._publish(target, source, tenant))
 
     async def unpublish(self, target: Path) -> None:
-        """Unmount everything at `target` and remove the path, whichever tenant it was published for.
+        """Unmount everything at `target` and remove the path, for any tenant.
 
         The operation runs to its end even if the caller is cancelled. Raise `VolumeError`.
         """
@@ -156,7 +156,7 @@ class Volumes:
         await self._to_the_end(target, self._unpublish(target))
 
     async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Forget all tenants that are not in `tenant_ids` and have no published volume."""
+        """Drop all tenants that are not in `tenant_ids` and have no published volume."""
         gone = [
             tenant_id
             for tenant_id, tenant in self._tenants.items()
@@ -171,7 +171,7 @@ class Volumes:
         staging = self._staging / str(next(self._staging_number))
         try:
             if await asyncio.to_thread(mounts.is_bound_readonly, source, target):
-                await self._save_if_possible()  # a kubelet that was started anew asks again for what a pod has
+                await self._save_if_possible()  # a restarted kubelet publishes again what a pod has
                 return
             await self._save()
             await asyncio.to_thread(mounts.bind_readonly, source, target, staging)
@@ -194,7 +194,8 @@ class Volumes:
             raise VolumeBusyError(f"another operation on {target} is under way; try again")
 
     async def _to_the_end(self, target: Path, operation: Coroutine[None, None, None]) -> None:
-        """Run `operation` to its end: a call that the kubelet has given up must not mount beside the next call."""
+        """Run `operation` to its end: a call that the kubelet has abandoned must not mount concurrently with the next
+        call."""
 
         def done(task: asyncio.Task[None]) -> None:
             del self._running[target]
@@ -231,13 +232,13 @@ class Volumes:
             return empty
         except (OSError, ValidationError) as error:
             log.warning(
-                "cannot read the file of published volumes; using the mounts alone",
+                "cannot read the file of published volumes; using only the mounts",
                 file=str(self._state_file),
                 error=str(error),
             )
             return empty
         if state.version != _STATE_VERSION:
-            log.warning("file of published volumes has another version; using the mounts alone", version=state.version)
+            log.warning("file of published volumes has another version; using only the mounts", version=state.version)
             return empty
         return state
 
@@ -251,7 +252,7 @@ class Volumes:
             await asyncio.to_thread(files.replace, self._state_file, text.encode())
 
     async def _save_if_possible(self) -> None:
-        """Save; log a failure. For changes that the mounts will tell the next agent as well."""
+        """Save; log a failure. For changes that the mounts also show to the next agent."""
         try:
             await self._save()
         except OSError as error:

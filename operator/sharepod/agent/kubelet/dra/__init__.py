@@ -1,1 +1,1 @@
-"""DRA driver that prepares resource claims: a tenant's directory and its GPUs come into containers as CDI devices."""
+"""DRA driver: prepares resource claims, by which containers get a tenant's directory and its GPUs as CDI devices."""

@@ -1,4 +1,4 @@
-"""Watch of the GPUs' CDI devices: which GPUs can be attached by a claim, and what to do about the others."""
+"""Watch of the GPUs' CDI devices: which GPUs can be attached by a claim, and the remedy for the others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .gpu_devices import GpuDevices
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 2.0
-"""Seconds between two looks. One that finds no changed file costs a few system calls."""
+"""Seconds between two checks. A check without changed files costs a few system calls."""
 GENERATE_AFTER_S = 10.0
-"""Seconds for which a device is missing before it is generated: NVIDIA's own service may be about to."""
+"""Seconds for which a device is missing before the agent generates it: NVIDIA's own service may be about to."""
 GENERATE_AGAIN_S = 300.0
 """Seconds between two attempts to generate."""
 
@@ -36,7 +36,7 @@ class CdiWatch:
         """Args:
         found: the devices in the CDI directories.
         gpus: returns the node's GPUs.
-        generator: writes devices where there are none; None: nothing does.
+        generator: writes missing devices; None: none are written.
         changed: called when `problem` may have changed.
         """
         self._found = found
@@ -59,7 +59,7 @@ class CdiWatch:
 
     @property
     def problem(self) -> str | None:
-        """Reason why GPUs of the node cannot be attached by a claim, and what to install; None if all can."""
+        """Why GPUs of the node cannot be attached by a claim, with the remedy; None if all can."""
         if not self._lacking:
             return None if self._devices else "the GPUs are not known yet"
         lacking = ", ".join(gpu.uuid for gpu in self._lacking)
@@ -68,14 +68,14 @@ class CdiWatch:
         return f"no CDI device names {lacking}{tried}; {fix}"
 
     async def run(self) -> None:
-        """Look at intervals, until cancelled."""
+        """Check at intervals, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             await self.look()
             await self._generate()
 
     async def look(self) -> None:
-        """Look once."""
+        """Check once."""
         gpus = tuple(self._gpus())
         before = (self._devices, self._lacking)
         self._devices = await asyncio.to_thread(self._found.find, gpus)
@@ -89,7 +89,7 @@ class CdiWatch:
             self._changed()
 
     async def _generate(self) -> None:
-        """Have missing devices written, if something can."""
+        """Generate missing devices, if there is a generator."""
         now = asyncio.get_running_loop().time()
         if self._generator is None or self._lacking_since is None or now - self._lacking_since < GENERATE_AFTER_S:
             return

@@ -1,12 +1,11 @@
-"""DRA driver of the node: prepares a claim once its row is in force, and gives it back.
+"""DRA driver of the node: prepares a claim once its row is applied, and unprepares it.
 
 Guarantees:
-- A claim is prepared only while the ledger has a share reserved on this node for this very claim; one of the node's
-  self-test has none.
-- A row or a CDI device that is missing is waited for inside of the call: the kubelet tries a failed one again only
-  after a minute and more.
-- Each claim of a call has an answer of its own, and what one claim lacks costs no other one.
-- Giving a claim back needs neither the API server nor the ledger, and is fine for a claim that is not known.
+- A claim is prepared only while the ledger has a share reserved on this node for this very claim. A claim of the node's
+  self-test needs no share.
+- A call waits for a missing row or CDI device, because the kubelet retries a failed call only after a minute or more.
+- Each claim of a call has its own answer; a failure of one claim does not affect the others.
+- Unpreparing needs neither the API server nor the ledger, and succeeds for an unknown claim.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from .tenant_devices import device_id
 log = structlog.get_logger(__name__)
 
 PATIENCE_S = 40.0
-"""Seconds that a call waits for what is missing: the kubelet gives it 45."""
+"""Seconds that a call waits for a missing row or device: the kubelet's timeout is 45 s."""
 _LOOK_S = 1.0
-"""Seconds between two looks while a call waits: rows wake it, a GPU's CDI device does not."""
+"""Seconds between two checks while a call waits: rows wake it, a GPU's CDI device does not."""
 
 GpuDevicesOf = Callable[[Sequence[str]], Mapping[str, str]]
-"""UUIDs of GPUs -> the CDI device of each that has one, as last seen."""
+"""UUIDs of GPUs -> the CDI device of each GPU that had one at the last check."""
 
 
 class ClaimLedger(Protocol):
@@ -44,11 +43,11 @@ class ClaimLedger(Protocol):
 
     @property
     def rows(self) -> Sequence[Tenant]:
-        """The rows in force: each one's tenant is set up and its directory complete."""
+        """The applied rows: each one's tenant is set up and its directory complete."""
 
     @property
     def absent(self) -> str | None:
-        """Reason why the ledger is unknown at present; None while it is known."""
+        """Why the ledger is unknown; None while it is known."""
 
     async def changed(self) -> None:
         """Wait until `rows` is next replaced."""
@@ -73,11 +72,11 @@ class ClaimDriver:
         node: name of the node, and of its pool.
         claims: the prepared claims of the node.
         ledger: the ledger of the node.
-        directory: takes a tenant id; returns the directory that the tenant's containers get, None if there is none.
+        directory: takes a tenant id; returns the directory for the tenant's containers, None if there is none.
         trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
         gpu_devices: returns the CDI devices of GPUs.
         self_test: the claims of the node's self-test.
-        patience_s: seconds to wait for what is missing.
+        patience_s: seconds to wait for a missing row or device.
         """
         self._node = node
         self._claims = claims
@@ -123,7 +122,7 @@ class ClaimDriver:
         return answer
 
     async def unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
-        """Give each claim back. Idempotent."""
+        """Unprepare each claim. Idempotent."""
         answer = dra.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             result = answer.claims[claim.uid]
@@ -131,10 +130,10 @@ class ClaimDriver:
                 if self._self_test.has(_identity(claim)):
                     await self._self_test.unprepare(_identity(claim))
                 elif await self._claims.unprepare(claim.uid):
-                    log.info("claim given back", claim=str(_identity(claim)), claim_uid=claim.uid)
+                    log.info("claim unprepared", claim=str(_identity(claim)), claim_uid=claim.uid)
             except OSError as error:
-                result.error = f"cannot give the claim back: {error}"
-                log.error("claim not given back", claim=str(_identity(claim)), claim_uid=claim.uid, error=str(error))
+                result.error = f"cannot unprepare the claim: {error}"
+                log.error("claim not unprepared", claim=str(_identity(claim)), claim_uid=claim.uid, error=str(error))
         return answer
 
     async def _prepare(self, who: ClaimIdentity, deadline: float) -> list[dra.Device]:
@@ -155,7 +154,7 @@ class ClaimDriver:
                 break
         log.info("claim prepared", claim=str(who), claim_uid=who.uid, gpus=gpus)
         return [
-            # The names are for people and metrics: the kubelet compares them with nothing.
+            # The names are for people and metrics; the kubelet does not use them.
             dra.Device(
                 pool_name=self._node,
                 device_name=device_name(uuid),

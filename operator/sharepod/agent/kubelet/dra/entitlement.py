@@ -1,8 +1,8 @@
-"""Entitlement of claims: decides which tenant a ResourceClaim is, if any. Pure.
+"""Entitlement of claims: finds the tenant of a ResourceClaim, if any. Pure.
 
 Guarantees:
-- Nothing that a tenant can write counts: the kubelet names the claim, and the operator alone writes rows.
-- A row of another claim of the same name, such as an earlier one, entitles nobody.
+- Nothing that a tenant can write counts: the kubelet names the claim, and only the operator writes rows.
+- The row of an earlier claim with the same name entitles no later one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sharepod.agent.kubelet.identity import KubeletIdentity
 from sharepod.api.gpunode import Tenant, TenantState
 
 _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-"""UIDs that are safe as part of the name of a file."""
+"""UIDs that are safe as part of a file name."""
 
 
 class ClaimRefusedError(Exception):
-    """Refusal to prepare a claim now. The message shows in the Pod's events and says what to do.
+    """Refusal to prepare a claim now. The message appears in the Pod's events, with the remedy.
 
     `lasting`: waiting does not help.
     """
@@ -33,12 +33,12 @@ class ClaimIdentity(KubeletIdentity):
 
 
 def is_safe_uid(uid: str) -> bool:
-    """Return whether a claim's UID can be part of the name of a file."""
+    """Return whether a claim's UID can be part of a file name."""
     return _UID.match(uid) is not None
 
 
 def entitled_tenant(rows: Iterable[Tenant], claim: ClaimIdentity, node: str) -> Tenant:
-    """Return the ledger row of this claim. Raise `ClaimRefusedError` if it has none, or none any more."""
+    """Return the ledger row of this claim. Raise `ClaimRefusedError` if it has no row, or its row is Releasing."""
     if not is_safe_uid(claim.uid):
         raise ClaimRefusedError(f"the kubelet names claim {claim} with the UID {claim.uid[:64]!r}", lasting=True)
     row = next((row for row in rows if row.claim is not None and row.claim.uid == claim.uid), None)
@@ -55,7 +55,7 @@ def entitled_tenant(rows: Iterable[Tenant], claim: ClaimIdentity, node: str) -> 
         )
     if row.state is not TenantState.RESERVED:
         raise ClaimRefusedError(
-            f"the share of claim {claim} on node {node} is being released; the claim gets one again when what is left "
-            "of it is gone"
+            f"the share of claim {claim} on node {node} is being released; the claim gets a new one when "
+            "no process of it is left"
         )
     return row

@@ -1,8 +1,9 @@
-"""Generation of the GPUs' CDI devices by the node's own `nvidia-ctk`, where NVIDIA's toolkit is installed and has not.
+"""Generation of the GPUs' CDI devices by the node's own `nvidia-ctk`, where NVIDIA's toolkit is installed but has not
+generated them.
 
 Guarantees:
-- The program runs on the node as the node has it, in the node's mount namespace, and for a bounded time.
-- What it writes has the name and place of NVIDIA's own service's file, so that the two never define a device twice.
+- The program runs from the node's filesystem, in the node's mount namespace, with a timeout.
+- Its output has the name and path of the file of NVIDIA's own service, so that the two never define a device twice.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ PROGRAMS = (
     Path("/usr/local/bin/nvidia-ctk"),
     Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # of NVIDIA's GPU Operator
 )
-"""Paths on the node at which the program is installed."""
+"""Possible paths of the program on the node."""
 FILE = "nvidia.yaml"
-"""Name of the file that NVIDIA's service nvidia-cdi-refresh keeps in /var/run/cdi."""
+"""Name of the file that NVIDIA's service nvidia-cdi-refresh writes in /var/run/cdi."""
 TIMEOUT_S = 60.0
-"""Seconds that the program may take: it asks the driver about each GPU and looks for libraries on the disk."""
+"""Timeout of the program in seconds: it asks the driver about each GPU and searches the disk for libraries."""
 _OUTPUT_BYTES_MAX = 1 << 16
 _NODE = Path("/proc/1")
-"""The node's first process: its root is the node's, and its mount namespace, provided that the agent sees it."""
+"""The node's first process, whose root and mount namespace are the node's, provided that the agent sees it."""
 
 
 class CdiGenerator:
@@ -41,9 +42,9 @@ class CdiGenerator:
     ) -> None:
         """Args:
         folder: CDI directory, a path of the node.
-        programs: paths on the node at which the program may be.
+        programs: possible paths of the program on the node.
         node: /proc folder of a process in the node's mount namespace.
-        timeout_s: seconds that the program may take.
+        timeout_s: timeout of the program, in seconds.
         """
         self._folder = folder
         self._programs = tuple(programs)
@@ -51,7 +52,7 @@ class CdiGenerator:
         self._timeout_s = timeout_s
 
     async def generate(self) -> str | None:
-        """Run the program; return why there is no result, None if there is one."""
+        """Run the program; return why it failed, None if it succeeded."""
         program = next((path for path in self._programs if _is_there(self._node, path)), None)
         if program is None:
             return "nvidia-ctk is not installed"
@@ -78,7 +79,7 @@ class CdiGenerator:
     async def _run(self, command: Sequence[str]) -> str | None:
         process = await asyncio.create_subprocess_exec(
             *command,
-            user=os.geteuid(),  # a real user of its own would make the dynamic linker ignore the environment
+            user=os.geteuid(),  # with another real user, the dynamic linker would ignore the environment
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

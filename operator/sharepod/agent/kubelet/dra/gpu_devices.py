@@ -1,12 +1,12 @@
 """CDI devices of the node's GPUs: found by UUID or index among the specifications that NVIDIA's toolkit has written.
 
-A GPU's device is one of class `gpu` of NVIDIA (`nvidia.com/gpu`, or that of its device plugin) whose name is the GPU's
-UUID, or else its index. As for a container runtime, a later directory goes before an earlier one, and a device that two
-files of one directory define is none.
+A GPU's device is of NVIDIA's class `gpu` (`nvidia.com/gpu`, or its device plugin's); its name is the GPU's UUID, or
+else its index. Precedence is that of container runtimes: a later directory overrides an earlier one, and a device that
+two files of one directory define is ignored.
 
 Guarantees:
-- A specification that is broken, too large or no file costs nothing but itself.
-- A file that has not changed is not read again.
+- A specification that is broken, too large or not a regular file affects only its own devices.
+- An unchanged file is not read again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _VENDOR = "nvidia.com"
 _CLASS = "gpu"
 _NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]{0,253}[A-Za-z0-9])?$")
 _FILE_BYTES_MAX = 8 << 20
-"""Largest specification that is read: some ten times that of sixteen GPUs, each with seven MIG instances."""
+"""Largest specification in bytes that is read: some ten times that of sixteen GPUs, each with seven MIG instances."""
 _FILES_MAX = 256
-"""Files that are read in one directory."""
+"""Most files that are read in one directory."""
 _DEPTH_MAX = 64
-"""Nested mappings and lists of a specification: ten are usual, and libyaml's loader crashes at tens of thousands."""
+"""Deepest nesting of a specification: ten levels are usual, and libyaml's loader crashes at tens of thousands."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _BrokenError(Exception):
-    """Specification that cannot be used. The message says why."""
+    """Specification that cannot be used. The message has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class GpuDevices:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Args:
-        folders: the CDI directories of the node's container runtime, the one that goes before others last.
+        folders: the CDI directories of the node's container runtime, in ascending precedence.
         """
         self._folders = tuple(folders)
         self._read: dict[Path, tuple[_Stamp, _Specification | None]] = {}
@@ -115,7 +115,7 @@ class GpuDevices:
 
 
 def _names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return the names by which NVIDIA's toolkit calls a GPU, depending on its strategy, the surest first."""
+    """Return the names that NVIDIA's toolkit gives a GPU, depending on its strategy, in order of preference."""
     return (gpu.uuid, str(gpu.index), f"gpu{gpu.index}")
 
 
@@ -128,7 +128,7 @@ def _load(path: Path) -> _Specification | None:
     try:
         text = _content(path)
         return _parse(json.loads(text) if path.suffix == ".json" else _load_yaml(text))
-    except Exception as error:  # whatever a parser raises: the file is somebody else's
+    except Exception as error:  # any error of the parser: the file is not ours
         log.warning("cannot use a CDI specification", file=str(path), error=str(error)[:200])
         return None
 
@@ -157,7 +157,7 @@ def _content(path: Path) -> bytes:
 
 
 def _parse(document: Any) -> _Specification | None:
-    """Return what is used of a specification; None for a kind that is not NVIDIA's GPUs."""
+    """Return the used parts of a specification; None if its kind is not NVIDIA's GPUs."""
     if not isinstance(document, Mapping):
         raise _BrokenError("it is no mapping")
     kind, devices = document.get("kind"), document.get("devices")

@@ -1,12 +1,12 @@
-"""Prepared claims: which ResourceClaim is which tenant's on this node, and in which pods, across restarts of the agent.
+"""Prepared claims: the tenant of each prepared ResourceClaim of this node, and its pods, across restarts of the agent.
 
 Guarantees:
 - A claim counts as prepared from before its CDI device is written until after that is removed, even if the agent is
   killed.
-- A record is valid for one boot of the node: afterwards no container runs, and the kubelet prepares each claim again
-  before it starts one.
+- A record is valid for one boot of the node: after a reboot no container runs, and the kubelet prepares each claim
+  again before it starts a container.
 - A CDI device that is lost while its claim is prepared is written again by the next agent.
-- A tenant's pods are remembered until the tenant is forgotten: a pod's processes may outlive its claim.
+- A tenant's pods are remembered until the tenant is dropped: a pod's processes may outlive its claim.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 _STATE_VERSION = 1
 """Version of the file's layout; a file of another version is not read."""
 _PODS_MAX = 1024
-"""Pods that are remembered of one tenant: a claim has at most 256 consumers at a time."""
+"""Most pods that are remembered of one tenant: a claim has at most 256 consumers at a time."""
 
 
 class _KeptTenant(BaseModel):
@@ -51,13 +51,13 @@ class _KeptClaims(BaseModel):
 
 @dataclass
 class _Known:
-    """One tenant that is or was attached by a claim."""
+    """Tenant that is or was attached by a claim."""
 
     claims: dict[str, str] = field(default_factory=dict)
     """Namespace and name of each prepared claim, by UID."""
     pods: set[str] = field(default_factory=set)
     prepared: int = 0
-    """Number of times that a claim of it was prepared."""
+    """Number of preparations of its claims."""
 
 
 class PreparedClaims:
@@ -76,11 +76,11 @@ class PreparedClaims:
         self._tenants: dict[str, _Known] = {}
         self._saving = asyncio.Lock()
         self._turn = asyncio.Lock()
-        """Held by the one operation that is under way: two of one claim must not mix, and both are short."""
+        """Held by the one running operation: two of one claim must not interleave, and all are short."""
         self._saves: set[asyncio.Task[None]] = set()
 
     def recover(self) -> None:
-        """Read the records of an earlier agent, and make the CDI devices theirs. Call once, first."""
+        """Read the records of an earlier agent, and correct the CDI devices to match. Call once, first."""
         kept = self._load()
         for tenant_id, known in kept.tenants.items():
             self._tenants[tenant_id] = _Known(dict(known.claims), set(known.pods), prepared=1)
@@ -98,12 +98,12 @@ class PreparedClaims:
         log.info("claims recovered", prepared=sum(len(tenant.claims) for tenant in self._tenants.values()))
 
     def prepared(self, tenant_id: str) -> tuple[str, ...]:
-        """Return the claims by which this tenant is attached or just being attached, in words, sorted."""
+        """Return the claims by which this tenant is attached or being attached, as text, sorted."""
         tenant = self._tenants.get(tenant_id)
         return tuple(sorted(tenant.claims.values())) if tenant else ()
 
     def times_prepared(self, tenant_id: str) -> int:
-        """Return how many times a claim of this tenant was prepared. It only grows."""
+        """Return how many times a claim of this tenant was prepared. The number only grows."""
         tenant = self._tenants.get(tenant_id)
         return tenant.prepared if tenant else 0
 
@@ -117,7 +117,7 @@ class PreparedClaims:
         return frozenset(self._tenants)
 
     def learn(self, tenant_id: str, pod_uid: str) -> None:
-        """Take a pod in which a process of the tenant was seen. Ignored for a tenant that was never prepared."""
+        """Record a pod in which a process of the tenant was seen. Ignored for a tenant that was never prepared."""
         tenant = self._tenants.get(tenant_id)
         if tenant is None or pod_uid in tenant.pods or len(tenant.pods) >= _PODS_MAX:
             return
@@ -127,9 +127,9 @@ class PreparedClaims:
         task.add_done_callback(self._saves.discard)
 
     async def prepare(self, claim: ClaimIdentity, entitled: Callable[[], str]) -> None:
-        """Write the CDI device of a claim, unless it is there already. Raise `OSError`, and what `entitled` raises.
+        """Write the CDI device of a claim, unless it exists already. Raise `OSError`, and errors of `entitled`.
 
-        `prepared` shows the claim from `entitled`'s answer on, without a suspension in between: a row that turns
+        `prepared` includes the claim from `entitled`'s answer on, without an await in between: a row that turns
         Releasing finds it prepared. The operation runs to its end even if the caller is cancelled.
 
         Args:
@@ -139,7 +139,7 @@ class PreparedClaims:
         await self._to_the_end(self._prepare(claim, entitled))
 
     async def unprepare(self, claim_uid: str) -> bool:
-        """Remove the CDI device of a claim, whichever tenant's it is; return whether the claim was prepared.
+        """Remove the CDI device of a claim, of any tenant; return whether the claim was prepared.
 
         The operation runs to its end even if the caller is cancelled. Raise `OSError`.
         """
@@ -149,7 +149,7 @@ class PreparedClaims:
         return True
 
     async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Forget all tenants that are not in `tenant_ids` and have no prepared claim."""
+        """Drop all tenants that are not in `tenant_ids` and have no prepared claim."""
         gone = [
             tenant_id
             for tenant_id, tenant in self._tenants.items()
@@ -161,7 +161,7 @@ class PreparedClaims:
             await self._save_if_possible()
 
     async def close(self) -> None:
-        """Wait for writes that are under way."""
+        """Wait for pending writes."""
         await asyncio.gather(*self._saves, return_exceptions=True)
 
     async def _prepare(self, claim: ClaimIdentity, entitled: Callable[[], str]) -> None:
@@ -188,8 +188,8 @@ class PreparedClaims:
         await self._save_if_possible()
 
     async def _to_the_end(self, operation: Coroutine[None, None, None]) -> None:
-        """Run `operation` to its end after the others: a call that the kubelet has given up must not write beside the
-        next call."""
+        """Run `operation` to its end after the others: a call that the kubelet has abandoned must not write
+        concurrently with the next call."""
 
         async def in_turn() -> None:
             async with self._turn:
@@ -219,7 +219,7 @@ class PreparedClaims:
         except FileNotFoundError:
             return empty
         except (OSError, ValidationError) as error:
-            log.warning("cannot read the file of prepared claims; using the CDI devices alone", error=str(error))
+            log.warning("cannot read the file of prepared claims; using only the CDI devices", error=str(error))
             return empty
         if (kept.version, kept.boot) != (_STATE_VERSION, boot_id()):
             return empty
@@ -235,7 +235,7 @@ class PreparedClaims:
             await asyncio.to_thread(files.replace, self._file, kept.model_dump_json().encode())
 
     async def _save_if_possible(self) -> None:
-        """Save; log a failure. What the file then has too much is corrected by the kubelet's next call."""
+        """Save; log a failure. Surplus entries in the file are corrected by the kubelet's next call."""
         try:
             await self._save()
         except OSError as error:

@@ -1,12 +1,12 @@
-"""Claims of the node's self-test: what a container gets by one of them is what a tenant's gets, but for the tenant.
+"""Claims of the node's self-test. Their container gets the same as a tenant's, except the tenant's directory.
 
     sharepod.self-test-<claim's UID>.json: kind sharepod.dev/self-test, one device named by the UID
 
 Guarantees:
-- A claim of the system's own namespace alone is one of the self-test; it needs no row, and is nobody's share.
-- The device is written, found and removed as a tenant's is, in the same directory.
-- The container has the devices of all GPUs of the node: a specification that the runtime cannot apply shows. The
-  program of the self-test opens none of them.
+- Only a claim of the system's own namespace can be one of the self-test; it needs no row and has no share.
+- The device is written, found and removed like a tenant's, in the same directory.
+- The container has the devices of all GPUs of the node, which detects a specification that the runtime cannot apply.
+  The self-test's program opens none of them.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class PreparedSelfTests:
         self._gpu_devices = gpu_devices
         self._clock = clock
         self._prepared: dict[str, float] = {}
-        """When each claim was prepared, by UID."""
+        """Time at which each claim was prepared, by UID."""
 
     def recover(self) -> None:
-        """Take over what an earlier agent of this boot prepared, and remove what is older. Call once, first."""
+        """Take over the devices of an earlier agent of this boot, and remove older ones. Call once, first."""
         for uid, found in self._devices.present().items():
             if found is not None:
                 self._prepared[uid] = self._clock()
@@ -67,7 +67,7 @@ class PreparedSelfTests:
                 log.warning("cannot remove a CDI device of an earlier boot", claim_uid=uid, error=str(error))
 
     def prepared_for_s(self) -> float | None:
-        """Return the seconds since the latest of the prepared claims was prepared; None without any."""
+        """Return the seconds since the last preparation of a prepared claim; None without any."""
         return self._clock() - max(self._prepared.values()) if self._prepared else None
 
     def has(self, claim: ClaimIdentity) -> bool:
@@ -75,9 +75,9 @@ class PreparedSelfTests:
         return claim.namespace == self._namespace and has_name_of_self_test(claim.name)
 
     async def prepare(self, claim: ClaimIdentity) -> list[str]:
-        """Write the CDI device of a claim; return what the container runtime is told: that, and the node's GPUs.
+        """Write the CDI device of a claim; return the devices for the container runtime: this one, and the node's GPUs.
 
-        Raise `OSError`, and `ClaimRefusedError` for a UID that cannot be part of the name of a file.
+        Raise `OSError`, and `ClaimRefusedError` for a UID that cannot be part of a file name.
         """
         if not is_safe_uid(claim.uid):
             raise ClaimRefusedError(f"the kubelet names claim {claim} with the UID {claim.uid[:64]!r}", lasting=True)

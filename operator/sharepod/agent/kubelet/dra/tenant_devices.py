@@ -1,10 +1,11 @@
-"""CDI devices of tenants: one specification for each prepared claim, which puts the tenant's directory into containers.
+"""CDI devices of tenants: one specification for each prepared claim, which mounts the tenant's directory into
+containers.
 
     sharepod-<claim's UID>.json: kind sharepod.dev/tenant, one device named by the UID
 
 Guarantees:
-- A container runtime sees a specification whole or not at all.
-- What a specification says depends on the tenant's id alone, so that it can be written again at any time.
+- A container runtime reads a complete specification or none.
+- The content of a specification depends only on the tenant's id, so it can be written again at any time.
 - Mounts are read-only.
 """
 
@@ -28,12 +29,12 @@ _VERSION = "0.6.0"
 _READ_ONLY = ("rbind", "ro", "nosuid", "nodev")
 _TENANT, _BOOT = f"{GROUP}/tenant", f"{GROUP}/boot"
 _BYTES_MAX = 1 << 16
-"""Largest specification of ours that is read: fifty times what is written."""
+"""Largest own specification in bytes that is read: fifty times the usual size."""
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Kind of devices of this agent."""
+    """Kind of this agent's devices."""
 
     name: str
     """Name of the kind, below `sharepod.dev/`."""
@@ -48,7 +49,7 @@ SELF_TEST_KIND = DeviceKind("self-test", "sharepod.self-test-")
 
 
 def device_id(claim_uid: str, kind: DeviceKind = TENANT) -> str:
-    """Return the name by which a container runtime is told the device of a claim."""
+    """Return the name of a claim's device, as container runtimes take it."""
     return f"{GROUP}/{kind.name}={claim_uid}"
 
 
@@ -58,7 +59,7 @@ class TenantDevices:
     def __init__(self, folder: Path, boot: str, kind: DeviceKind = TENANT) -> None:
         """Args:
         folder: the CDI directory.
-        boot: identity of the node's present boot.
+        boot: identity of the node's current boot.
         kind: the kind of the devices.
         """
         self._folder = folder
@@ -69,7 +70,7 @@ class TenantDevices:
         """Write the specification of a claim. Raise `OSError`.
 
         Args:
-            claim_uid: UID of the claim, a safe part of a file's name.
+            claim_uid: UID of the claim, a safe part of a file name.
             tenant_id: the claim's tenant.
             directory: the tenant's directory on the node.
         """
@@ -87,8 +88,8 @@ class TenantDevices:
         self._path(claim_uid).unlink(missing_ok=True)
 
     def present(self) -> Mapping[str, str | None]:
-        """Return the tenant of each specification of ours, by the claim's UID; None for one of another boot, or one
-        that cannot be read."""
+        """Return the tenant of each own specification, by the claim's UID; None if it is of another boot or cannot be
+        read."""
         found: dict[str, str | None] = {}
         for path in self._folder.glob(f"{self._kind.prefix}*.json"):
             found[path.stem.removeprefix(self._kind.prefix)] = self._tenant_of(path)
@@ -102,7 +103,7 @@ class TenantDevices:
             {"hostPath": str(source), "containerPath": target, "options": list(_READ_ONLY)}
             for source, target in ((directory, VOLUME_MOUNT_PATH), (directory / PRELOAD_FILE, PRELOAD_PATH))
         ]
-        # Where NVIDIA's runtime is the default one and obeys the variable, the container gets no other GPU by it.
+        # Where NVIDIA's runtime is the default and obeys the variable, the container gets no other GPU by it.
         edits = {"env": [f"NVIDIA_VISIBLE_DEVICES={NO_GPUS}"], "mounts": mounts}
         return {
             "cdiVersion": _VERSION,

@@ -1,4 +1,4 @@
-"""Generator of the `*_pb2.py` beside the `.proto` files: `python -m sharepod.agent.kubelet.wire.generate [DIRECTORY]`.
+"""Generator of the `*_pb2.py` next to the `.proto` files: `python -m sharepod.agent.kubelet.wire.generate [DIRECTORY]`.
 
 Needs `grpcio-tools`. The result is checked in, so that an installation needs no protocol compiler; a test fails if it
 is stale.
@@ -18,7 +18,7 @@ PROTOS = ("csi.proto", "dra.proto", "podresources.proto", "registration.proto")
 def generate(destination: Path = SOURCE_ROOT) -> tuple[Path, ...]:
     """Write the modules under `destination`, in the folder of their package; return their paths.
 
-    Raise `RuntimeError` if the compiler refuses a file; the compiler prints why.
+    Raise `RuntimeError` if the compiler refuses a file; the compiler prints the reason.
     """
     from grpc_tools import protoc  # type: ignore[import-untyped]
 

@@ -1,8 +1,8 @@
 """gRPC services on Unix sockets, built from the descriptors of the generated messages, without generated stubs.
 
 Guarantees:
-- A socket replaces what an earlier agent left at its path, and only root can connect to it.
-- A server that ends removes its own socket only, and none that another agent has made in its place.
+- A socket replaces the one that an earlier agent left at its path, and only root can connect to it.
+- A server that stops removes only its own socket, never one that another agent has created at the path.
 - A handler that raises ends its call with a gRPC status and nothing else.
 """
 
@@ -39,11 +39,11 @@ class RpcError(Exception):
 
 
 class SocketError(OSError):
-    """Socket that cannot be served. The message says where, and what to do."""
+    """Socket that cannot be served. The message has the path and the remedy."""
 
 
 class ReadOnlyError(SocketError):
-    """Socket on a disk that is read-only at present."""
+    """Socket on a disk that is read-only."""
 
 
 def service(file_descriptor: Any, name: str, handlers: Mapping[str, Handler]) -> Any:
@@ -102,7 +102,7 @@ class UnixServer:
         server.add_generic_rpc_handlers(self._services)
         try:
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            # gRPC removes the name that it was given when it ends, whoever's socket that is by then.
+            # At its end gRPC removes the name that it was given, whichever socket has it by then.
             with short_path(self.path.parent) as folder, replacing(folder / self.path.name) as fresh:
                 server.add_insecure_port(f"unix:{fresh}")
                 await server.start()
@@ -122,8 +122,8 @@ class UnixServer:
         return self._server is not None and self.path.is_socket()
 
     async def stop(self, grace_s: float) -> None:
-        """Remove the socket, unless another server's has taken its place; let calls under way run for at most `grace_s`
-        seconds, then cancel them."""
+        """Remove the socket, unless another server has replaced it. Pending calls run for at most `grace_s` seconds,
+        then they are cancelled."""
         if self._server is not None:
             with contextlib.suppress(OSError):
                 if _identity(self.path) == self._made:
@@ -133,6 +133,6 @@ class UnixServer:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a file: no other file has them while the server has the socket open."""
+    """Return device and inode of a file, which no other file has while the server has the socket open."""
     status = path.stat(follow_symlinks=False)
     return status.st_dev, status.st_ino
