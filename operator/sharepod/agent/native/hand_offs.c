@@ -1,9 +1,9 @@
-/* Hand-offs that were decided on before the holder drains: nothing of Python between its DRAINED and the next GRANT.
+/* Hand-offs that are decided before the holder drains: no Python runs between its DRAINED and the next GRANT.
  *
  * Guarantees:
- * - a grant is sent only for a DRAINED that the codec of sharepod.protocol would take, of the grant that is held, and
- *   within the window for which its order is right;
- * - a DRAINED is taken from its socket only if its grant was sent, and each grant is sent once.
+ * - A grant is sent only for a DRAINED that the codec of sharepod.protocol accepts, of the current grant, and within
+ *   the window of its order.
+ * - A DRAINED is removed from its socket only if its grant was sent, and each grant is sent at most once.
  */
 #include "hand_offs.h"
 
@@ -25,7 +25,7 @@ static int64_t monotonic(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Return whether the next packet of a socket is a DRAINED of that grant, which stays there. */
+/* Return whether the next packet of a socket is a DRAINED of that grant. The packet stays in the socket. */
 static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drained) {
     const struct shp_header *header = &drained->header;
     ssize_t size = recv(socket, drained, sizeof *drained, MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);

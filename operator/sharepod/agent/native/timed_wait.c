@@ -1,4 +1,4 @@
-/* Waiting for descriptors or a moment, looking at signs of life meanwhile: nothing of Python in between. */
+/* Wait for descriptors or a moment, with checks for signs of life, without running Python in between. */
 #include "timed_wait.h"
 
 #include <errno.h>
@@ -13,9 +13,10 @@
 enum { EVENTS_MOST = 64, NS_IN_MS = 1000000 };
 
 static const int64_t NS_IN_S = 1000000000;
-static const int64_t REST_NS = 100000; /* for which the wait goes on after a hand-off: the successor runs meanwhile,
-                                        * which may be on this processor, and the agent's books are in no hurry */
-static const int64_t PUT_OFF_NS = 20000000; /* how far off a look is at most: what ends a program's work is its word */
+static const int64_t REST_NS = 100000;      /* how long the wait continues after a hand-off: the successor may need this
+                                             * processor, and the agent's accounts can wait */
+static const int64_t PUT_OFF_NS = 20000000; /* longest time to the next check: a program's report about the end of its
+                                             * work may be wrong */
 
 static int64_t monotonic(void) {
     struct timespec time;
@@ -30,7 +31,7 @@ static int milliseconds(int64_t ns) {
     return ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
-/* Wait once: without a look. As `shp_timed_wait`. */
+/* Wait once, without checks. As `shp_timed_wait`. */
 static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most) {
     struct epoll_event events[EVENTS_MOST];
     int ms = milliseconds(timeout_ns);
@@ -38,7 +39,7 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
         struct itimerspec at = {
             .it_value = {.tv_sec = (time_t)(timeout_ns / NS_IN_S), .tv_nsec = (long)(timeout_ns % NS_IN_S)}};
         if (timerfd_settime(timer, 0, &at, NULL) == 0 && ms < INT_MAX)
-            ms++; /* the timer ends the wait; should it not, this does */
+            ms++; /* the timer ends the wait; if it does not, this timeout does */
     }
     int count = epoll_wait(poller, events, most < EVENTS_MOST ? most : EVENTS_MOST, ms);
     if (count < 0)
@@ -48,8 +49,8 @@ static int wait_once(int poller, int timer, int64_t timeout_ns, shp_ready *ready
     return count;
 }
 
-/* When the process was last heard of. It was never heard later than now: the offset is somewhat too large where the
- * process had written some time before it was read, and one that writes far ahead is not believed. */
+/* Time of the process's last sign of life, at most now. The clock offset is slightly too large if the process had
+ * written some time before it was read. A time far in the future is not believed. */
 static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_t now) {
     uint64_t written = __atomic_load_n(&pulse->beat_at, __ATOMIC_RELAXED);
     int64_t at = (int64_t)(written + (uint64_t)beat->offset);
@@ -58,7 +59,7 @@ static int64_t heard(const shp_beat *beat, const struct shp_pulse *pulse, int64_
     return at > beat->since ? at : beat->since;
 }
 
-/* From when on its silence matters: shortly before the work that it has launched ends, as far as it says when. */
+/* Time from which its silence matters: shortly before the end of its launched work, if it reports one. */
 static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     uint64_t ends_at = __atomic_load_n(&pulse->ends_at, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pulse->grant_id, __ATOMIC_RELAXED) == 0 || ends_at == 0)
@@ -66,8 +67,8 @@ static int64_t matters(const shp_beat *beat, const struct shp_pulse *pulse) {
     return (int64_t)(ends_at + (uint64_t)beat->offset - (uint64_t)beat->ahead);
 }
 
-/* Look at all tenants. Return whether each gives signs of life, or is not missed yet. The next look is due when one
- * could be silent and missed. */
+/* Check all tenants. Return whether each one gives signs of life, or has work left. The next check is due when a tenant
+ * could be silent without work. */
 static bool all_alive(shp_silence_watch *silence_watch, int64_t now) {
     int64_t due = INT64_MAX;
     for (int i = 0; i < silence_watch->count;) {
@@ -100,7 +101,7 @@ static int64_t next_look(const shp_silence_watch *silence_watch) {
     return silence_watch->count > 0 && !silence_watch->silent ? silence_watch->due : INT64_MAX;
 }
 
-/* Take the look and ring the alarm that are due. Return whether Python has to know. */
+/* Make the check and ring the alarm, if due. Return whether Python must be woken. */
 static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     bool silent = next_look(silence_watch) <= now && !all_alive(silence_watch, now),
          rings = silence_watch->alarm <= now;
@@ -113,7 +114,7 @@ static bool looked_after(shp_silence_watch *silence_watch, int64_t now) {
     return silent || rings;
 }
 
-/* Wait, and look after what `silence_watch` says. As `shp_timed_wait`, but for signals: -EINTR. */
+/* Wait, and check the tenants of `silence_watch`. As `shp_timed_wait`, except for signals: -EINTR. */
 static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *ready, int most,
                          shp_silence_watch *silence_watch, shp_hand_offs *hand_offs) {
     if (hand_offs->made > 0)
@@ -128,7 +129,7 @@ static int wait_and_look(int poller, int timer, int64_t timeout_ns, shp_ready *r
             return count;
         bool only_timer = count == 1 && ready[0].descriptor == silence_watch->timer;
         if (count > 0 && !only_timer && shp_hand_on(hand_offs) > 0) {
-            count = wait_once(poller, -1, 0, ready, most - 1); /* what they have taken is there no more */
+            count = wait_once(poller, -1, 0, ready, most - 1); /* the hand-offs have emptied some of these sockets */
             if (count < 0)
                 return count;
             int64_t rested = monotonic() + REST_NS;

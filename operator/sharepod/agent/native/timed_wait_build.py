@@ -1,6 +1,6 @@
 """Build of `sharepod.agent._timed_wait`, the wait of the agent's event loop in C, by cffi in API mode.
 
-The declarations are read from the headers. setuptools runs this file (`cffi_modules` in setup.py).
+The declarations come from the headers. setuptools runs this file (`cffi_modules` in setup.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = HERE / "hand_offs.h", HERE / "timed_wait.h"
-"""Each comes before those that include it."""
+"""A header comes before the headers that include it."""
 SOURCES = HERE / "hand_offs.c", HERE / "timed_wait.c"
 ROOT = HERE.parents[3]
 PROTOCOL = ROOT / "shim" / "include"

@@ -1,16 +1,15 @@
-"""Meter of what tenants have of the node's GPUs: series of counters by namespace and model, and books of each GPU.
+"""Meter of the tenants' GPU consumption: series of counters by namespace and model, and an account of each GPU's time.
 
 Guarantees:
-- CM1 whole-books: the uses of a GPU (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to the time
-  since the GPU was first seen, over every agent that has kept these books.
-- CM2 unmetered: a GPU's time is `unmetered` only while it has a tenant that shares it and no agent counts: from the
-  last books that were kept to the next agent's first grant, less what the tenants' accounts know of it.
+- CM1 whole-books: a GPU's uses (held, gap, anticipated, handed over, idle, stalled, unmetered) add up to the time since
+  the GPU was first seen. This holds over every agent that has kept this account.
+- CM2 unmetered: a GPU's time is `unmetered` only while a tenant shares it and no agent counts: from the last stored
+  count to the next agent's first grant. Time that the tenants' accounts show as held is subtracted.
 - CM3 growing: a series never falls; a closed one does not grow (`api/consumption.py`, CO1 to CO3).
-- CM4 resumed: what an account says that was held since it was last metered is counted once, by whichever agent meters
-  it next.
+- CM4 resumed: held time of an account since its last count is counted once, by the agent that counts it next.
 
-Clocks are passed in: nanoseconds of the node's monotonic clock, which goes on from agent to agent until the node's next
-boot, and milliseconds since 1970.
+Clocks are passed in: nanoseconds of the node's monotonic clock, which agents of one boot share, and milliseconds since
+1970.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from sharepod.api.gpunode import Mode, Tenant
 from sharepod.timeshare import GpuTime, TimeUsage
 
 CLOSE_AFTER_MS = 3_600_000
-"""Milliseconds without a tenant after which a series is closed: an hour, so that jobs that follow each other
-share one."""
+"""Milliseconds without a tenant after which a series is closed: an hour, so that successive jobs share one."""
 CLOSED_AT_MOST = MAX_CONSUMPTION // 2
-"""Closed series that wait for the operator; while there are so many, none is closed."""
+"""Most closed series that wait for the operator; at this number no further one is closed."""
 UNKNOWN_MODEL = "unknown"
 """Model of a GPU that has not been read yet."""
 
@@ -45,8 +43,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """Totals of one tenant since it has its row, over all agents; of one GPU. `since` names them: it is when they were
-    0."""
+    """Totals of one tenant since it has its row, over all agents; of one GPU. `since` identifies them: the time at
+    which they were 0."""
 
     since: str
     held_seconds: int
@@ -71,7 +69,7 @@ class _MeteredTenant:
     total_reserved_ns: int = 0
     total_memory_mib_ns: int = 0
     resumed: bool = False
-    """Its account has not been read since this agent began: what it held meanwhile was unmetered."""
+    """True until its account has been read by this agent: time that it held without an agent was unmetered."""
 
 
 @dataclass
@@ -79,18 +77,18 @@ class _MeteredGpu:
     books: dict[str, int]
     at_ns: int
     seen: dict[str, int] = field(default_factory=dict)
-    """The scheduler's books when they were last entered; empty: it had none."""
+    """The scheduler's GPU account at the last entry; empty: it had none."""
     away: bool = False
-    """No agent has counted since `at_ns`."""
+    """True if no agent has counted since `at_ns`."""
 
 
 class ConsumptionMeter:
     """Meter of one node.
 
     Args:
-        now: The present moment.
+        now: The current moment.
         fresh_name: Returns the name of a new series, given its begin in milliseconds since 1970.
-        boot: Identity of the node's present boot.
+        boot: Identity of the node's current boot.
     """
 
     def __init__(self, now: Callable[[], Moment], fresh_name: Callable[[int], str], boot: str) -> None:
@@ -104,14 +102,14 @@ class ConsumptionMeter:
         self._last_since_ms = 0
         self._metered_at_ms = 0
 
-    # ---- over agents
+    # ---- state across agents
 
     def restore(self, kept: KeptConsumption) -> None:
-        """Go on from what an earlier agent has kept. Its tenants are metered on, as they were, until they are updated
-        or ended."""
+        """Continue from an earlier agent's state. Its tenants stay metered with their former rows until they are
+        updated or ended."""
         now = self._now()
         same_boot, shift = kept.boot == self._boot, 0
-        if not same_boot:  # the monotonic clock began anew: the time between is the wall clock's
+        if not same_boot:  # after a reboot the monotonic clock restarts: the wall clock gives the time between
             shift = now.monotonic_ns - kept.monotonic_ns - max(0, now.wall_ms - kept.wall_ms) * 1_000_000
         for tenant_id, one in kept.tenants.items():
             self._tenants[tenant_id] = _MeteredTenant(
@@ -142,7 +140,7 @@ class ConsumptionMeter:
         self._metered_at_ms = kept.wall_ms
 
     def kept(self) -> KeptConsumption:
-        """Return what the next agent needs to go on."""
+        """Return the state for the next agent."""
         now = self._now()
         return KeptConsumption(
             boot=self._boot,
@@ -175,16 +173,16 @@ class ConsumptionMeter:
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Tenants that are metered."""
+        """Metered tenants."""
         return tuple(self._tenants)
 
     def update(self, row: Tenant, models: Mapping[str, str], usage: TimeUsage | None) -> None:
-        """Meter a row as it now is: a new one from now on, a known one as it was until now.
+        """Meter a row with its new content from now on; until now, a known row counts with its former content.
 
         Args:
             row: The row.
             models: Model of each GPU that has been read, by UUID.
-            usage: What its account says; None: it has none.
+            usage: Its account; None: it has none.
         """
         known = self._tenants.get(row.id)
         if known is not None:
@@ -212,8 +210,8 @@ class ConsumptionMeter:
             self._series[row.namespace, model] = self._open(row.namespace, model, self._now())
 
     def take_up(self, tenant_id: str, usage: TimeUsage) -> None:
-        """Begin with a tenant's account as it is: what it held before it was metered is not counted. An account that an
-        earlier agent has metered goes on from there instead."""
+        """Start from a tenant's account as it is: time held before metering is not counted. An account that an earlier
+        agent has metered continues from that agent's count instead."""
         one = self._tenants[tenant_id]
         if one.resumed:
             self.settle(tenant_id, usage)
@@ -221,7 +219,7 @@ class ConsumptionMeter:
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
 
     def settle(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count what a tenant has had until now. `usage`: what its account says; None: it has none now."""
+        """Count a tenant's usage up to now. `usage`: its account; None: it has none now."""
         one = self._tenants[tenant_id]
         now = self._now()
         elapsed = max(0, now.monotonic_ns - one.at_ns)
@@ -229,7 +227,7 @@ class ConsumptionMeter:
         if one.exclusive:
             held = elapsed
         elif usage is not None:
-            # An account that has less than was counted is a little older than the count: it goes on from there.
+            # An account with less than was counted was stored shortly before the count: it continues from there.
             held = max(0, usage.held_ns - one.held_ns)
             borrowed = max(0, usage.borrowed_ns - one.borrowed_ns)
             one.held_ns, one.borrowed_ns = usage.held_ns, usage.borrowed_ns
@@ -256,13 +254,13 @@ class ConsumptionMeter:
         self._metered_at_ms = max(self._metered_at_ms, now.wall_ms)
 
     def end(self, tenant_id: str, usage: TimeUsage | None) -> None:
-        """Count what a tenant has had, and meter it no longer."""
+        """Count a tenant's usage up to now, and stop metering it."""
         if tenant_id in self._tenants:
             self.settle(tenant_id, usage)
             del self._tenants[tenant_id]
 
     def totals(self) -> dict[str, TenantTotals]:
-        """Return the totals of each tenant as it was last settled."""
+        """Return the totals of each tenant at its last count."""
         second = 1_000_000_000
         return {
             tenant_id: TenantTotals(
@@ -278,13 +276,13 @@ class ConsumptionMeter:
     # ---- GPUs
 
     def enter_gpu(self, uuid: str, time: GpuTime | None, account_of: Callable[[str], TimeUsage | None]) -> None:
-        """Bring a GPU's books, and its tenants, forward to now: what is kept of both is as of one moment. To be called
-        before the scheduler's books of it are opened or closed.
+        """Advance a GPU's account, and its tenants' counts, to now, so that both are stored as of one moment. Call this
+        before the scheduler's account of the GPU is opened or closed.
 
         Args:
             uuid: The GPU.
-            time: The scheduler's books of it; None: no tenant shares it.
-            account_of: Returns what a tenant's account says; None: it has none now.
+            time: The scheduler's account of it; None: no tenant shares it.
+            account_of: Returns a tenant's account; None: it has none now.
         """
         for tenant_id in [tenant_id for tenant_id, one in self._tenants.items() if uuid in one.gpus]:
             self.settle(tenant_id, account_of(tenant_id))
@@ -300,20 +298,20 @@ class ConsumptionMeter:
             left -= part
         gpu.at_ns = now
         if present and gpu.seen:
-            gpu.at_ns -= left  # what has passed since the scheduler's books were read comes with the next
+            gpu.at_ns -= left  # time since the scheduler's account was read comes with the next call
         else:
             gpu.books[self._use_beside(uuid, gpu)] += left
         gpu.seen, gpu.away = present, False
 
     def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
-        """Return what a GPU's time went to while the scheduler had no books of it."""
+        """Return the use of a GPU's time while the scheduler had no account of it."""
         having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
         if any(having):
             return "held"
         return "unmetered" if having and gpu.away else "idle"
 
     def gpu_books(self, uuid: str) -> Mapping[str, int] | None:
-        """Return the books of a GPU in nanoseconds by use; None if it was never seen."""
+        """Return the account of a GPU in nanoseconds by use; None if the GPU was never seen."""
         gpu = self._gpus.get(uuid)
         return gpu.books if gpu is not None else None
 
@@ -333,7 +331,7 @@ class ConsumptionMeter:
                 del self._series[key]
 
     def forget(self, taken_in: Collection[str]) -> None:
-        """Forget the closed series that the operator has taken in."""
+        """Drop the closed series that the operator has added to its accounts."""
         self._closed = [series for series in self._closed if series.name not in taken_in]
 
     def consumption(self) -> list[dict[str, object]]:
@@ -356,7 +354,7 @@ class ConsumptionMeter:
 
     @property
     def metered_at(self) -> str | None:
-        """When a tenant was last metered; None: never."""
+        """Time of the last count; None: none yet."""
         return _timestamp(self._metered_at_ms) if self._metered_at_ms else None
 
     # ---- inside
@@ -369,7 +367,7 @@ class ConsumptionMeter:
         return found
 
     def _found_in_accounts(self, gpus: Collection[str], held_ns: int) -> None:
-        """Move time from unmetered to held: the tenant's account knows that it held it."""
+        """Move time from unmetered to held that the tenant's account shows as held."""
         for uuid in gpus:
             gpu = self._gpus.get(uuid)
             if gpu is not None:

@@ -1,10 +1,10 @@
-"""Moment at which a function is called, and which each hand-off moves.
+"""Moment at which a function is called; each hand-off sets it again.
 
 Guarantees:
-- The function is called at the moment that was set last, or at an earlier one that was set before: it finds out what is
-  due.
-- On the loop of the agent (`on_time.LoopAlarm`), by the clock of the kernel, it is never early. Moving the moment costs
-  no system call, no object and no place in a heap.
+- The function is called at the moment that was set last, or at an earlier one that was set before: it checks itself
+  what is due.
+- On the agent's loop (`on_time.LoopAlarm`) the call is never early by the kernel's clock. Setting the moment costs no
+  system call, no object and no heap operation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class OneAlarm(Protocol):
     """The event loop's alarm, see `on_time.LoopAlarm`."""
 
     def claim(self, ring: Callable[[], object]) -> bool:
-        """Have `ring` called when the alarm rings; return False if it is another's."""
+        """Have `ring` called when the alarm is due; return False if another component has claimed the alarm."""
 
     def release(self) -> None:
-        """Give the alarm back."""
+        """Remove the callback."""
 
     def set(self, at_ns: int | None) -> None:
-        """Let it ring once, at that moment; None: not at all."""
+        """Ring once at that moment; None: not at all."""
 
 
 class Deadline:
     """The moment, on the running loop.
 
     Args:
-        clock: Nanoseconds that never go back.
+        clock: Monotonic clock in nanoseconds.
         due: Called when the moment has come.
     """
 
@@ -41,9 +41,9 @@ class Deadline:
         self._call = due
         self._alarm: OneAlarm | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Where there is no alarm. One that is early stays: most moments are moved on before they come."""
+        """Timer used where there is no alarm. An early timer is kept: most moments are postponed before they come."""
         self._timer_at = 0
-        """Moment for which the timer is set."""
+        """Moment of the timer."""
 
     def set(self, at: int | None) -> None:
         """Call at that moment, in nanoseconds of the clock; None: not at all."""
@@ -59,7 +59,7 @@ class Deadline:
             self._timer = loop.call_at(loop.time() + max(0, at - self._clock()) / 1e9, self._on_timer)
 
     def close(self) -> None:
-        """Call no more."""
+        """Cancel the call."""
         if self._alarm is not None:
             self._alarm.release()
             self._alarm = None
@@ -75,5 +75,5 @@ class Deadline:
         return True
 
     def _on_timer(self) -> None:
-        self._timer = None  # one that was early is set again, for the same moment
+        self._timer = None  # an early timer is set again, for the same moment
         self._call()

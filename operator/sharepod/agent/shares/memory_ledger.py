@@ -1,20 +1,20 @@
-"""Ledger of one tenant's device memory on one GPU: which client was credited how much, and who may have more. Pure.
+"""Ledger of one tenant's device memory on one GPU: the credits of each client, and the decision on requests. Pure.
 
-Time is passed in, and what is to be sent comes back as actions. Sizes are in bytes, times in nanoseconds.
+Time is passed in, and messages are returned as actions. Sizes are in bytes, times in nanoseconds.
 
 Guarantees (ME as in docs/design.md, Memory):
-- ME1 limit: credits, and what the driver counts beyond them, never exceed an enforced limit, except for handovers, what
-  `grow` credits, and a limit that was lowered.
-- ME2 recall-before-refusal: a request that fits the limit is not refused because a sibling process has credits that it
-  does not use; these are recalled first, for a bounded time.
+- ME1 limit: credits, and the driver's bytes beyond them, never exceed an enforced limit, except for handovers, credits
+  by `grow`, and a limit that was lowered.
+- ME2 recall-before-refusal: a request that fits the limit is not refused while a sibling process has unused credits;
+  these are recalled first, for a bounded time.
 - ME4 returned-on-exit: a client that has exited has no credits.
-- K1 lost-connection: credits of a client whose connection is lost while its process runs are kept until the process
-  exits, declares on a new connection what it holds, or the driver tells of its memory; also where the connection was to
-  an earlier agent. A request waits up to `RETURN_NS` for such credits before it is refused.
+- K1 lost-connection: credits of a running process whose connection is lost are kept, also from an earlier agent. They
+  are freed when the process exits, declares its memory on a new connection, or the driver reports its memory. A request
+  waits up to `RETURN_NS` for such credits before it is refused.
 - K2 in-order: requests are decided in the order in which they came.
-- K3 reading-by-peak: a reading of the driver is compared with the most that was credited while it was taken, not with
-  what is credited once it is there.
-- K4 one-recall: a sibling never has two recalls to answer.
+- K3 reading-by-peak: a reading of the driver is compared with the peak of the credits during the reading, not with the
+  credits at its end.
+- K4 one-recall: a sibling never has two unanswered recalls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ClientKey = Hashable
 
 
 class LedgerError(Exception):
-    """Request of a client that breaks the protocol: bytes given back that it does not have, or more asked for than any
-    GPU has."""
+    """Request of a client that breaks the protocol: more bytes returned than credited, or more requested than any GPU
+    has."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Credited:
 
 @dataclass(frozen=True)
 class RecallFrom:
-    """Order to a client to give back credits that it does not use."""
+    """Order to a client to return unused credits."""
 
     client: ClientKey
     bytes: int
-    """Most that is needed."""
+    """Most bytes that are needed."""
 
 
 MemoryAction = Credited | RecallFrom
@@ -60,27 +60,27 @@ class DeniedAllocation:
     """Request that was refused because of the limit."""
 
     asked: int
-    """Bytes that the request asked for, beyond the credits that its process did not use."""
+    """Bytes that the request needed beyond its process's unused credits."""
     used: int
-    """Bytes that counted against the limit then."""
+    """Bytes that counted against the limit at that time."""
     limit: int
-    """Bytes that the tenant was allowed then."""
+    """Limit at that time, in bytes."""
 
 
 PENDING_MAX = 64
-"""Requests of one client that may wait at once; a hook has one per thread that allocates."""
+"""Most waiting requests of one client; a hook has one per allocating thread."""
 
 RETURN_NS = 2_000_000_000
 """Nanoseconds that a request waits for processes whose connection is lost, as all are when a new agent starts. A hook
-tries to connect every 250 ms, and then declares what it holds; this is eight attempts."""
+tries to connect every 250 ms, and then declares its memory; this is eight attempts."""
 
 CLAIM_MAX = 1 << 47
-"""Bytes that one request, or all handovers of one client, may be at most: 128 TiB, more than any GPU has."""
+"""Most bytes of one request, or of all handovers of one client: 128 TiB, more than any GPU has."""
 DECIDED_AT_ONCE = 64
-"""Requests that `expire` decides in one call, so that other work of the agent gets its turn; the rest is due at
+"""Most requests that `expire` decides in one call, so that the agent's other work gets its turn; the rest is due at
 once."""
 _SUM_MAX = 1 << 62
-"""Bytes that all credits may add up to where nothing is enforced; the sum has to fit into a frame's signed 64 bits."""
+"""Most bytes of all credits where no limit is enforced; the sum has to fit into a frame's signed 64 bits."""
 
 
 @dataclass(eq=False)
@@ -91,13 +91,13 @@ class _Pending:
     seq: int
     bytes: int
     deadline: int | None = None
-    """When the request is decided at the latest; None while no sibling has been asked."""
+    """Latest time of the decision; None while no sibling has been asked."""
     asked: dict[ClientKey, int] = field(default_factory=dict)
     """Siblings that were asked -> number of the answer that is awaited of each."""
     later: set[ClientKey] = field(default_factory=set)
     """Siblings to ask once they have answered another request's recall (K4)."""
     dropped: bool = False
-    """True once the client's connection is gone."""
+    """True once the client's connection is closed."""
 
 
 class MemoryLedger:
@@ -106,14 +106,14 @@ class MemoryLedger:
     Args:
         limit: Bytes that the tenant may use.
         enforced: Whether the limit is enforced; if not, every request is credited and only counted.
-        recall_ns: How long a request waits for siblings to give back credits.
+        recall_ns: How long a request waits for siblings to return credits.
     """
 
     def __init__(self, limit: int, *, enforced: bool, recall_ns: int) -> None:
         self.limit = limit
         self.enforced = enforced
         self.gpu_memory = 0
-        """Bytes that the GPU has; 0 while the driver has not told."""
+        """Memory of the GPU in bytes; 0 until the driver has reported it."""
         self.grown = 0
         """Bytes credited by `grow` since the start."""
         self.refused = 0
@@ -129,7 +129,7 @@ class MemoryLedger:
         self._handed: dict[ClientKey, int] = {}
         """Bytes that each client has handed over."""
         self._tracked = self._peak = 0
-        """Sum of all credits, and the largest that sum has been since the current reading began (K3)."""
+        """Sum of all credits, and the peak of that sum since the current reading began (K3)."""
         self._untracked = 0
         """Bytes that the driver counts beyond all credits, such as contexts."""
         self._pending: deque[_Pending] = deque()
@@ -143,12 +143,12 @@ class MemoryLedger:
 
     @property
     def tracked(self) -> int:
-        """Sum of all credits, with those kept for lost connections."""
+        """Sum of all credits, including those kept for lost connections."""
         return self._tracked
 
     @property
     def used(self) -> int:
-        """Bytes that count against the limit: credits, and what the driver counts beyond them (contexts)."""
+        """Bytes that count against the limit: credits, and the driver's bytes beyond them (contexts)."""
         return self.tracked + self._untracked
 
     def credit(self, client: ClientKey) -> int:
@@ -156,21 +156,21 @@ class MemoryLedger:
         return self._credits.get(client, 0)
 
     def used_without(self, client: ClientKey, idle: int) -> int:
-        """Return `used` less the client's credits that it does not use. `idle`: bytes of these, by the client."""
+        """Return `used` less the client's unused credits. `idle`: the unused bytes, as the client reports them."""
         return self.used - min(idle, self.credit(client))
 
     def begin_reading(self) -> None:
-        """Start a reading of the driver: bytes freed from here on are not taken for untracked ones by the next
-        `observe` (K3)."""
+        """Start a reading of the driver. Bytes freed from here on are not counted as untracked by the next `observe`
+        (K3)."""
         self._peak = self._tracked
         self._kept_since_reading.clear()
 
     def observe(self, driver_bytes: int, told: Collection[int] = ()) -> None:
-        """Take a reading of the driver.
+        """Evaluate a reading of the driver.
 
         Args:
-            driver_bytes: Bytes that the tenant's processes use on this GPU; what exceeds the credits counts as used.
-            told: Pids whose memory the reading covers in full: credits kept for their lost connections are free.
+            driver_bytes: Bytes that the tenant's processes use on this GPU; bytes beyond the credits count as used.
+            told: Pids whose memory the reading covers in full: credits kept for their lost connections are freed.
         """
         for pid in [pid for pid in self._kept if pid in told and pid not in self._kept_since_reading]:
             size = self._kept.pop(pid)
@@ -179,14 +179,14 @@ class MemoryLedger:
         self._untracked = max(0, driver_bytes - self._peak)
 
     def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[MemoryAction]:
-        """Change the limit. Nothing is taken back: a lower limit refuses what comes."""
+        """Change the limit. Credits are not withdrawn: a lower limit only refuses later requests."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
-        """Credit what a process has already, whatever the limit: from before this ledger, or from an earlier connection
-        of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than the GPU can have
-        given."""
+        """Credit memory that a process already has, whatever the limit: from before this ledger, or from an earlier
+        connection of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than the GPU
+        can have given."""
         handed = self._handed.get(client, 0) + size
         if handed > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; {self._on_the_gpu()}")
@@ -204,8 +204,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def grow(self, client: ClientKey, size: int) -> None:
-        """Credit what the driver took for a client without a call that could have been refused, whatever the limit.
-        Raises `LedgerError` for more than the GPU can have given."""
+        """Credit memory that the driver took for a client without a call that could have been refused, whatever the
+        limit. Raises `LedgerError` for more than the GPU can have given."""
         if self.credit(client) + size > self._claim_max() or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{size} more bytes taken; {self._on_the_gpu()}")
         self.grown += size
@@ -213,10 +213,10 @@ class MemoryLedger:
         self._add(client, size)
 
     def reserve(self, now: int, client: ClientKey, seq: int, size: int, *, ahead: bool = False) -> list[MemoryAction]:
-        """Take a client's request for more.
+        """Add a client's request for more bytes.
 
         Args:
-            now: The present moment.
+            now: The current moment.
             client: The client.
             seq: Number of the request, for the answer.
             size: Bytes.
@@ -225,7 +225,7 @@ class MemoryLedger:
         Raises `LedgerError` if too many requests of the client wait, or for more than any GPU has.
         """
         if size > CLAIM_MAX:
-            raise LedgerError(f"{size} bytes asked for; no GPU has as much")
+            raise LedgerError(f"{size} bytes requested; no GPU has as much")
         if ahead and self.enforced and (self._pending or self.used + size > self.limit):
             return [Credited(client, seq, 0)]
         waiting = self._waiting.setdefault(client, [])
@@ -237,11 +237,11 @@ class MemoryLedger:
         return self.expire(now)
 
     def release(self, now: int, client: ClientKey, size: int, *, recalled: bool) -> list[MemoryAction]:
-        """Take credits back from a client. `recalled`: this is its answer to a recall. Raises `LedgerError` if the
+        """Free credits that a client returns. `recalled`: this is its answer to a recall. Raises `LedgerError` if the
         client does not have as much."""
         credit = self.credit(client)
         if size > credit:
-            raise LedgerError(f"{size} bytes given back, {credit} credited")
+            raise LedgerError(f"{size} bytes returned, {credit} credited")
         if recalled:
             if not self._owes_answer(client):
                 raise LedgerError("an answer to a recall that was not sent")
@@ -259,7 +259,7 @@ class MemoryLedger:
         return self._forget(now, client)
 
     def disconnect(self, now: int, client: ClientKey, pid: int) -> list[MemoryAction]:
-        """Keep the credits of a client whose connection is lost while its process runs, in the name of `pid`."""
+        """Keep the credits of a client whose connection is lost while its process runs, under its `pid`."""
         credit = self._credits.pop(client, 0)
         if credit:
             self._kept[pid] = self._kept.get(pid, 0) + credit
@@ -267,7 +267,7 @@ class MemoryLedger:
         return self._forget(now, client)
 
     def restore(self, pid: int, size: int) -> None:
-        """Keep what a running process had under an earlier agent in its name, whatever the limit."""
+        """Keep the credits that a running process had under an earlier agent, whatever the limit."""
         if 0 < size <= min(CLAIM_MAX, _SUM_MAX - self._tracked):
             self._kept[pid] = self._kept.get(pid, 0) + size
             self._kept_since_reading.add(pid)
@@ -275,19 +275,19 @@ class MemoryLedger:
             self._peak = max(self._peak, self._tracked)
 
     def restore_untracked(self, size: int) -> None:
-        """Count what the driver counted beyond all credits under an earlier agent, until the next reading."""
+        """Count the driver's bytes beyond all credits under an earlier agent, until the next reading."""
         self._untracked = max(0, size)
 
     def kept(self, pid: int) -> int:
-        """Return the credits kept in the name of a process whose connection is lost."""
+        """Return the credits kept for a process whose connection is lost."""
         return self._kept.get(pid, 0)
 
     def declared(self, now: int, pid: int) -> list[MemoryAction]:
-        """Free what is still kept for a process that has declared, on a new connection, all that it holds."""
+        """Free the remaining kept credits of a process that has declared all its memory on a new connection."""
         return self.exited(now, pid)
 
     def exited(self, now: int, pid: int) -> list[MemoryAction]:
-        """Free what is kept for a process that has exited."""
+        """Free the kept credits of a process that has exited."""
         self._tracked -= self._kept.pop(pid, 0)
         return self.expire(now)
 
@@ -320,7 +320,7 @@ class MemoryLedger:
         return actions
 
     def next_deadline(self) -> int | None:
-        """Return the moment at which `expire` has something to decide at the latest; None if no request waits."""
+        """Return the latest moment at which `expire` has something to decide; None if no request waits."""
         if not self._pending:
             return None
         return self._pending[0].deadline or 0
@@ -328,8 +328,9 @@ class MemoryLedger:
     # ---- inside
 
     def _claim_max(self) -> int:
-        """Return the bytes that a client may have by its own word. Where the limit is enforced these are what a limit
-        allows at most, and as much again that the driver took; else managed memory may be larger than the GPU."""
+        """Return the bytes that a client may claim to have. Where the limit is enforced, they are the largest possible
+        limit, plus as much again for memory that the driver took. Otherwise managed memory may be larger than the GPU.
+        """
         return min(2 * self.gpu_memory, CLAIM_MAX) if self.enforced and self.gpu_memory else CLAIM_MAX
 
     def _on_the_gpu(self) -> str:
@@ -356,7 +357,8 @@ class MemoryLedger:
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
         """Return whether the first request may still be credited: a sibling has to answer a recall, or credits kept for
-        lost connections may become free. Recalls what siblings have (ME2), and sets the request's deadline (K1)."""
+        lost connections may become free. Recalls the siblings' unused credits (ME2), and sets the request's deadline
+        (K1)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
             if not (unasked or self._kept) or self._untracked + head.bytes > self.limit:
@@ -364,7 +366,7 @@ class MemoryLedger:
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        for client in unasked:  # also siblings that connected since, with what they hold from an earlier connection
+        for client in unasked:  # also siblings that connected since, with memory from an earlier connection
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)
         for client in list(head.later):

@@ -1,9 +1,9 @@
-"""Hand-offs that are decided on before the holder drains, and that the event loop's wait carries out.
+"""Hand-offs that are decided before the holder drains, and carried out by the event loop's wait.
 
 Guarantees:
-- What is prepared of a GPU is dropped as soon as anything of its tenants changes, or one of the two sockets is closed,
-  and prepared anew before the loop waits.
-- On another loop than the agent's nothing is prepared.
+- The prepared hand-off of a GPU is dropped as soon as its tenants change in any way, or one of the two sockets is
+  closed. It is prepared again before the loop waits.
+- On a loop other than the agent's no hand-off is prepared.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ class SocketClient(Protocol):
         """Return the descriptor of its socket; negative: it is closed."""
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
-        """Return a frame as it is sent."""
+        """Return the encoded frame."""
 
     def taken(self) -> None:
-        """Count a frame of the client that the loop's wait has taken from its socket."""
+        """Count a frame of the client that the loop's wait has read from its socket."""
 
 
 class Ready(NamedTuple):
-    """Hand-off of one GPU as it was prepared."""
+    """Prepared hand-off of one GPU."""
 
     holder: SocketClient
     successor: SocketClient
     turns: tuple[PreparedHandOff, ...]
-    """By whether the holder wants more; at most one of each."""
+    """By whether the holder wants more time; at most one of each."""
     grants: tuple[protocol.Grant, ...]
-    """Frame that the successor is sent in each of them."""
+    """Frame for the successor in each of them."""
 
 
 class PreparedHandOffs:
     """Prepared hand-offs of a node, on the running loop.
 
     Args:
-        clock: Nanoseconds that never go back.
-        prepare: Decides on the next hand-off of a GPU; None: there is none that could be prepared.
-        made: Called for each hand-off that was carried out, with what was prepared and the turn that it was; `seen_at`
-            and `sent_at` are nanoseconds of the clock.
-        told: Called after all that were.
+        clock: Monotonic clock in nanoseconds.
+        prepare: Decides the next hand-off of a GPU; None: there is none that could be prepared.
+        made: Called for each hand-off that was carried out, with the preparation and the turn that was used; `seen_at`
+        and `sent_at` are nanoseconds of the clock.
+        told: Called once after all of them.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class PreparedHandOffs:
         self._told = told
         self._loop: LoopHandOffs | None = None
         self._places: dict[str, int] = {}
-        """Number of each GPU that anything was prepared for."""
+        """Number of each GPU that has had a prepared hand-off."""
         self._gpus: list[str] = []
         """By that number."""
         self._dropping: list[Callable[[], None]] = []
         self._ready: list[Ready | None] = []
         self._changed: dict[str, None] = {}
-        """GPUs of which the next hand-off is to be decided on, in the order in which they changed."""
+        """GPUs whose next hand-off must be decided, in the order in which they changed."""
 
     def change(self, gpus: Iterable[str]) -> None:
-        """Drop what is prepared of these GPUs, because something of their tenants is about to change."""
+        """Drop the prepared hand-offs of these GPUs, because their tenants are about to change."""
         if self._loop is None and not self._claimed():
             return
         assert self._loop is not None, "it was claimed"
@@ -90,16 +90,16 @@ class PreparedHandOffs:
         self._loop.stale = True
 
     def change_all(self) -> None:
-        """Drop what is prepared of all GPUs."""
+        """Drop the prepared hand-offs of all GPUs."""
         self.change(self._gpus)
 
     def end_by(self, moment: int | None) -> None:
-        """Have nothing carried out later than at that moment; None: whenever."""
+        """Have no hand-off carried out after that moment; None: no bound."""
         if self._loop is not None:
             self._loop.end_by(moment)
 
     def close(self) -> None:
-        """Prepare nothing any more."""
+        """Stop preparing hand-offs."""
         if self._loop is not None:
             self._loop.release()
             self._loop = None
@@ -125,7 +125,7 @@ class PreparedHandOffs:
             if ready is not None:
                 self._put(gpu, ready)
             if several and self._loop.look():
-                self._loop.stale = bool(self._changed)  # the others' turn comes once this was told of
+                self._loop.stale = bool(self._changed)  # the other GPUs follow once this hand-off was reported
                 return
 
     def _put(self, gpu: str, ready: Ready) -> None:

@@ -1,10 +1,11 @@
-"""Silence of one tenant that holds a GPU which others wait for: whether it has no processor time. Pure.
+"""Silence of a tenant that holds a GPU while others wait: decides whether the tenant has no processor time. Pure.
 
 Guarantees:
-- E2 silent-holder: no process of the tenant that has not drained has given a sign of life for the patience, and their
-  work, whose end is known, is about to end. Until then the tenant may come back and go on: nobody misses the GPU.
-- The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was found
-  silent `FORGET_NS` ago or less, and stayed so for `PATIENCE_MOST_NS`: one whose thread is late now and then keeps its
+- E2 silent-holder: a tenant is silent if no process that has not drained has given a sign of life for the patience, and
+  their work, whose end is known, is about to end. Until then the tenant may run again and continue, because no other
+  tenant could use its GPU.
+- The patience is between `PATIENCE_LEAST_NS` and `PATIENCE_MOST_NS`. It is short only for a tenant that was silent
+  within the last `FORGET_NS`, for at least `PATIENCE_MOST_NS`. So a tenant whose thread is late occasionally keeps its
   turns.
 """
 
@@ -16,22 +17,22 @@ from dataclasses import dataclass
 from sharepod.protocol import Sign
 
 PATIENCE_MOST_NS = 5_000_000
-"""Nanoseconds without a sign of life after which a process is taken to have no processor time: 5 ms, ten times the
+"""Nanoseconds without a sign of life after which a process counts as having no processor time: 5 ms, ten times the
 pause between two of its signs, and a twentieth of the period of a CPU quota."""
 PATIENCE_LEAST_NS = 1_000_000
-"""The same for a tenant that is stopped again and again: 1 ms, two of its signs, and what timers round up to where
-the loop is not the agent's own (agent/on_time.py)."""
+"""The same for a tenant that is stopped repeatedly: 1 ms, two of its signs, and the rounding of timers on a loop other
+than the agent's (agent/on_time.py)."""
 FORGET_NS = 250_000_000
-"""Nanoseconds after which a tenant counts as stopped again and again no more: 250 ms, two and a half periods of a CPU
-quota. On a busy node a thread is late for `PATIENCE_MOST_NS` about once a second."""
+"""Nanoseconds after which a tenant no longer counts as stopped repeatedly: 250 ms, two and a half periods of a CPU
+quota. On a busy node a thread is late by `PATIENCE_MOST_NS` about once a second."""
 AHEAD_NS = 2_500_000
-"""Nanoseconds before the end of a silent tenant's work at which it is judged: 2.5 ms, what a hand-off takes on a busy
-node and by how much a timer of the event loop may be late."""
+"""Nanoseconds before the end of a silent tenant's work at which the decision is made: 2.5 ms, the time of a hand-off on
+a busy node, and the possible delay of a timer of the event loop."""
 
 
 @dataclass(frozen=True)
 class LookAgain:
-    """The tenant may run, or nobody misses its GPU yet. `at`: moment of the next look, in nanoseconds of the clock."""
+    """The tenant may run, or its GPU is not needed yet. `at`: moment of the next check, in nanoseconds of the clock."""
 
     at: int
 
@@ -50,19 +51,20 @@ class Silence:
     def __init__(self) -> None:
         self.patience_ns = PATIENCE_MOST_NS
         self._ran_at = 0
-        """When it last ran again after it had been stopped for `PATIENCE_MOST_NS`."""
+        """Moment at which it last ran again after it had been stopped for `PATIENCE_MOST_NS`."""
         self._since: int | None = None
-        """Last sign of life before the tenant was found silent, or its grant; None: it has spoken since."""
+        """Last sign of life before the tenant became silent, or its grant; None: it has given a sign since."""
         self._took_note = False
-        """Since when it stood still is known: it gave a sign of life after its grant, or while it waited for it."""
+        """Whether the start of its silence is known: it gave a sign of life after its grant, or while it waited for the
+        grant."""
 
     def judge(self, now: int, signs: Iterable[tuple[Sign | None, int]]) -> LookAgain | Silent:
-        """Judge a tenant by its processes that have not drained. A tenant that is found silent is to be barred.
+        """Decide whether a tenant is silent, by its processes that have not drained. The caller bars a silent tenant.
 
         Args:
-            now: The present moment.
-            signs: Of each process the last sign of life, None where it gives none, and since when its silence counts:
-                when it was told of its grant, or its last sign before that, where it gave signs while it waited.
+            now: The current moment.
+            signs: Of each process the last sign of life (None where it gives none), and the start of its silence. The
+            start is the time of its grant frame, or its last sign before that, if it gave signs while it waited.
         """
         if now - self._ran_at > FORGET_NS:
             self.patience_ns = PATIENCE_MOST_NS
@@ -84,7 +86,7 @@ class Silence:
         return Silent(ends_at)
 
     def spoke(self, now: int) -> None:
-        """Note that the tenant runs: a frame about its grant has come."""
+        """Record that the tenant runs: a frame about its grant has come."""
         if self._since is None:
             return
         if now - self._since >= PATIENCE_MOST_NS:

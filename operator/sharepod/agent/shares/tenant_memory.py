@@ -1,9 +1,9 @@
 """Device memory of one tenant: a ledger per GPU, fed by the clients' frames and by readings of the driver.
 
 Guarantees:
-- ME5 written-first: bytes stand in the handover file before a client is told that they are its own.
-- A request that waits for siblings is decided by a timer, whatever else happens.
-- What the ledgers decide (see memory_ledger.py) is sent at once.
+- ME5 written-first: bytes are in the handover file before their client is granted them.
+- A request that waits for siblings is decided by a timer in any case.
+- Decisions of the ledgers (memory_ledger.py) are sent at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MemoryClient(Protocol):
     def __hash__(self) -> int: ...
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
+        """Send a frame, or close the connection. Never raises, never waits, calls no callback before it returns."""
 
 
 MemoryFrame = protocol.Reserve | protocol.Release | protocol.MemInfo
@@ -46,9 +46,9 @@ class TenantMemory:
 
     Args:
         row: The tenant's row of the ledger.
-        recall_ms: Milliseconds that a request waits for siblings to give back credits.
-        handover: File in which credits stand for the next agent.
-        left: State that an earlier agent left.
+        recall_ms: Milliseconds that a request waits for siblings to return credits.
+        handover: File that keeps credits for the next agent.
+        left: State of an earlier agent.
     """
 
     def __init__(self, row: Tenant, *, recall_ms: int, handover: Handover, left: Inheritance) -> None:
@@ -71,7 +71,7 @@ class TenantMemory:
     # ---- changes
 
     def set_limits(self, row: Tenant) -> None:
-        """Change the limit. Nothing is taken back: a lower limit refuses what comes."""
+        """Change the limit. Credits are not withdrawn: a lower limit only refuses later requests."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             actions = ledger.set_limit(now, row.memory, enforced=row.memory_isolation is MemoryIsolation.ENFORCED)
@@ -84,19 +84,19 @@ class TenantMemory:
             ledger.begin_reading()
 
     def set_gpu_memory(self, size_of: Mapping[str, int]) -> None:
-        """Take the bytes that the GPUs have, by UUID; 0 where the driver does not tell. They bound what a process can
-        claim."""
+        """Set the memory of the GPUs in bytes, by UUID; 0 where the driver does not report it. It bounds the claims of
+        a process."""
         for gpu, ledger in zip(self._gpus, self._ledgers, strict=True):
             ledger.gpu_memory = size_of.get(gpu, 0)
 
     def observe(
         self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], absent: Collection[int]
     ) -> None:
-        """Take a reading of the driver.
+        """Evaluate a reading of the driver.
 
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
-            unread: GPUs about which the driver said nothing.
+            unread: GPUs without figures.
             absent: Pids that use nothing on a GPU for which they are not listed.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
@@ -109,11 +109,11 @@ class TenantMemory:
             self._handover.keep_untracked(index, ledger.used - ledger.tracked)
 
     def admit(self, client: MemoryClient) -> None:
-        """Make room in the handover file for a process that may use the GPUs."""
+        """Reserve a slot in the handover file for a process that may use the GPUs."""
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
-        """Close the client's handover: it has declared on this connection what it holds from earlier ones."""
+        """Close the client's handover: it has declared its memory from earlier connections."""
         client.handover_open = False
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
@@ -123,7 +123,7 @@ class TenantMemory:
         self._arm()
 
     def handle(self, client: MemoryClient, frame: MemoryFrame) -> None:
-        """Act on a frame of a client. Raises `ProtocolError`."""
+        """Handle a frame of a client. Raises `ProtocolError`."""
         if frame.gpu >= len(self._ledgers):
             raise ProtocolError(f"gpu {frame.gpu} is not the tenant's")
         try:
@@ -133,7 +133,7 @@ class TenantMemory:
         self._arm()
 
     def gone(self, client: MemoryClient, *, alive: bool) -> None:
-        """Forget a closed connection. Unless its process is still `alive`, its credits are free."""
+        """Drop a closed connection. Unless its process is still `alive`, its credits are freed."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             self._count(index, client.pid, -ledger.credit(client))
@@ -143,7 +143,7 @@ class TenantMemory:
         self._arm()
 
     def exited(self, pid: int) -> None:
-        """Free what is kept for a process that has exited."""
+        """Free the kept credits of a process that has exited."""
         if self._closed:
             return
         now = time.monotonic_ns()
@@ -153,7 +153,7 @@ class TenantMemory:
         self._arm()
 
     def close(self) -> None:
-        """Stop the timer; nothing is decided any more."""
+        """Stop the timer; no request is decided any more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -225,7 +225,7 @@ class TenantMemory:
 
     def _carry_out(self, index: int, actions: list[MemoryAction]) -> None:
         for action in actions:
-            client = cast(MemoryClient, action.client)  # only clients of ours ask this ledger
+            client = cast(MemoryClient, action.client)  # this ledger has only clients of that type
             if isinstance(action, Credited):
                 if action.bytes:
                     self._count(index, client.pid, action.bytes)
@@ -235,7 +235,7 @@ class TenantMemory:
                 client.send(protocol.Recall(index, action.bytes))
 
     def _arm(self) -> None:
-        """Set the one timer to the request that has to be decided first."""
+        """Set the one timer to the earliest deadline of a request."""
         if self._closed:
             return
         due = min((when for ledger in self._ledgers if (when := ledger.next_deadline()) is not None), default=None)

@@ -1,4 +1,4 @@
-"""Token of one tenant, process by process: who wants it, who was told of which grant, and who has not drained that."""
+"""Token of one tenant, by process: which processes want it, were sent which grant, and have not drained that grant."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ class TokenClient(Protocol):
         """Version of the protocol that the process speaks: from `CONCURRENT_VERSION` on it samples its progress."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
+        """Send a frame, or close the connection. Never raises, never waits, calls no callback before it returns."""
 
 
 @dataclass
 class TenantToken:
-    """Token of one tenant, process by process."""
+    """Token of one tenant, by process."""
 
     gpus: tuple[str, ...]
     """UUIDs of the tenant's GPUs."""
     contended: Callable[[bool], None]
     """Called when other tenants begin or cease to want the tenant's GPUs."""
     bar: Callable[[int], None]
-    """Lets no launch begin under the grant of that id, or of a lower one."""
+    """Prevents launches under the grant of that id, or of a lower one."""
     together: Callable[[bool], None] = lambda _: None
     """Called when other tenants begin or cease to hold the tenant's GPUs at the same time."""
     wanting: dict[TokenClient, None] = field(default_factory=dict)
     """Clients that wait at their gates, in the order in which they came."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
-    """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
+    """Clients that were sent a grant and have not drained -> id of the last grant that each was sent."""
     told_at: dict[TokenClient, int] = field(default_factory=dict)
-    """Moment at which each of the undrained clients was told of its last grant, or of its last sign of life before that
-    where it gave signs while it waited, in nanoseconds of the clock."""
+    """Moment at which each of the undrained clients was sent its last grant, in nanoseconds of the clock. It is the
+    last sign of life before that, if the client gave signs while it waited."""
     disconnected: set[int] = field(default_factory=set)
-    """Pids of processes that have not drained and have lost the connection on which they would say so."""
+    """Pids of processes that have not drained and have lost the connection on which they would report it."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
     """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
     grant_id: int | None = None
     """Id of the grant that the tenant has not drained; None if there is none."""
     ends_at: int | None = None
-    """End of that grant as it was told last, in nanoseconds of the clock; None: it has none."""
+    """End of that grant as it was sent last, in nanoseconds of the clock; None: it has none."""
     revoked_id: int | None = None
-    """Id of the last grant that was taken because a GPU was closed: nothing is launched under it."""
+    """Id of the last grant that was revoked because a GPU was closed: nothing is launched under it."""
     counted: Samples = field(default_factory=lambda: Samples(0, 0, 0))
-    """Sums of the counters of all its processes, as of the last reading."""
+    """Sums of the counters of all its processes at the last reading."""
     closed: bool = False
-    """One of its GPUs is not open (E3): those of its processes that want the token wait."""
+    """True if one of its GPUs is not open (E3): its processes that want the token wait."""
     silence: Silence = field(default_factory=Silence)
     holds_together: bool = False
     """Last value given to `together`."""
     hinted: bool = False
     """Last value given to `contended`."""
     wanted_at: int | None = None
-    """Since when the tenant waits for the token; None if it does not."""
+    """Moment since which the tenant waits for the token; None if it does not."""
     waited_since: int | None = None
     """Begin of the wait for the turn that began last."""
     begun_at: int | None = None
@@ -85,7 +85,7 @@ class TenantToken:
 
     @property
     def taken(self) -> bool:
-        """Return whether its grant was taken because a GPU was closed: nobody joins it."""
+        """Return whether its grant was revoked because a GPU was closed: no process joins it."""
         return self.grant_id is not None and self.grant_id == self.revoked_id
 
     @property
@@ -94,7 +94,7 @@ class TenantToken:
         return (1 << len(self.gpus)) - 1
 
     def samples(self) -> Samples:
-        """Read the counters of the processes that hold; return the sums over all processes so far."""
+        """Read the progress counters of the processes that hold; return the sums over all processes so far."""
         for client in self.undrained:
             self._count(client)
         self.counted = replace(self.counted, processes=len(self.undrained))
@@ -112,7 +112,7 @@ class TenantToken:
             )
 
     def forget(self, client: TokenClient) -> None:
-        """Forget that a client was told of a grant: it has drained, or is gone. Its last progress counts."""
+        """Remove a client's grant: it has drained, or its connection is closed. Its last progress counts."""
         if client in self.undrained:
             self._count(client)
         self.undrained.pop(client, None)
@@ -120,7 +120,7 @@ class TenantToken:
         self.ending.pop(client, None)
 
     def begin(self, now: int, grant: TokenGrant) -> dict[TokenClient, None]:
-        """Take note of a new grant, in nanoseconds of the clock; return the clients that are to be told, in order."""
+        """Record a new grant, in nanoseconds of the clock; return the clients to send it to, in order."""
         self.grant_id = grant.grant_id
         self.ends_at = now + grant.quantum_ns if grant.quantum_ns else None
         self.begun_at, self.waited_since = now, self.wanted_at
@@ -143,7 +143,7 @@ class TenantToken:
         clock: Callable[[], int],
         at: int | None = None,
     ) -> None:
-        """Take note that a client is told of a grant, at a moment of the clock; None: now."""
+        """Record that a client is sent a grant, at a moment of the clock; None: now."""
         if self.undrained.get(client) != grant.grant_id:
             sign = None if client.heartbeat is None else client.heartbeat.read(clock)
             told_at = clock() if at is None else at
@@ -152,13 +152,13 @@ class TenantToken:
         self.ending.pop(client, None)
 
     def signs(self, clock: Callable[[], int]) -> Iterator[tuple[protocol.Sign | None, int]]:
-        """Yield the last sign of life of each client that was told of a grant, None where it gives none, and when it
-        was told."""
+        """For each client with a grant, yield its last sign of life, None where it gives none, and the moment at which
+        it was sent the grant."""
         for client, told_at in self.told_at.items():
             yield None if client.heartbeat is None else client.heartbeat.read(clock), told_at
 
     def beats(self) -> list[protocol.Beat]:
-        """Return where to look for their signs of life; nothing where one of them gives none."""
+        """Return the addresses of their signs of life; nothing if one of them gives none."""
         patience_ns = self.silence.patience_ns
         beats = [
             client.heartbeat.beat(told_at, patience_ns, AHEAD_NS)
@@ -169,7 +169,7 @@ class TenantToken:
         return known if len(known) == len(self.told_at) else []
 
     def frame(self, grant: TokenGrant, *, renews: bool = False) -> protocol.Grant:
-        """Return what a client is told of a grant. `renews`: new terms of one that it has."""
+        """Return the grant frame for a client. `renews`: new terms of a grant that it has."""
         return protocol.Grant(
             grant.grant_id,
             grant.quantum_ns,
@@ -183,13 +183,13 @@ class TenantToken:
         )
 
     def mark_together(self, together: bool) -> None:
-        """Mark that other tenants hold the tenant's GPUs at the same time, or do not, if that is news."""
+        """Set whether other tenants hold the tenant's GPUs at the same time, if that has changed."""
         if self.holds_together != together:
             self.holds_together = together
             self.together(together)
 
     def hint(self, contended: bool) -> None:
-        """Say that other tenants want the tenant's GPUs, or do not, if that is news."""
+        """Set whether other tenants want the tenant's GPUs, if that has changed."""
         if self.hinted != contended:
             self.hinted = contended
             self.contended(contended)

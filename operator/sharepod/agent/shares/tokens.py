@@ -2,17 +2,17 @@
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
-- E1 end-of-turn: a tenant has drained when each process that was told of the grant has drained or exited. A process
-  that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
-- E2 silent-holder: where another tenant waits, a tenant that is silent (`silence.py`) has its gates barred, and the GPU
-  passes on when its last work ends, if that is known. What one says of its work puts off no look at another.
-- E3 open-gpus: a tenant of a GPU that is not open is granted nothing. One that holds when a GPU of it is closed has its
-  gates barred at once.
-- E4 siblings: a process that wants the token while siblings hold it waits for no longer than their quantum: it joins a
-  grant without end at once, another one when that is renewed.
-- Every call takes effect at once; what has to happen later is one timer.
-- What fails for one tenant keeps nothing from the others.
-- A hand-off that the loop's wait has carried out (`prepared.py`) leaves behind what one through `drained` does.
+- E1 end-of-turn: a tenant has drained when each process with the grant has drained or exited. A running process without
+  a connection has not drained until it reports so on a new connection, or the tenant is preempted.
+- E2 silent-holder: where another tenant waits, a silent tenant (`silence.py`) has its gates barred. The GPU passes on
+  when its last work ends, if that is known. A process's report about its work postpones no check of another process.
+- E3 open-gpus: a tenant of a GPU that is not open is granted nothing. A tenant that holds when one of its GPUs is
+  closed has its gates barred at once.
+- E4 siblings: a process that wants the token while siblings hold it waits no longer than their quantum. It joins a
+  grant without end at once, another grant when that is renewed.
+- Every call takes effect at once; all later actions use one timer.
+- A failure for one tenant does not affect the others.
+- A hand-off by the loop's wait (`prepared.py`) leaves the same state as one through `drained`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
-for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
+for the tenant's next turn. 1 ms is a tenth of the shortest default quantum."""
 
 
 class Tokens:
@@ -62,7 +62,7 @@ class Tokens:
 
     Args:
         config: Durations of the scheduler.
-        clock: Nanoseconds that never go back.
+        clock: Monotonic clock in nanoseconds.
     """
 
     def __init__(self, config: Parameters, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -73,15 +73,15 @@ class Tokens:
         """GPUs that are open; None: all are."""
         self._deadline = Deadline(clock, self._pump)
         self._due: int | None = None
-        """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
+        """Moment of the scheduler's next action, in nanoseconds of the clock; None: none."""
         self._hints = HintSweep(self._sweep_hints)
         self._looks = Looks(clock, self._listen)
-        """Looks at the heartbeats, while a tenant holds a GPU that another waits for."""
+        """Checks of the heartbeats, while a tenant holds a GPU that another waits for."""
         self._prepared = PreparedHandOffs(clock, self._prepare, self._handed_off, self._pump)
         self._sampled: dict[str, TenantToken] = {}
         """Tenants that hold under a grant that asks their processes to sample their progress."""
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
-        """Time from reading that a token came back to having sent the next grant."""
+        """Time from reading a returned token to having sent the next grant."""
         self._turn_log = TurnLog()
 
     def set_tenant(
@@ -108,7 +108,7 @@ class Tokens:
             interactive: Whether it asked for short waits.
             group: Group of tenants that are granted together; for a new tenant only.
             contended: Called when other tenants begin or cease to want its GPUs.
-            bar: Called to let no launch begin under the grant of that id, or of a lower one.
+            bar: Called to prevent launches under the grant of that id, or of a lower one.
             together: Called when other tenants begin or cease to hold its GPUs at the same time.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
@@ -134,7 +134,7 @@ class Tokens:
             self._pump()
 
     def set_open(self, gpus: frozenset[str] | None) -> None:
-        """Grant on these GPUs alone from now on (E3); None: on all."""
+        """Grant only on these GPUs from now on (E3); None: on all."""
         self._open = gpus
         self._prepared.change_all()
         now = self._now()
@@ -152,7 +152,7 @@ class Tokens:
         return self._open is not None and not self._open.issuperset(gpus)
 
     def _close(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Take the token from a tenant: nothing is launched any more, and what runs drains."""
+        """Revoke a tenant's token: nothing more is launched, and running work drains."""
         token.closed, token.wanted_at = True, None
         self._scheduler.unwant(now, tenant_id)
         if token.grant_id is None:
@@ -179,7 +179,7 @@ class Tokens:
         token = self._tokens[tenant_id]
         displaced = self._scheduler.displaced(tenant_id)
         if client in token.undrained and token.undrained[client] == token.grant_id and not displaced:
-            return  # it was told of a grant meanwhile
+            return  # it has been sent the grant already
         if token.closed:
             token.wanting[client] = None
             return
@@ -202,8 +202,8 @@ class Tokens:
             self._pump()
 
     def set_connected(self, tenant_id: str, *, connected: bool, concurrent: bool = False) -> None:
-        """Note whether any process of the tenant is connected, and so may want the token at any moment; and whether the
-        tenant may run concurrently with others, since all these processes sample their progress."""
+        """Set whether any process of the tenant is connected, and so may want the token at any moment. `concurrent`:
+        the tenant may co-run, because all these processes sample their progress."""
         if tenant_id in self._tokens:
             self._prepared.change(self._tokens[tenant_id].gpus)
             now = self._now()
@@ -212,9 +212,9 @@ class Tokens:
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
-        """Take a process's announcement that its gate is closed and its last work ends in `frame.expected_ns`.
+        """Record that a process has closed its gate and that its last work ends in `frame.expected_ns`.
 
-        Once all processes of the tenant have announced it, the next tenant may be granted before they have drained.
+        Once all processes of the tenant have announced this, the next tenant may be granted before they have drained.
         This tenant is charged until it has drained.
         """
         token = self._tokens[tenant_id]
@@ -231,8 +231,8 @@ class Tokens:
             self._pump()
 
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
-        """Take a process's word that all it launched under a grant has ended. The id of an older grant means that the
-        frame crossed with a newer grant."""
+        """Record that all launches of a process under a grant have ended. The id of an older grant means that the frame
+        crossed with a newer grant."""
         token = self._tokens[tenant_id]
         disconnected = client.pid in token.disconnected
         told = token.undrained.get(client, token.grant_id if disconnected else None)
@@ -249,7 +249,7 @@ class Tokens:
         self._end_grant_if_drained(tenant_id, token)
 
     def connection_lost(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
-        """Forget a closed connection. Unless its process is still `alive`, the process has drained."""
+        """Drop a closed connection. Unless its process is still `alive`, the process has drained."""
         token = self._tokens.get(tenant_id)
         if token is None:
             return
@@ -266,7 +266,7 @@ class Tokens:
             self._pump()
 
     def exited(self, tenant_id: str, pid: int) -> None:
-        """Note that a process has exited: nothing of it is on a GPU any more."""
+        """Record that a process has exited: it has no work on a GPU."""
         token = self._tokens.get(tenant_id)
         if token is not None and pid in token.disconnected:
             self._prepared.change(token.gpus)
@@ -282,12 +282,12 @@ class Tokens:
         return self._scheduler.usage(self._now(), tenant_id)
 
     def turns(self, tenant_id: str) -> TurnSpans:
-        """Return when the tenant could have work on its GPUs, in the last seconds."""
+        """Return the times at which the tenant could have work on its GPUs, in the last seconds."""
         return self._scheduler.turns(self._now(), tenant_id)
 
     def turns_on(self, gpu: str, since: int) -> tuple[list[LoggedTurn], int]:
-        """Return the turns on a GPU that ended after `since`, the present turns and the present waits; and the
-        moment since which they are complete. Moments in nanoseconds of the clock."""
+        """Return the turns on a GPU that ended after `since`, the current turns and the current waits; and the moment
+        since which they are complete. Moments in nanoseconds of the clock."""
         found = list(self._turn_log.on(gpu, since))
         for tenant_id, token in self._tokens.items():
             if gpu in token.gpus:
@@ -304,7 +304,7 @@ class Tokens:
         self._pump()
 
     def gpu_time(self, gpu: str) -> GpuTime | None:
-        """Return what the time of a GPU went to up to now; None if it has no tenants."""
+        """Return the uses of a GPU's time up to now; None if it has no tenants."""
         return self._scheduler.gpu_time(self._now(), gpu)
 
     def co_runs(self, gpu: str) -> CoRuns:
@@ -320,11 +320,11 @@ class Tokens:
         return self._scheduler.snapshot(self._now(), tenant_id)
 
     def waits(self, tenant_id: str) -> Histogram:
-        """Return the histogram of how long the tenant waited for each of its grants. Live: it goes on counting."""
+        """Return the histogram of the tenant's waits for its grants. Live: it continues to count."""
         return self._tokens[tenant_id].waits
 
     def waited_ns(self, tenant_id: str) -> int:
-        """Return the nanoseconds that the tenant waited in all, up to now."""
+        """Return the nanoseconds that the tenant has waited in total, up to now."""
         token = self._tokens[tenant_id]
         return token.waits.sum_ns + (0 if token.wanted_at is None else max(0, self._now() - token.wanted_at))
 
@@ -336,8 +336,8 @@ class Tokens:
         self._prepared.close()
 
     def _now(self) -> int:
-        """Return the present moment, up to which progress has been read. An agent that returns long after something was
-        due has stalled: nobody pays."""
+        """Return the current moment, up to which progress has been read. An agent that returns long after a deadline
+        has stalled: no tenant is charged for that time."""
         now = self._clock()
         self._sample(now)
         if self._due is not None and now - self._due >= STALL_NS:
@@ -384,7 +384,7 @@ class Tokens:
             self.hand_offs.add(self._clock() - now)
 
     def _pump(self) -> bool:
-        """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
+        """Carry out the scheduler's due actions, and set the timer for the next one. Return whether a token was
         granted."""
         now = self._now()
         granted = False
@@ -400,7 +400,7 @@ class Tokens:
             try:
                 granted = self._carry_out(now, action) or granted
             except Exception:
-                log.exception("what a tenant was to be told has failed; others go on", tenant=action.tenant)
+                log.exception("sending to a tenant has failed; others continue", tenant=action.tenant)
             if isinstance(action, Preemption | Suspension):
                 self._tokens[action.tenant].lost_at = now
                 left.append(action.tenant)
@@ -426,21 +426,22 @@ class Tokens:
         return (self._pump() or granted) if waiting else granted
 
     def _carry_out(self, now: int, action: Action) -> bool:
-        """Tell processes of one action of the scheduler. Return whether its tenant has a token that it had not."""
+        """Send one action of the scheduler to processes. Return whether its tenant has a token that it did not have
+        before."""
         token = self._tokens[action.tenant]
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
             if action.grant_id != token.grant_id:
-                self._log_turn(now, action.tenant, token)  # a displaced one that has not drained
+                self._log_turn(now, action.tenant, token)  # a displaced tenant that has not drained
                 wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
                 self._watch_new(now, action.tenant, token, wanting)
                 return True
-            # Renewed, or on new terms.
+            # Renewed, or with new terms.
             before, token.ends_at = token.ends_at, now + action.quantum_ns if action.quantum_ns else None
             for client, told in () if token.closed else list(token.undrained.items()):
-                if told == action.grant_id:  # those of an earlier one end that first
+                if told == action.grant_id:  # clients with an earlier grant end that first
                     self._send_grant(token, client, action, renews=True)
             if before is not None and (token.ends_at is None or token.ends_at > before):
                 self._join(action.tenant, token, action)
@@ -454,14 +455,14 @@ class Tokens:
         return False
 
     def _watch_new(self, now: int, tenant_id: str, token: TenantToken, told: Collection[TokenClient]) -> None:
-        """Have signs of life of a tenant that has just been granted looked at; `told`: its clients that know."""
+        """Start the silence watch of a newly granted tenant; `told`: its clients that have been sent the grant."""
         watched = self._scheduler.is_waited_for(tenant_id) and self._watch(tenant_id)
         if told and not watched and token.silence.patience_ns < PATIENCE_MOST_NS:
             since = max(token.told_at[client] for client in told)
             self._looks.by(max(now, since + token.silence.patience_ns))
 
     def _prepare(self, gpu: str) -> Ready | None:
-        """Decide on the next hand-off of a GPU, if it is between two processes and nothing else is open."""
+        """Decide the next hand-off of a GPU, if it is between two processes and no other action is pending."""
         turns = self._scheduler.prepare(self._now(), gpu)
         if not turns:
             return None
@@ -479,8 +480,8 @@ class Tokens:
         return Ready(cast(SocketClient, told[0]), cast(SocketClient, successor), tuple(turns), frames)
 
     def _handed_off(self, ready: Ready, turn: PreparedHandOff, seen_at: int, sent_at: int) -> None:
-        """Take note of a hand-off that was carried out: as `drained` and `_pump`, for the moment at which the holder
-        was seen to have drained."""
+        """Record a hand-off that was carried out: as `drained` and `_pump` do, for the moment at which the holder's
+        DRAINED was seen."""
         holder, client = self._tokens[turn.holder], cast(TokenClient, ready.holder)
         # 1. The holder has drained.
         self._sample(seen_at)
@@ -511,7 +512,7 @@ class Tokens:
             self._scheduler.sampled(now, tenant_id, token.samples())
 
     def _mark_together(self) -> None:
-        """Mark the tenants that hold together with others: their hooks keep durations that they learn then apart."""
+        """Mark the tenants that hold together with others: their hooks keep durations measured then separate."""
         for tenant_id, token in self._sampled.items():
             token.mark_together(self._scheduler.holds_together(tenant_id))
 
@@ -533,11 +534,11 @@ class Tokens:
             token.wanted_at = now
         self._scheduler.want(now, tenant_id)
         if not all(map(self._looks.watches, self._scheduler.holders_beside(tenant_id))):
-            self._looks.by(now + PATIENCE_MOST_NS)  # that they are waited for may be new
+            self._looks.by(now + PATIENCE_MOST_NS)  # the tenant may only now have others waiting for it
         self._hints.up(self._tokens[other].hint for other in self._scheduler.sharing_with(tenant_id))
 
     def _wait_as_wanted(self, now: int, tenant_id: str, token: TenantToken) -> None:
-        """Let a displaced tenant wait for its next turn while a process of it wants that."""
+        """Let a displaced tenant wait for its next turn while one of its processes wants that."""
         if token.wanting:
             self._wait_for_turn(now, tenant_id, token)
         else:
@@ -546,8 +547,8 @@ class Tokens:
         self._pump()
 
     def _listen(self, late: bool) -> None:
-        """Look at the heartbeats of all tenants that others wait for (E2). An agent that is late was held up, and so
-        may be the processes: it looks again before it judges."""
+        """Check the heartbeats of all tenants that others wait for (E2). A late agent was stalled, and the processes
+        may have been too: it checks again before it decides."""
         now = self._now()
         looks: list[int] = []
         silenced = False
@@ -557,23 +558,24 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # others may begin to hold meanwhile
+            at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)  # others may begin to hold until then
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:
             self._pump()
 
     def _watch(self, tenant_id: str) -> bool:
-        """Have signs of life of a tenant that holds looked at by the loop; return False where it cannot."""
+        """Have the loop watch the signs of life of a tenant that holds; return False where it cannot."""
         return self._looks.put(tenant_id, self._beats(tenant_id))
 
     def _watch_still(self, tenant_id: str) -> None:
-        """Look at the tenant's processes that hold now, if they have been looked at."""
+        """Update the watched processes of a tenant that holds, if it is watched."""
         if self._looks.watches(tenant_id) and not self._watch(tenant_id):
             self._looks.drop(tenant_id)
             self._looks.by(self._clock() + PATIENCE_MOST_NS)
 
     def _beats(self, tenant_id: str) -> list[protocol.Beat]:
-        """Return where to look for signs of life of a tenant that holds; nothing where a process of it gives none."""
+        """Return the addresses of the signs of life of a tenant that holds; nothing if one of its processes gives
+        none."""
         token = self._tokens[tenant_id]
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return []
@@ -582,8 +584,7 @@ class Tokens:
     def _suspend_if_silent(self, now: int, tenant_id: str, token: TenantToken) -> int | None:
         """Bar the gates of a tenant that holds, if it is silent (E2).
 
-        Returns:
-            The moment at which to look again; None: its gates were barred, and the scheduler has something to do.
+        Returns: The moment of the next check; None: its gates were barred, and the scheduler has something to do.
         """
         if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
             return now + PATIENCE_MOST_NS

@@ -49,5 +49,5 @@ class TurnLog:
                 yield turn
 
     def complete_since(self) -> int:
-        """Return the moment since which all turns that have ended are kept; 0: none was dropped."""
+        """Return the moment since which all ended turns are kept; 0: none was dropped."""
         return self._turns[0].end or 0 if len(self._turns) == _KEPT else 0

@@ -1,8 +1,9 @@
-/* Reading of a tenant's clients: which are ready, what they sent, and which frames about time that is.
+/* Reading of a tenant's clients: finds the readable sockets, reads them, and recognises the frames about time.
  *
- * Guarantees: a frame that is recognised is one that the codec of sharepod.protocol would take, with the same values.
- * Whatever a client sends, nothing is read or written beyond the structs. Descriptors that a client sends are dropped
- * by the kernel: recv has no room for them.
+ * Guarantees:
+ * - A recognised frame is one that the codec of sharepod.protocol accepts, with the same values.
+ * - Whatever a client sends, nothing is read or written beyond the structs.
+ * - Descriptors that a client sends are dropped by the kernel: recv has no buffer for them.
  */
 #include "frame_reader.h"
 

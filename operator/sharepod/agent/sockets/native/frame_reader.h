@@ -1,6 +1,6 @@
-/* Interface of `sharepod.agent.sockets.inbox` to C: reading what a tenant's clients have sent.
+/* Interface of `sharepod.agent.sockets.inbox` to C: reading a tenant's clients.
  *
- * cffi reads this file as it stands: no preprocessor lines but the guard and the include.
+ * cffi reads this file unprocessed: no preprocessor lines but the guard and the include.
  */
 #ifndef SHAREPOD_FRAME_READER_H
 #define SHAREPOD_FRAME_READER_H
@@ -9,9 +9,11 @@
 
 /* One packet from a client, or the end of its connection.
  *
- * `size`: bytes of the packet; 0: the client has closed, or its connection failed. `type`: enum shp_type of a valid
- * frame about time, whose values follow; 0: it is for the codec to say what `packet` is, the packet's first bytes,
- * enough to tell that a longer one is no frame of a client. `emptied`: the socket was found empty after it. */
+ * - `size`: bytes of the packet; 0: the client has closed, or its connection failed.
+ * - `type`: enum shp_type of a valid frame about time, whose values follow; 0: the codec parses `packet`.
+ * - `packet`: the packet's first bytes, enough to detect that a longer packet is no frame of a client.
+ * - `emptied`: the socket was found empty after it.
+ */
 typedef struct {
     int32_t socket;
     int32_t size;
@@ -23,9 +25,9 @@ typedef struct {
     unsigned char packet[96];
 } shp_received;
 
-/* Read the connections in `poller`, an epoll instance, that have something to read: at most `most` of them, an equal
- * part of `most` packets from each, and two at least, so that an empty socket is seen to be. `into` has room for twice
- * `most`. Never waits. Return how many packets and ends were read. */
+/* Read the readable connections in `poller`, an epoll instance, at most `most` of them. Each one may have an equal part
+ * of `most` packets read, and at least two, so that an empty socket is detected. `into` has room for twice `most`.
+ * Never waits. Return how many packets and ends were read. */
 int shp_receive(int poller, shp_received *into, int most);
 
 #endif

@@ -1,6 +1,6 @@
-"""Build of `sharepod.agent.sockets._frame_reader`, the reading of tenants' clients in C, by cffi in API mode.
+"""Build of `sharepod.agent.sockets._frame_reader`, the reader of tenants' clients in C, by cffi in API mode.
 
-The declarations are read from the header. setuptools runs this file (`cffi_modules` in setup.py).
+The declarations come from the header. setuptools runs this file (`cffi_modules` in setup.py).
 """
 
 from __future__ import annotations
