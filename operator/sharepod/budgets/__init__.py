@@ -1,1 +1,1 @@
-"""Budgets: what namespaces have had of GPUs, summed over nodes and time. Pure."""
+"""Budgets: GPU consumption of namespaces, summed over nodes and time. Pure."""

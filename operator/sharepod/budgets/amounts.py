@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MONTHS_AT_MOST = 24
-"""Months over which one amount is spread, the latest: bounds the work on a moment that is far off."""
+"""Most months over which one amount is spread, the latest ones: bounds the work for a distant moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Amounts:
         )
 
     def beyond(self, other: Amounts) -> Amounts:
-        """Return by how much each amount is more than the other's; 0 where it is not."""
+        """Return by how much each amount exceeds the other's; 0 where it does not."""
         return Amounts(
             max(0, self.held_ms - other.held_ms),
             max(0, self.borrowed_ms - other.borrowed_ms),
@@ -58,8 +58,8 @@ NOTHING = Amounts()
 
 
 def moment_ms(timestamp: str) -> int:
-    """Return a moment such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day that its month does not have
-    counts as one of the next."""
+    """Return a moment such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day beyond the end of its month
+    counts into the next month."""
     year, month, day = int(timestamp[:4]), int(timestamp[5:7]), int(timestamp[8:10])
     hour, minute, second = int(timestamp[11:13]), int(timestamp[14:16]), int(timestamp[17:19])
     return (_month_s(year, month) + (day - 1) * 86_400 + hour * 3_600 + minute * 60 + second) * 1_000 + int(
@@ -99,7 +99,8 @@ def spread(amounts: Amounts, begin: str, end: str) -> Iterator[tuple[str, Amount
 
 
 def _month_of(timestamp: str) -> str:
-    """Return the month of a moment. One that no year has, as the pattern of timestamps allows, is the nearest one."""
+    """Return the month of a moment. A month number that does not exist, which the pattern of timestamps allows, counts
+    as the nearest one."""
     return f"{timestamp[:4]}-{min(max(int(timestamp[5:7]), 1), 12):02}"
 
 

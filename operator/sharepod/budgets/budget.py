@@ -1,12 +1,12 @@
-"""Budget of one GPUBudget: its rules, what it charges, and what follows for the namespaces that it covers.
+"""Budget of one GPUBudget: its rules, its charges, and the resulting standing of the namespaces that it covers.
 
 Guarantees:
-- BU1 once: a total that is taken in again, or late, charges nothing. What was charged and how far totals are charged
-  are one value, which is stored in one write.
-- BU2 from-here-on: a namespace is charged from when the budget first covers it, not for what it had before.
-- An account is never larger than can be stored: the namespaces for whose totals it has no room are charged nothing.
-- BU3 told-once: each of 80 %, 100 % and the refill is told once in a period; with continuous refill 80 % and 100 %
+- BU1 once: a total that is read again, or late, charges nothing. The charge and the position up to which totals are
+  charged are one value, stored in one write.
+- BU2 from-here-on: a namespace is charged from when the budget first covers it, not for its consumption before.
+- BU3 told-once: each of 80 %, 100 % and the refill is announced once in a period; with continuous refill 80 % and 100 %
   again after each refill.
+- An account is never larger than can be stored: namespaces for whose totals it has no room are charged nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TotalKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ConsumedTotal:
-    """GPU time that a namespace has had of one model, in milliseconds; a total that only grows."""
+    """GPU time that a namespace has consumed of one model, in milliseconds; a total that only grows."""
 
     held_ms: int = 0
     reserved_ms: int = 0
@@ -75,8 +75,9 @@ class BudgetRules:
 class BudgetState:
     """State of a budget at the time of its account.
 
-    `announced`: the percentage that was told last, 0, 80 or 100. `usage`: charged, and decaying by the half-life of the
-    queue's order. `spending`: the same, decaying within an hour. `charged`: how far totals are charged.
+    `announced`: the percentage that was announced last, 0, 80 or 100. `usage`: charged time, decayed by the half-life
+    of the queue's order. `spending`: the same, with a half-life of an hour. `charged`: the position up to which totals
+    are charged.
     """
 
     account: BudgetAccount
@@ -93,7 +94,7 @@ class BudgetState:
 
     @classmethod
     def restored(cls, books: BudgetBooks) -> BudgetState:
-        """Return the state that was stored."""
+        """Return the stored state."""
         return cls(
             account=BudgetAccount(
                 period_start_ms=books.period_start,
@@ -112,7 +113,7 @@ class BudgetState:
         )
 
     def books(self) -> BudgetBooks:
-        """Return the state as it is stored."""
+        """Return the state in its stored form."""
         return BudgetBooks(
             period_start=max(0, self.account.period_start_ms),
             at=self.account.at_ms,
@@ -137,13 +138,13 @@ class BudgetState:
 
 
 def _with_room(charged: Mapping[TotalKey, ConsumedTotal]) -> list[tuple[TotalKey, ConsumedTotal]]:
-    """Return the totals that are stored, sorted: of the first namespaces, each whole. One of which only a part were
-    stored would be charged again for the rest."""
+    """Return the totals to store, sorted: those of the first namespaces, each complete. A namespace with only a part of
+    its totals stored would be charged again for the rest."""
     found: list[tuple[TotalKey, ConsumedTotal]] = []
     for _, group in groupby(sorted(charged.items()), key=lambda item: item[0][0]):
         own = list(group)
         if len(own) > 1 and own[0] == (own[0][0], ConsumedTotal()) and own[0][0][1] == _NO_MODEL:
-            del own[0]  # it says only that the namespace is covered, as the others do
+            del own[0]  # only shows that the namespace is covered, as the others do
         if len(found) + len(own) > MAX_TAKEN:
             break
         found += own
@@ -196,7 +197,7 @@ class BudgetEvent(StrEnum):
 
 
 def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tuple[BudgetState, list[BudgetEvent]]:
-    """Return the state with what is told noted, and what is to be told once the state is stored.
+    """Return the state with the new announcements recorded, and the announcements to make once the state is stored.
 
     `before`: the state that was stored last.
     """
@@ -220,7 +221,8 @@ def announced(before: BudgetState, now: BudgetState, rules: BudgetRules) -> tupl
 
 
 def standing_of(state: BudgetState, rules: BudgetRules, *, half_life_s: float, refill_at: str) -> Standing:
-    """Return the standing of the namespaces that a budget covers. `refill_at`: when it is refilled, RFC 3339."""
+    """Return the standing of the namespaces that a budget covers. `refill_at`: the time of its next refill, RFC
+    3339."""
     account, terms = state.account, rules.terms
     entitled_per_s = terms.amount * 1000 / span_of(terms.period, account.at_ms).length_ms
     share = share_milli(state.usage, entitled_per_s, half_life_s)

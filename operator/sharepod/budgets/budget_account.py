@@ -1,13 +1,13 @@
-"""Account of one budget: what was charged in its period, and what is left.
+"""Account of one budget: the charge in its period, and the remaining amount.
 
-Amounts are millionths of a GPU-second (milliseconds of a GPU times its model's weight in thousandths), whole numbers,
-so that nothing is lost by adding often. Times are milliseconds since 1970.
+Amounts are millionths of a GPU-second (milliseconds of a GPU times its model's weight in thousandths). They are whole
+numbers, so that repeated additions lose nothing. Times are milliseconds since 1970.
 
 Guarantees:
-- BA1 exact: what is charged in a period is what was consumed in it, however the time is cut into steps.
-- BA2 idempotent: the same consumption up to the same time, taken in again, changes nothing.
-- BA3 bounded: what is left is from 0 to the amount (refill at the period's start) or to the cap (continuous).
-- Consumption over the end of a period is divided by time: the part that may lie in the old one is not charged to the
+- BA1 exact: the charge of a period is the consumption in it, however the time is cut into steps.
+- BA2 idempotent: the same consumption up to the same time, added again, changes nothing.
+- BA3 bounded: the remaining amount is from 0 to the amount (refill at the period's start) or to the cap (continuous).
+- Consumption over the end of a period is divided by time: the part that may lie in the old period is not charged to the
   new one.
 - A clock that goes back changes no period and refills nothing.
 """
@@ -23,10 +23,10 @@ from .periods import span_of
 MICRO = 1_000_000
 """Account units in a GPU-second of weight 1."""
 RESUMED_AT = 10
-"""Part of the cap, its tenth, from which a spent continuous budget counts again: with less, a team would change places
-with others at each look."""
+"""Part of the cap, its tenth, from which a spent continuous budget counts again. With less, a team's priority would
+alternate at each check."""
 _MOST_PERIODS = 120
-"""Periods that are looked at one by one for when a spent budget counts again: ten years of months."""
+"""Most periods that are checked for the time at which a spent budget counts again: ten years of months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Consumed:
         return Consumed(self.held + other.held, self.reserved + other.reserved)
 
     def part(self, numerator: int, denominator: int) -> Consumed:
-        """Return this part of it, rounded down."""
+        """Return a fraction of it, rounded down."""
         return Consumed(self.held * numerator // denominator, self.reserved * numerator // denominator)
 
     def by(self, charge: ChargeBy) -> int:
-        """Return what is charged of it."""
+        """Return the part of it that is charged."""
         return self.held if charge is ChargeBy.HELD else self.reserved
 
 
@@ -60,7 +60,7 @@ class Terms:
 
     @property
     def full(self) -> int:
-        """Amount of a budget of which nothing is spent, in account units."""
+        """Amount of an unspent budget, in account units."""
         return self.cap if self.refill is Refill.CONTINUOUS else self.amount
 
 
@@ -68,9 +68,11 @@ class Terms:
 class BudgetAccount:
     """Account of a budget at `at_ms`.
 
-    `consumed`: in the period that began at `period_start_ms`. `credit`: what a continuous budget has left; of the other
-    kind what it had left at `at_ms`, from which it goes on once it is refilled continuously: by its terms as they are
-    now the amount less what was charged is left. `spent`: nothing was left, and not enough came since.
+    - `consumed`: consumption in the period that began at `period_start_ms`.
+    - `credit`: remaining amount of a continuous budget. For the other kind it is the remaining amount at `at_ms`, from
+      which the account continues if its terms change to continuous refill; until then the remaining amount is the
+      amount less the charge.
+    - `spent`: nothing was left, and less than `1 / RESUMED_AT` of the cap has been refilled since.
     """
 
     period_start_ms: int
@@ -80,35 +82,35 @@ class BudgetAccount:
     spent: bool = False
 
     def left(self, terms: Terms) -> int:
-        """Return what is left, in account units."""
+        """Return the remaining amount, in account units."""
         if terms.refill is Refill.CONTINUOUS:
             return min(self.credit, terms.cap)
         return max(0, terms.amount - self.consumed.by(terms.charge_by))
 
     def used_milli(self, terms: Terms) -> int:
-        """Return the part of the budget that is used, in thousandths; above 1000 where more was charged than there was
-        (refill at the period's start)."""
+        """Return the used part of the budget, in thousandths; above 1000 if more was charged than there was (refill at
+        the period's start)."""
         if terms.refill is Refill.CONTINUOUS:
             return 1000 - self.left(terms) * 1000 // terms.cap
         return self.consumed.by(terms.charge_by) * 1000 // terms.amount
 
     def over_milli(self, terms: Terms) -> int:
-        """Return how much more than the amount was charged in the period, in thousandths of the amount."""
+        """Return by how much the charge of the period exceeds the amount, in thousandths of the amount."""
         return max(0, self.consumed.by(terms.charge_by) - terms.amount) * 1000 // terms.amount
 
 
 def opened(terms: Terms, at_ms: int) -> BudgetAccount:
-    """Return a new account, of which nothing is spent."""
+    """Return a new account, unspent."""
     return BudgetAccount(period_start_ms=span_of(terms.period, at_ms).start_ms, at_ms=at_ms, credit=terms.full)
 
 
 def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: int) -> BudgetAccount:
-    """Return the account at a later time, with what was consumed since `account.at_ms` charged."""
+    """Return the account at a later time, charged with the consumption since `account.at_ms`."""
     if at_ms <= account.at_ms:
         if consumed == Consumed():
             return _judged(account, terms)
         at_ms = account.at_ms
-    # 1. The consumption of the present period: all, or since its start in proportion to time.
+    # 1. The consumption of the current period: all, or in proportion to the time since its start.
     span = span_of(terms.period, at_ms)
     here, before = consumed, account.consumed if account.period_start_ms >= span.start_ms else Consumed()
     if span.start_ms > account.at_ms:
@@ -125,7 +127,7 @@ def advanced(account: BudgetAccount, terms: Terms, consumed: Consumed, at_ms: in
 
 
 def refill_rate(terms: Terms, at_ms: int) -> float:
-    """Return what a continuous budget gets, in account units a second, in the period of that time; 0 for the other
+    """Return the refill of a continuous budget, in account units a second, in the period of that time; 0 for the other
     kind."""
     if terms.refill is not Refill.CONTINUOUS:
         return 0.0
@@ -148,14 +150,14 @@ def refill_due_ms(account: BudgetAccount, terms: Terms) -> int:
 
 
 def _judged(account: BudgetAccount, terms: Terms) -> BudgetAccount:
-    """Return the account with its word whether it is spent."""
+    """Return the account with `spent` set."""
     left = account.left(terms)
     waits = account.spent and terms.refill is Refill.CONTINUOUS and left < terms.cap // RESUMED_AT
     return replace(account, spent=left <= 0 or waits)
 
 
 def _refilled(terms: Terms, since_ms: int, until_ms: int) -> int:
-    """Return what a continuous budget gets between two times. Sums over adjacent spans are exact."""
+    """Return the refill of a continuous budget between two times. Sums over adjacent spans are exact."""
     if terms.refill is not Refill.CONTINUOUS:
         return 0
     got, at_ms = 0, since_ms

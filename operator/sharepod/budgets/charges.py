@@ -1,8 +1,8 @@
-"""Charges: a month's GPU time and memory of namespaces at the prices of an administrator, as lines of a bill.
+"""Charges: a month's GPU time and memory of namespaces at an administrator's prices, as lines of a bill.
 
 Guarantees:
-- CH1 adds-up: the total of a bill is the sum of the costs that its lines show.
-- Fields that OpenCost's allocations have too carry its names and units: `name`, `properties.namespace`, `window`,
+- CH1 adds-up: the total of a bill is the sum of the costs in its lines.
+- Fields that OpenCost's allocations also have carry its names and units: `name`, `properties.namespace`, `window`,
   `gpuHours`, `gpuCost`, `totalCost`.
 """
 
@@ -30,20 +30,20 @@ _COST = Decimal("0.0001")
 _HOURS = Decimal("0.000001")
 """Step of hours: 3.6 ms."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:/()-]*")
-"""Text that no spreadsheet takes for a formula, in any country: names of objects, models, times and currencies."""
+"""Text that no spreadsheet interprets as a formula, in any locale: names of objects, models, times and currencies."""
 _SEPARATORS = str.maketrans(dict.fromkeys(',;|"', " "))
-"""Characters at which a spreadsheet of some country begins or ends a cell."""
+"""Characters that begin or end a cell in a spreadsheet of some locale."""
 
 
 class Charged(StrEnum):
-    """GPU time that a namespace pays for."""
+    """Kind of GPU time that a namespace pays for."""
 
     HELD = "Held"
-    """What its tenants held: who leaves a reservation idle pays nothing for it."""
+    """Time that its tenants held: an idle reservation costs nothing."""
     RESERVED = "Reserved"
-    """What was kept for its tenants: borrowed time is free."""
+    """Time that was reserved for its tenants: borrowed time is free."""
     RESERVED_AND_BORROWED = "ReservedAndBorrowed"
-    """What was kept for its tenants, and what they held beyond that."""
+    """Time that was reserved for its tenants, and time that they held beyond it."""
 
 
 PriceField = Annotated[Decimal, Field(ge=0, le=1_000_000)]
@@ -66,7 +66,7 @@ class Prices(Model):
     charged: Charged = Charged.RESERVED_AND_BORROWED
     """Held, Reserved or ReservedAndBorrowed."""
     default: Price = Price()
-    """Price of the models that are not named."""
+    """Price of models without an entry."""
     models: Annotated[dict[str, Price], Field(max_length=256)] = Field(default_factory=dict)
     """Price by model, as GPUNodes name it."""
 
@@ -111,7 +111,7 @@ def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str | Decimal]]) -> str:
-    """Return rows as CSV, with a header. No spreadsheet takes a text in it for a formula, another cell or row."""
+    """Return rows as CSV, with a header. No spreadsheet interprets a text in it as a formula, another cell or row."""
     parts = _Parts()
     writer = csv.writer(parts, lineterminator="\n")
     writer.writerow(columns)
@@ -147,7 +147,7 @@ def as_allocations(lines: Iterable[BillLine], month: str, prices: Prices) -> dic
 
 
 class _Parts(list[str]):
-    """Pieces of a text, as the CSV writer gives them."""
+    """Pieces of a text, as the CSV writer delivers them."""
 
     def write(self, piece: str) -> None:
         """Add a piece."""
@@ -173,7 +173,7 @@ def _row(line: BillLine, month: str, prices: Prices) -> dict[str, str | Decimal]
 
 
 def amount_columns(line: BillLine, prices: Prices) -> dict[str, str | Decimal]:
-    """Return what a line says of amounts and costs, by column."""
+    """Return the amounts and costs of a line, by column."""
     return {
         "gpuHoursHeld": line.held_hours,
         "gpuHoursBorrowed": line.borrowed_hours,
@@ -188,7 +188,7 @@ def amount_columns(line: BillLine, prices: Prices) -> dict[str, str | Decimal]:
 
 
 def charged_line(namespace: str, model: str, amounts: Amounts, prices: Prices) -> BillLine:
-    """Return amounts with what they cost."""
+    """Return amounts with their cost."""
     price = prices.of(model)
     charged = {
         Charged.HELD: amounts.held_ms,

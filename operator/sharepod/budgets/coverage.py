@@ -1,10 +1,10 @@
-"""Coverage: which namespaces each budget covers, where several could.
+"""Coverage: the namespaces of each budget, where several budgets select the same one.
 
 Guarantees:
 - CV1 one: a namespace is covered by one budget at most.
-- Budgets of the operator's namespace that select come first, so that nobody leaves a team's budget by one of his own;
-  then those of the namespaces themselves. Of one kind the oldest comes first, then the first by name.
-- A budget that cannot be read covers nothing, and costs no other budget anything.
+- Selecting budgets in the operator's namespace have precedence over budgets in the covered namespaces. So no user
+  escapes a team's budget with a budget of his own. Within a kind the oldest has precedence, then the first by name.
+- A budget that cannot be read covers nothing, and affects no other budget.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Namespaces of one budget. `reason` and `message`: why they are not all that it asks for; None: they are."""
+    """Namespaces of one budget. `reason` and `message`: why it lacks some of the selected ones; None: it has all."""
 
     namespaces: tuple[str, ...] = ()
     reason: str | None = None
@@ -39,7 +39,7 @@ class Coverage:
 def coverages(
     claimants: Iterable[Claimant], labels: Mapping[str, Mapping[str, str]], operator_namespace: str
 ) -> dict[str, Coverage]:
-    """Return what each budget covers, by uid. `labels`: those of every namespace."""
+    """Return the coverage of each budget, by uid. `labels`: of every namespace."""
     taken: dict[str, Claimant] = {}
     found: dict[str, Coverage] = {}
     central = operator_namespace
@@ -64,7 +64,7 @@ def coverages(
 
 
 def _rank(one: Claimant, central: str) -> tuple[bool, str, str, str]:
-    """Return what budgets are sorted by where several ask for a namespace."""
+    """Return the sort key of budgets that select the same namespace."""
     selects = one.selector is not None and one.namespace == central
     return (not selects, one.created, one.namespace, one.name)
 
@@ -80,8 +80,8 @@ def _covered(covered: tuple[str, ...], asked: list[str], free: list[str], taken:
         by = taken[others[0]]
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         message = (
-            f"namespace {others[0]}{more} is covered by GPUBudget {by.namespace}/{by.name}, which comes first; delete "
-            "one of them"
+            f"namespace {others[0]}{more} is covered by GPUBudget {by.namespace}/{by.name}, which has precedence; "
+            "delete one of them"
         )
         return Coverage(covered, "Superseded", message)
     return Coverage(covered)

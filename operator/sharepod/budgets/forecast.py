@@ -1,7 +1,7 @@
-"""Forecast of a budget: the rate at which it is spent, and when nothing is left. And reservations that nobody uses.
+"""Forecast of a budget: its rate of spending, and the time at which nothing is left. Also finds unused reservations.
 
 Guarantees:
-- A forecast assumes the present rate. It names no time at which the budget is refilled before.
+- A forecast assumes the current rate. It gives no time if the budget is refilled before.
 - A reservation is idle only after it was seen without use for the whole time.
 """
 
@@ -16,8 +16,8 @@ from .budget_account import BudgetAccount, Terms, refill_rate
 from .periods import span_of
 
 RATE_HALF_LIFE_S = 3600.0
-"""Seconds after which spending counts half in its rate: an hour, so that a job's start shows in minutes and a pause of
-minutes does not."""
+"""Half-life in seconds of spending in its rate: an hour, so that a job's start shows in minutes and a pause of minutes
+does not."""
 IDLE_AFTER_S = 3600.0
 """Seconds without use after which a reservation is idle."""
 
@@ -41,7 +41,7 @@ def gone_at_ms(account: BudgetAccount, terms: Terms, rate: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Reservation as it is seen now: `milli` of a GPU's time over all its GPUs, and whether it was in use."""
+    """Current reservation: `milli` of a GPU's time over all its GPUs, and whether it is in use."""
 
     tenant: str
     namespace: str
@@ -61,9 +61,9 @@ class IdleReservation:
 def unused_since(
     before: Mapping[str, float], holdings: Iterable[Holding], now_s: float
 ) -> tuple[dict[str, float], list[IdleReservation]]:
-    """Return since when each reservation has not been used, and those that are idle.
+    """Return since when each reservation has not been used, and the idle ones.
 
-    `before`: the first of the two of the last look. Best effort reserves nothing and is never idle.
+    `before`: the first result of the last call. Best effort reserves nothing and is never idle.
     """
     since: dict[str, float] = {}
     idle = []

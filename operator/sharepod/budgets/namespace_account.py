@@ -1,14 +1,13 @@
-"""Consumption of one namespace: the counters of all nodes, folded into totals by model and month.
+"""Consumption of one namespace: the counters of all nodes, added up by model and month.
 
 Guarantees:
-- CF1 once: an account that takes in a node's counters again, later than newer ones, or in another order has the same
-  totals.
-- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters that were taken in, also
-  when nodes are deleted, come back, or lose their state directory.
-- CF3 never-twice: a series that the account had to forget counts from its next reading on, not from 0.
-- CF4 months: the months of a model add up to what its total has grown by.
-- CF5 own-series: a series belongs to the node that reported it first; what another node says of it counts nothing, so
-  that no agent raises, or freezes, what others have counted.
+- CF1 once: a node's counters that are added again, after newer ones, or in another order result in the same totals.
+- CF2 nothing-lost: the total of a model is the sum over all series of the largest counters read, also when nodes are
+  deleted, come back, or lose their state directory.
+- CF3 never-twice: a series that the account had to drop counts from its next reading on, not from 0.
+- CF4 months: the months of a model add up to the growth of its total.
+- CF5 own-series: a series belongs to the node that reported it first. Reports of other nodes about it are ignored, so
+  that no agent raises, or freezes, another's counters.
 - The account is bounded: `MAX_SERIES` series and `MAX_MONTHS` months.
 """
 
@@ -25,21 +24,21 @@ from .amounts import NOTHING, Amounts, spread
 _NO_MONTH = "9999-13"
 """Later than any month."""
 SERIES_OF_A_NODE = 4
-"""Series of one node and model that an account knows, the latest. Only the latest can grow; the others are known so
-that a reading that is late does not count again."""
+"""Most series of one node and model in an account, the latest ones. Only the latest can grow; the others are kept so
+that a late reading does not count again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenIn:
-    """Counters of one series, as far as they were taken in."""
+    """Counters of one series that are already added."""
 
     series: str
     node: str
     model: str
     since: str
-    """When the counters were 0."""
+    """Time at which the counters were 0."""
     at: str
-    """When the counters were as here."""
+    """Time of these counters."""
     amounts: Amounts
 
 
@@ -50,11 +49,11 @@ class NamespaceAccount:
     series: Mapping[str, TakenIn] = field(default_factory=dict)
     """Series by name."""
     totals: Mapping[str, Amounts] = field(default_factory=dict)
-    """Everything, by model."""
+    """Total consumption, by model."""
     months: Mapping[str, Mapping[str, Amounts]] = field(default_factory=dict)
-    """What was had in each of the latest months, by month such as `2026-01` and model."""
+    """Consumption in each of the latest months, by month such as `2026-01` and model."""
     forgotten_until: str = ""
-    """The latest `since` of a series that was forgotten for want of room."""
+    """The latest `since` of a series that was dropped for lack of room."""
 
     def has(self, entry: Consumption) -> bool:
         """Return whether the account has all of these counters."""
@@ -64,12 +63,12 @@ class NamespaceAccount:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """Counters of a namespace on one node, as they were at one moment."""
+    """Counters of a namespace on one node at one moment."""
 
     node: str
     """Name of the node."""
     at: str
-    """When the counters were so."""
+    """Time of the counters."""
     entries: tuple[Consumption, ...]
 
 
@@ -84,10 +83,10 @@ def amounts_of(entry: Consumption) -> Amounts:
 
 
 def take_in(account: NamespaceAccount, readings: Iterable[NodeReading], present: str = _NO_MONTH) -> NamespaceAccount:
-    """Return the account with counters of nodes taken in; the same object if they say nothing new.
+    """Return the account with counters of nodes added; the same object if they bring nothing new.
 
-    `present`: the month that it is, such as `2026-01`: where there is no room, later ones, which a clock that was ahead
-    has made, are forgotten first.
+    `present`: the current month, such as `2026-01`. If there is no room, later months, which a fast clock has created,
+    are dropped first.
     """
     series = dict(account.series)
     totals = dict(account.totals)
@@ -135,13 +134,13 @@ class _Places:
         self._known: dict[tuple[str, str], list[tuple[str, str]]] | None = None
 
     def passed(self, node: str, entry: Consumption) -> bool:
-        """Return whether an unknown series is older than all that are known of its node and model, which are as many as
-        are kept: it was known, and its reading is late."""
+        """Return whether an unknown series is older than all known ones of its node and model, which are the maximum
+        number. Such a series was dropped, and its reading is late."""
         known = self._by_place().get((node, entry.model), ())
         return len(known) >= SERIES_OF_A_NODE and entry.since < min(known)[0]
 
     def add(self, taken: TakenIn) -> list[str]:
-        """Add a series; return the names of those that are not kept any more."""
+        """Add a series; return the names of the series that are dropped for it."""
         known = self._by_place().setdefault((taken.node, taken.model), [])
         known.append((taken.since, taken.series))
         known.sort()
@@ -158,8 +157,8 @@ class _Places:
 
 
 def _bounded(account: NamespaceAccount, present: str) -> NamespaceAccount:
-    """Forget what has no room: months that are to come, then those that are long past, and series that have not grown
-    for the longest time."""
+    """Drop entries beyond the bounds: future months, then the oldest months, and series that have not grown for the
+    longest time."""
     series, months, until = account.series, account.months, account.forgotten_until
     if len(months) > MAX_MONTHS:
         past = sorted(month for month in months if month <= present)[-MAX_MONTHS:]

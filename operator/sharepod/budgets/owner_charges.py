@@ -1,10 +1,10 @@
-"""Charges by owner: what the SharePods that exist have had of GPUs since they began, at the prices of an administrator.
+"""Charges by owner: the GPU consumption of existing SharePods since their begin, at an administrator's prices.
 
 The owner of a SharePod is its controller, such as a workflow or a custom resource, or the SharePod itself.
 
 Guarantees:
 - Each SharePod counts with one owner, by its own totals (`status.consumed`).
-- Fields that OpenCost's allocations have too carry its names: `controllerKind`, `controller`, and those of the bill.
+- Fields that OpenCost's allocations also have carry its names: `controllerKind`, `controller`, and those of the bill.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .charges import AMOUNT_COLUMNS, BillLine, Prices, amount_columns, charged_l
 
 _COLUMNS = ("namespace", "controllerKind", "controller", "since", "gpuModel", *AMOUNT_COLUMNS)
 _UNKNOWN = "unknown"
-"""Model of the GPUs of a SharePod that has none now."""
+"""Model of the GPUs of a SharePod without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,7 +36,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """One owner in a bill. `since`: when its first SharePod began."""
+    """One owner in a bill. `since`: begin of its first SharePod."""
 
     owner: Owner
     since: str

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Periods of one kind follow each other without gap: the end of one is the start of the next.
-- A time is in the period that it starts: `start <= time < end`.
+- The start of a period belongs to the period, its end does not: `start <= time < end`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Span:
 
 
 def span_of(period: BudgetPeriod, at_ms: int) -> Span:
-    """Return the period that a time is in."""
+    """Return the period that contains a time."""
     day = at_ms // DAY_MS
     if period is BudgetPeriod.DAY:
         return Span(day * DAY_MS, (day + 1) * DAY_MS)

@@ -1,11 +1,11 @@
-"""Totals of a SharePod: what is written of the counts that its agents report, and when. Pure.
+"""Totals of a SharePod: summed from its agents' reports, and written when they have grown enough. Pure.
 
 Guarantees:
-- Totals are the sum over its shares of the largest count of each: nothing is counted twice, however often a report is
-  read, and the count of one share goes on over agents.
+- Totals are the sum over its shares of the largest count of each. A report that is read twice counts once, and the
+  count of one share continues across agents.
 - They are written when time or memory has grown by an eighth and by `_LEAST_S` or `_LEAST_MIB_S`, and once they are
-  final: at rest never.
-- A report of an earlier share, which its agent has not replaced yet, is not taken for one of the present.
+  final. A SharePod at rest causes no write.
+- A report of an earlier share, which its agent has not replaced yet, is not attributed to the current one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from sharepod.api.gpunode import TenantStatus
 from sharepod.api.sharepod import GpuTotals, SharePodConsumption
 
 _LEAST_S = 600
-"""Least growth that is written, in seconds of GPU time held and reserved: a SharePod with one GPU is not written for it
-more often than each five minutes."""
+"""Least growth that is written, in seconds of GPU time held and reserved. A SharePod with one GPU causes at most one
+such write in five minutes."""
 _LEAST_MIB_S = 300 * 80 * 1024
 """Least growth of memory x time that is written, in MiB x s: five minutes of a GPU of 80 GiB."""
 _PART = 8
-"""Growth that is written, as a part of what was written: some 30 writes in the first day, a few on each later one."""
+"""Growth that is written, as a divisor of the written total: some 30 writes in the first day, a few on each later
+one."""
 _AMOUNTS = tuple(GpuTotals.model_fields)
 
 
 def totals_to_write(
     was: SharePodConsumption | None, seen: TenantStatus | None, *, drained: bool, last: bool = False
 ) -> SharePodConsumption | None:
-    """Return the totals if they are to be written, else None.
+    """Return the totals if they must be written, else None.
 
     Args:
-        was: The totals as they were last written.
+        was: The totals as last written.
         seen: The agent's report.
-        drained: The agent has confirmed that nothing is left of the share: the count is final.
-        last: Nothing more will be reported, whether or not the agent has confirmed anything: the row goes.
+        drained: The agent has confirmed that the share is drained: the count is final.
+        last: No further report comes, with or without that confirmation: the row is being removed.
     """
     if seen is None or seen.drained != drained:
         return None
@@ -51,7 +52,7 @@ def _is_due(was: int, now: int, least: int) -> bool:
 
 
 def _totals(was: SharePodConsumption | None, seen: TenantStatus) -> SharePodConsumption | None:
-    """Return the totals with what an agent reports; None if it reports no count."""
+    """Return the totals with an agent's report; None if it has no count."""
     if seen.counted_since is None:
         return None
     same = was is not None and was.counted_since == seen.counted_since

@@ -1,10 +1,10 @@
-"""Standing of a team: how far it is within its budget, and what that does to its place in the queue.
+"""Standing of a team: its usage relative to its budget, and the resulting place in the queue.
 
 The share of a team is its decayed usage over its entitlement, as in time-based fair share: usage of one half-life ago
-counts half. A team that uses exactly its entitlement comes to a share of 1000.
+counts half. A team that uses exactly its entitlement has a share of 1000.
 
 Guarantees:
-- Whoever uses nothing has a share that only falls.
+- The share of a team without usage only falls.
 - A team without a budget is never lowered, and its share is that of a team that uses exactly its entitlement.
 - Order within a team does not change: all its SharePods have the same standing.
 """
@@ -15,51 +15,52 @@ import math
 from dataclasses import dataclass
 
 ON_ENTITLEMENT = 1000
-"""Share, in thousandths, of a team that uses exactly what it is entitled to; of one without a budget too."""
+"""Share, in thousandths, of a team that uses exactly its entitlement; also of a team without a budget."""
 STEP_MILLI = 500
-"""Thousandths of its entitlement by which a team moves in the queue at once. With finer steps small jobs of whoever is
-a little behind take GPUs that came free together, and jobs of whole nodes wait (`make bench-fairness`)."""
+"""Step of the share, in thousandths, in which it orders the queue. With finer steps, small jobs of a slightly lower
+team take GPUs that became free together, and jobs of whole nodes wait (`make bench-fairness`)."""
 MOST_MILLI = 1_000_000
 """Largest share: a thousand times the entitlement."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecayedUsage:
-    """Usage that fades: `amount` at `at_ms`, in account units. `since_ms`: when it began to be counted."""
+    """Decaying usage: `amount` at `at_ms`, in account units. `since_ms`: the time at which counting began."""
 
     amount: float
     at_ms: int
     since_ms: int
 
     def at(self, at_ms: int, half_life_s: float, more: int = 0) -> DecayedUsage:
-        """Return the usage at a later time, with what was consumed since; a time that is not later adds only that."""
+        """Return the usage at a later time, with the consumption since. A time that is not later only adds the
+        consumption."""
         passed_s = max(0, at_ms - self.at_ms) / 1000
         factor = math.exp2(-passed_s / half_life_s)
-        # Consumption at an even rate over the time passed has itself faded by now.
+        # Consumption at an even rate over the past time has itself decayed in part.
         evenly = 1.0 if passed_s == 0 else (1 - factor) / (passed_s / half_life_s * math.log(2))
         return DecayedUsage(self.amount * factor + more * evenly, max(at_ms, self.at_ms), self.since_ms)
 
     def rate(self, half_life_s: float) -> float:
-        """Return the mean rate of the usage, in account units a second, each second weighted as it has faded."""
+        """Return the mean rate of the usage, in account units a second, each second weighted by its decay."""
         counted_s = (self.at_ms - self.since_ms) / 1000
         weight_s = (1 - math.exp2(-counted_s / half_life_s)) * half_life_s / math.log(2)
         return self.amount / weight_s if weight_s > 0 else 0.0
 
 
 def share_milli(usage: DecayedUsage, entitled_per_s: float, half_life_s: float) -> int:
-    """Return the share: decayed usage over what a use of exactly `entitled_per_s` comes to, in thousandths."""
+    """Return the share: decayed usage over the decayed usage at exactly `entitled_per_s`, in thousandths."""
     due = entitled_per_s * half_life_s / math.log(2)
     return min(MOST_MILLI, int(usage.amount * 1000 / due))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Standing of a namespace, which goes into the order of the queue and into the choice of victims.
+    """Standing of a namespace, used for the order of the queue and the choice of victims.
 
-    `lowered_to`: the priority that the namespace's SharePods have at most; None: their own. `waits_until`: when the
-    budget is refilled for which new SharePods wait, RFC 3339; None: they do not wait. `over_budget_milli`: what was
-    charged beyond the amount, in thousandths of the amount. `refill_at`: when the budget of a lowered namespace counts
-    again, RFC 3339.
+    - `lowered_to`: highest priority of the namespace's SharePods; None: their own.
+    - `waits_until`: time of the refill that new SharePods wait for, RFC 3339; None: they do not wait.
+    - `over_budget_milli`: charge beyond the amount, in thousandths of the amount.
+    - `refill_at`: time at which the budget of a lowered namespace counts again, RFC 3339.
     """
 
     lowered_to: int | None = None
@@ -69,12 +70,12 @@ class Standing:
     refill_at: str | None = None
 
     def effective_priority(self, priority: int) -> int:
-        """Return the priority that a SharePod of this priority has."""
+        """Return the priority of a SharePod with this priority of its own."""
         return priority if self.lowered_to is None else min(priority, self.lowered_to)
 
     @property
     def step(self) -> int:
-        """The share in the steps in which it orders the queue; less is earlier."""
+        """The share in the steps in which it orders the queue; a lower step is earlier."""
         return self.share_milli // STEP_MILLI
 
 

@@ -48,7 +48,7 @@ def status_of(account: NamespaceAccount) -> GPUStatementStatus:
 
 
 def account_of(status: GPUStatementStatus) -> NamespaceAccount:
-    """Return the account that a status says."""
+    """Return the account in a status."""
     return NamespaceAccount(
         series={
             one.series: TakenIn(one.series, one.node, one.model, one.since, one.at, _read(one)) for one in status.series

@@ -1,8 +1,9 @@
-"""Bodies of calls: JSON as it is sent, and as it is read.
+"""Bodies of calls: encoding and decoding of JSON.
 
 Guarantees:
-- What is sent is JSON that is YAML too, as which the API server reads what is applied.
-- What Python's own JSON reads or writes is read or written; a second library does the usual at a fifth of the cost.
+- Encoded JSON is also valid YAML, because the API server parses the body of an apply as YAML.
+- Everything that Python's own JSON reads or writes is accepted; a faster library handles the usual cases at a fifth of
+  the time.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from .errors import UnavailableError
 Json = dict[str, Any]
 
 _ESCAPED = re.compile("[\x7f-\uffff]")
-"""Characters of a body that are sent as escapes; JSON itself escapes those below the blank."""
+"""Characters of a body that are sent as escapes; JSON itself escapes the control characters below the space."""
 
 
 def encoded(body: Json | list[Json]) -> bytes:
-    """Return a body as JSON that is YAML too.
+    """Return a body as JSON that is also valid YAML.
 
-    YAML knows no surrogate pairs of escapes, so characters beyond 16 bits are sent as they are; others that are not
-    ASCII are escaped, because YAML refuses some of them and reads some as ends of lines.
+    YAML has no surrogate pairs of escapes, so characters beyond 16 bits are sent as they are. Other characters that are
+    not ASCII are escaped, because YAML refuses some of them and reads some as ends of lines.
     """
     try:
         text = orjson.dumps(body)
-    except TypeError:  # half a pair, a number of more than 64 bits
+    except TypeError:  # a lone surrogate, a number of more than 64 bits
         text = b"\x7f"
     if text.isascii() and b"\x7f" not in text:
         return text
@@ -38,19 +39,19 @@ def encoded(body: Json | list[Json]) -> bytes:
 
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
-    return f"\\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"  # half a pair is no character
+    return f"\\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"  # a lone surrogate is no character
 
 
 def loads(text: bytes) -> Any:
-    """Return a JSON value. Raises as `json.loads` does."""
+    """Return a JSON value. Raises the errors of `json.loads`."""
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # half a pair, NaN, a number beyond a double, nested deeper than 1,024
+    except orjson.JSONDecodeError:  # a lone surrogate, NaN, a number beyond a double, nested deeper than 1,024
         return json.loads(text)
 
 
 def parsed(call: str, status: int, text: bytes) -> Json:
-    """Return the object that an answer is. Raises `UnavailableError`."""
+    """Return the object in an answer. Raises `UnavailableError`."""
     try:
         found = loads(text)
     except (ValueError, RecursionError) as error:

@@ -2,14 +2,14 @@
 
 Guarantees:
 - Bodies and answers are plain dicts; every call names its content type.
-- Every call ends within its timeout; a watch ends at the latest `WATCH_GRACE_S` after the time that it was asked for.
-- A page of a list may take ten timeouts while more of it arrives within each: one of large objects from a busy server
-  is read to its end, instead of once more from its beginning.
+- Every call ends within its timeout; a watch ends at the latest `WATCH_GRACE_S` after its requested duration.
+- A page of a list may take ten timeouts while more of it arrives within each. So a page of large objects from a busy
+  server is read to its end, instead of again from its beginning.
 - Every failure is an `ApiError`.
-- Callers whose answers have come at once go on a few in each round of the event loop.
-- An object that cannot be read (too deep, too large) costs neither the list nor the watch that brings it.
-- Proxies of the environment are looked up once, when the connection is made.
-- New connections trust what the files of the configuration say now.
+- Of callers whose answers arrive at the same time, a few continue in each round of the event loop.
+- An object that cannot be read (too deep, too large) ends neither its list nor its watch.
+- Proxies of the environment are looked up once, when the connection is created.
+- New connections use the certificates that the configuration's files have at that time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from .trust import Trust
 
 Json: TypeAlias = dict[str, Any]
 TakeUnreadable: TypeAlias = Callable[[str, Unreadable], None]
-"""Takes the type of an event (ADDED where it is an item of a list) and what can be had of its object."""
+"""Callback for an unreadable object: takes the type of the event (ADDED for an item of a list) and the readable part of
+the object."""
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -53,22 +54,22 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 CALL_TIMEOUT_S = 10.0
-"""Seconds that one call may take, unless the caller says otherwise."""
+"""Default timeout of a call, in seconds."""
 _PAGE_TIMEOUTS = 10
 """Timeouts of one call that a page of a list may take, while more of it arrives within each."""
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds that a connection may take to be made, and a watch to be answered."""
+"""Timeout in seconds for opening a connection, and for the first answer of a watch."""
 WATCH_S = (20, 25)
-"""Seconds that a watch is asked to last, at random within these bounds. An API server sends bookmarks only about each
-minute, so that a watch without events shows by its end alone that it still hears the server."""
+"""Requested duration of a watch in seconds, at random within these bounds. An API server sends bookmarks only about
+once a minute, so that only the end of a watch without events shows that the server is still connected."""
 WATCH_GRACE_S = 3.0
-"""Seconds after which a watch counts as dead that the server has not ended when it was to."""
+"""Seconds beyond its requested duration after which a watch counts as dead."""
 _TURN_S = 0.005
 """Seconds for which a list is read before other tasks get a turn."""
 _COMPARE_CLOCKS_S = 10.0
 """Seconds between two comparisons of this machine's clock with the API server's."""
 _QUERIES = 64
-"""Queries of calls whose text is remembered: each kind of write has one."""
+"""Most queries of calls whose text is cached: each kind of write has one."""
 
 
 class Connection:
@@ -79,7 +80,7 @@ class Connection:
         self._host = str(config.host).rstrip("/")
         self._usual = {
             "Accept": JSON,
-            "Accept-Encoding": "identity",  # in a cluster, packing costs more than it saves
+            "Accept-Encoding": "identity",  # in a cluster, compression costs more than it saves
             "User-Agent": user_agent,
         }
         self._trust = Trust(config)
@@ -90,9 +91,9 @@ class Connection:
         self._rejected_since: float | None = None
         self._clock_compared_at = float("-inf")
         self.clock_behind_s = 0.0
-        """Seconds by which this machine's clock is behind the API server's, by its last answers; to about a second."""
+        """Seconds by which this machine's clock is behind the API server's, by its last answers, to about a second."""
         self.answered_at: float | None = None
-        """When the API server last answered anything but "try again later", in monotonic seconds; None: never."""
+        """Monotonic time in seconds of the last answer other than "try again later"; None: none yet."""
 
     @classmethod
     async def open(cls, kubeconfig: Path | None, user_agent: str) -> Connection:
@@ -107,7 +108,8 @@ class Connection:
 
     @property
     def rejected_for_s(self) -> float:
-        """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
+        """Seconds since the API server began to reject the credentials or its certificate was not trusted; 0 if both
+        are accepted."""
         return 0.0 if self._rejected_since is None else time.monotonic() - self._rejected_since
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
@@ -195,7 +197,8 @@ class Connection:
         heard: Callable[[], None] = lambda: None,
         unreadable: TakeUnreadable | None = None,
     ) -> AsyncGenerator[Json, None]:
-        """Yield events (`{"type", "object"}`, bookmarks too) since a resourceVersion, until the server ends the watch.
+        """Yield events (`{"type", "object"}`, including bookmarks) since a resourceVersion, until the server ends the
+        watch.
 
         Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
 
@@ -237,14 +240,14 @@ class Connection:
                         raise _of_event(call, event["object"])
                     yield event
         except _SilenceError:
-            raise SilentError(call, 0, "Silent", "the server has not ended the watch when it was to") from None
+            raise SilentError(call, 0, "Silent", "the server has not ended the watch in time") from None
         except NotAnEventError as error:
             raise UnavailableError(call, 200, "NotJson", str(error)) from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unavailable(call, error) from error
 
     def _check(self, call: str, status: int, headers: Mapping[str, str], answer: bytes) -> None:
-        """Note that the server has answered. Raise the error of a refusal."""
+        """Record that the server has answered. Raise the error of a refusal."""
         if status != 401:
             self._rejected_since = None
         if status < 500 and status != 429:
@@ -259,14 +262,14 @@ class Connection:
         raise error
 
     def _compare_clocks(self, date: str | None, now: float) -> None:
-        """Compare this machine's clock with the time at which the API server says that it has answered."""
+        """Compare this machine's clock with the date of the API server's answer."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if date is not None:
                 self.clock_behind_s = parsedate_to_datetime(date).timestamp() - time.time()
                 self._clock_compared_at = now
 
     def _rejected(self) -> None:
-        """Note that credentials or certificate were rejected, and have them read again."""
+        """Record that credentials or certificate were rejected, and have them read again."""
         if self._rejected_since is None:
             self._rejected_since = time.monotonic()
         if isinstance(hook := self._config.refresh_api_key_hook, Rereading):
@@ -282,7 +285,7 @@ class Connection:
     async def _exchange(
         self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
     ) -> Answer:
-        """Make a call by a kept connection; through a proxy, by the general client, which knows proxies."""
+        """Make a call by a kept connection; with a proxy, by the general client, which supports proxies."""
         if self._proxied:
             response = await self._send(method, path, body, query, content)
             async with response:
@@ -342,7 +345,7 @@ def _session(*, trust_env: bool) -> aiohttp.ClientSession:
 
 
 def _proxy_of_environment(url: str) -> bool:
-    """Return whether the environment has a proxy for this URL. aiohttp would look that up for every call anew."""
+    """Return whether the environment has a proxy for this URL, which aiohttp would look up for every call."""
     parts = urlsplit(url)
     return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
 
@@ -355,13 +358,13 @@ def _hand_over(item: Json | Unreadable, take: Callable[[Json], None], unreadable
 
 
 class _SilenceError(Exception):
-    """The server has not ended a watch when it was to."""
+    """Watch that the server has not ended in time."""
 
 
 async def _lines(
     response: aiohttp.ClientResponse, ends: float, heard: Callable[[], None]
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield the lines of a response, and whether each is whole: of one longer than `OBJECT_LIMIT`, its beginning.
+    """Yield the lines of a response, and whether each is complete; of a line longer than `OBJECT_LIMIT`, its beginning.
 
     Raise `_SilenceError` if the response has not ended at `ends`, on the clock of the event loop.
     """

@@ -1,9 +1,9 @@
 """Credentials of the API server: from a kubeconfig, or the pod's ServiceAccount; read again as they are rotated.
 
 Guarantees:
-- They are read again at most each `_PERIOD_S`, and as soon as the API server has rejected them, by the monotonic clock:
-  a clock that is set back delays nothing.
-- Where they cannot be read, the former ones are used on.
+- They are read again at most each `_PERIOD_S`, and as soon as the API server has rejected them. The clock is monotonic,
+  so that a clock set back delays nothing.
+- While they cannot be read, the former ones stay in use.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 _PERIOD_S = 60.0
 """Seconds between two readings: well below the lifetime of a token (at least 10 min)."""
 _AFTER_REJECTION_S = 1.0
-"""Least seconds between two readings while the API server rejects the credentials: a rotation is a file renamed."""
+"""Shortest time in seconds between two readings while the API server rejects the credentials: a rotation is a
+rename."""
 
 
 class NoApiServerError(ConnectionError):
-    """API server that cannot be reached, because nothing readable says how."""
+    """API server without a readable configuration of its address."""
 
 
 class Rereading:
@@ -42,19 +43,19 @@ class Rereading:
             return
         self._read_at = time.monotonic()
         self._rejected = False
-        with contextlib.suppress(Exception):  # for instance a file half written
+        with contextlib.suppress(Exception):  # for instance a partly written file
             await self._load(config)
         config.refresh_api_key_hook = self
 
     def expire(self) -> None:
-        """Note that the API server has rejected the credentials."""
+        """Record that the API server has rejected the credentials."""
         self._rejected = True
 
 
 async def configuration(kubeconfig: Path | None) -> Configuration:
-    """Return how to reach the API server: from a kubeconfig; without one, from the pod's ServiceAccount.
+    """Return the configuration of the API server: from a kubeconfig; without one, from the pod's ServiceAccount.
 
-    Raise `NoApiServerError`, which says what to do, if neither can be read.
+    Raise `NoApiServerError` with the remedy if neither can be read.
     """
 
     async def load(config: Any) -> None:
@@ -68,6 +69,8 @@ async def configuration(kubeconfig: Path | None) -> Configuration:
         await load(config)
     except Exception as error:  # the loaders raise exceptions of many kinds
         source = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount (set kubeconfig to use a file)"
-        raise NoApiServerError(f"cannot read from {source} how to reach the API server: {error}") from error
+        raise NoApiServerError(
+            f"cannot read the API server's address and credentials from {source}: {error}"
+        ) from error
     config.refresh_api_key_hook = Rereading(load)
     return config

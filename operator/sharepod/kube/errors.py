@@ -1,4 +1,4 @@
-"""Errors of the API server, by kind: a caller can tell "refused" from "outcome unknown"."""
+"""Errors of the API server, by kind, so that a caller can distinguish "refused" from "outcome unknown"."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from email.utils import parsedate_to_datetime
 
 _ADMISSION = ("ValidatingAdmissionPolicy ", "admission webhook ", "failed calling webhook ")
-"""Words by which Kubernetes begins what a policy or a webhook says, or why it could not be asked."""
+"""Beginnings of Kubernetes' messages for a denial by a policy or a webhook, or for a webhook that could not be
+called."""
 
 
 _NOT_SERVED = ("the server could not find the requested resource", "404 page not found")
-"""Beginnings of what an API server says of a path that it does not serve."""
+"""Beginnings of an API server's message for a path that it does not serve."""
 
 
 class ApiError(Exception):
@@ -32,39 +33,38 @@ class ApiError(Exception):
         self.reason = reason
         """Reason of the server's Status object; without an answer, the name of the exception."""
         self.message = message
-        """The server's own words."""
+        """Message of the server, verbatim."""
         self.retry_after_s = retry_after_s
-        """Seconds that the server asks to wait before the call is made again; None if it asks for none."""
+        """Seconds after which the server asks for a retry; None if it does not."""
         self.names_fields = names_fields
         """The server has named fields of the object as the cause."""
 
     @property
     def was_not_begun(self) -> bool:
-        """True if the server has not begun the call and says when to make it again: a write has had no effect."""
+        """True if the server has not begun the call and names a time for the retry: a write has had no effect."""
         return self.retry_after_s is not None and self.status in (429, 503)
 
     @property
     def was_not_answered(self) -> bool:
-        """True if the server took the call, as far as is known, and has not answered in time."""
+        """True if the server may have received the call, and has not answered in time."""
         return self.status == 0 and self.reason == "TimeoutError"
 
     @property
     def of_resource(self) -> bool:
-        """True if the server does not serve the resource, or not yet: it says nothing of any object. A CRD is served
-        some seconds after the API server has started, and not while it is deleted and applied again. Nor does a 404
-        without a reason, which is a load balancer's: an API server names one with each object that it does not find.
-        """
+        """True if the server does not serve the resource: the error concerns no object. A CRD is served some seconds
+        after the API server has started, and not while it is deleted and applied again. A 404 without a reason also
+        counts, as a load balancer sends it: an API server gives a reason for each object that it does not find."""
         return self.status == 404 and (not self.reason or self.message.startswith(_NOT_SERVED))
 
     @property
     def of_admission(self) -> bool:
-        """True if a policy or a webhook has denied the call, or a webhook could not be asked: it may be allowed later,
-        whatever status they chose."""
+        """True if a policy or a webhook has denied the call, or a webhook could not be called: it may be allowed later,
+        whatever its HTTP status."""
         return any(words in self.message for words in _ADMISSION)
 
     @property
     def of_object(self) -> bool:
-        """True if the server calls the object itself invalid: sent again, it will be refused again."""
+        """True if the server calls the object itself invalid: another attempt will be refused too."""
         if self.of_admission:
             return False
         return (self.status == 422 and self.names_fields) or (self.status == 400 and self.reason == "BadRequest")
@@ -95,19 +95,20 @@ class GoneError(ApiError):
 
 
 class InvalidError(ApiError):
-    """400, 413, 415 or 422: the object or the patch is not valid, or a policy says so (`of_object` tells)."""
+    """400, 413, 415 or 422: the object or the patch is not valid, or a policy denies it (`of_object` distinguishes
+    them)."""
 
 
 class UnavailableError(ApiError):
-    """No answer, or one that says to try again later. The outcome of a write is unknown."""
+    """No answer, or an answer that asks for a retry. The outcome of a write is unknown."""
 
 
 class ErrorEventError(UnavailableError):
-    """ERROR event of a watch, other than 410: the API server can send no more of it."""
+    """ERROR event of a watch, other than 410: the API server cannot continue the watch."""
 
 
 class SilentError(UnavailableError):
-    """Watch that the server was to end and did not: its connection is half open."""
+    """Watch that the server has not ended in time: its connection is half open."""
 
 
 LONGEST_MESSAGE = 1024
@@ -146,8 +147,8 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
 
 
 def _seconds(retry_after: str | None, date: str | None) -> float | None:
-    """Return the seconds of a header Retry-After; its other form is a date, which is compared with that of the answer:
-    the clock of this machine does not count."""
+    """Return the seconds of a header Retry-After. If that is a date, it is compared with the date of the answer,
+    independent of this machine's clock."""
     if retry_after is None:
         return None
     if retry_after.isdecimal():

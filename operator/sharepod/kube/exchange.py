@@ -1,11 +1,11 @@
-"""Exchanges of one request and one answer, over connections that are kept: HTTP/1.1 without what a general client does
-for each call. docs/decisions/0057-calls-without-a-general-client.md says why.
+"""HTTP/1.1 exchanges of one request and one answer over kept connections, without the overhead of a general client
+(docs/decisions/0057-calls-without-a-general-client.md has the reasons).
 
 Guarantees:
-- A connection carries one exchange at a time; one whose exchange did not come to its end is closed.
-- A request is sent once. Only one that can be repeated (`_REPEATABLE`) is sent again, once, over a new connection,
-  where a kept one turns out to be closed before anything was answered.
-- A connection that has been idle for `_IDLE_S`, or was made by another trust, is not used again.
+- A connection carries one exchange at a time; a connection whose exchange was not completed is closed.
+- A request is sent once. Only a repeatable one (`_REPEATABLE`) is sent again, once, over a new connection, if a kept
+  one turns out to be closed before any answer.
+- A connection that has been idle for `_IDLE_S`, or was opened with another trust, is not used again.
 - Every failure is an `OSError`; timeouts are the caller's.
 """
 
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httptools
 
 _IDLE_S = 15.0
-"""Seconds for which a connection without an exchange is kept: less than servers and load balancers keep them."""
+"""Seconds for which an idle connection is kept: shorter than servers and load balancers keep it."""
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
 """Methods whose repetition has the effect of one call."""
 _NO_BODY = (204, 304)
@@ -42,10 +42,10 @@ class Exchanges:
     """Exchanges with one server.
 
     Args:
-        url: The server; a path in it comes before that of each request.
+        url: The server; a path in it precedes that of each request.
         trust: Returns the TLS context of new connections; None: plain HTTP.
-        server_name: Name that the server's certificate has to be for; None: that of the URL.
-        connect_timeout_s: Seconds that making a connection may take.
+        server_name: Name that the server's certificate must be for; None: that of the URL.
+        connect_timeout_s: Timeout in seconds of opening a connection.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Exchanges:
         self._closed = False
 
     def close(self) -> None:
-        """Close all connections that are idle; the others close after their exchange."""
+        """Close all idle connections; the others close after their exchange."""
         self._closed = True
         while self._idle:
             self._idle.pop().abort()
@@ -130,11 +130,11 @@ class Exchanges:
 
 
 class _StaleError(ConnectionError):
-    """Connection that was closed before anything of an answer came."""
+    """Connection that was closed before any part of an answer."""
 
 
 class _Channel(asyncio.Protocol):
-    """One connection. `trust`: what it was made by."""
+    """One connection. `trust`: the trust that it was opened with."""
 
     def __init__(self, trust: SSLContext | None) -> None:
         self.trust = trust
@@ -145,9 +145,9 @@ class _Channel(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._begun = False
-        """Something of the answer has come."""
+        """True once a part of the answer has come."""
         self._to_the_end = False
-        """The body ends where the connection does."""
+        """True if the end of the connection ends the body."""
         self.is_reusable = True
 
     @property
@@ -161,7 +161,8 @@ class _Channel(asyncio.Protocol):
             self._transport.abort()
 
     async def exchange(self, request: bytes) -> Answer:
-        """Send a request; return its answer. Raises `OSError`; then, and when cancelled, it is to be closed."""
+        """Send a request; return its answer. Raises `OSError`. After an error or a cancellation the caller must close
+        the connection."""
         if self._transport is None or self._transport.is_closing():
             raise _StaleError
         self._begun = self._to_the_end = False
@@ -169,15 +170,15 @@ class _Channel(asyncio.Protocol):
         self._transport.write(request)
         return await self._answer
 
-    # asyncio's calls
+    # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take in a piece of the answer."""
-        if self._answer is None or self._answer.done():  # nothing was asked
+        """Parse a piece of the answer."""
+        if self._answer is None or self._answer.done():  # no request is pending
             self.is_reusable = False
             self.abort()
             return
@@ -192,7 +193,7 @@ class _Channel(asyncio.Protocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End an answer that lasts as long as the connection, or fail."""
+        """Complete an answer that ends with the connection, or fail."""
         self._transport = None
         if self._answer is None or self._answer.done():
             return
@@ -203,10 +204,10 @@ class _Channel(asyncio.Protocol):
         else:
             self._fail(error if isinstance(error, OSError) else ConnectionResetError("the answer breaks off"))
 
-    # The parser's calls
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
-        """Begin an answer, or the word that one will come (100, 103)."""
+        """Begin an answer, or an informational one (100, 103)."""
         self._headers, self._body = {}, []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -214,7 +215,7 @@ class _Channel(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Note how the body ends."""
+        """Record how the body ends."""
         known = "content-length" in self._headers or "transfer-encoding" in self._headers
         status = self._parser.get_status_code()
         self._to_the_end = not known and status >= 200 and status not in _NO_BODY
@@ -224,7 +225,7 @@ class _Channel(asyncio.Protocol):
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        """Hand over the answer, unless it only says that one will come."""
+        """Deliver the answer, unless it is informational."""
         if self._parser.get_status_code() >= 200:
             self._complete()
 

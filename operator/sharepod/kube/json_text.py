@@ -1,10 +1,11 @@
-"""JSON of the API server as text: read piece by piece, whatever a user has put into it.
+"""JSON of the API server as text: read piece by piece, safe against any content that a user can write.
 
 Guarantees:
-- An object that cannot be read (nested too deep, too large, a number too long) costs that object alone: an `Unreadable`
+- An object that cannot be read (nested too deep, too large, a number too long) affects no other object: an `Unreadable`
   stands for it, and the objects around it are read.
-- managedFields that nest too deep, which any user may write into any object, cost nobody: the object is read without.
-- Of a list no more text is held than one object takes, and what has just arrived.
+- managedFields that nest too deep, which any user may write into any object, are dropped; the rest of the object is
+  read.
+- At most one object of a list, and the piece that has just arrived, are held as text.
 - The work is linear in the length of the text: a part of an object is parsed at most twice.
 """
 
@@ -23,9 +24,10 @@ OBJECT_LIMIT = 1 << 22
 """Longest object that is read, in characters of JSON, 4 MiB: etcd stores at most 1.5 MiB. Parsing it takes 40 ms."""
 _TOO_LARGE = f"is larger than {OBJECT_LIMIT >> 20} MiB"
 _HEAD = 1 << 20
-"""Characters of an unreadable object in which its metadata is looked for, 1 MiB: it stands before spec and status."""
+"""Characters of an unreadable object that are searched for its metadata, 1 MiB: the metadata precedes spec and
+status."""
 _TRY_AGAIN = 1 << 16
-"""Characters of an unfinished object from which on it is parsed again only once it has doubled."""
+"""Length in characters from which an unfinished object is parsed again only once it has doubled."""
 _IDENTITY = (
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
     "labels", "annotations", "ownerReferences",
@@ -36,21 +38,21 @@ _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-"""The rest of a string, up to its end or that of the text."""
+"""The rest of a string, up to its end or the end of the text."""
 _NUMBER = re.compile(r"[-+0-9.eE]+")
 _STRING = re.compile(rf'"{_IN_STRING.pattern}"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+', re.DOTALL)
-"""Text up to its end, or to a string that is cut off there."""
+"""Text up to its end, or up to a string that the end cuts off."""
 _STRETCH = 1 << 14
-"""Characters that are passed over together, 16 KiB: one by one their brackets take up to 5 ms."""
+"""Characters that are skipped together, 16 KiB. One by one, their brackets would take up to 5 ms."""
 _STEPS = bytes(1 if byte in b"{[" else 255 for byte in range(256))
-"""For brackets a step in, 1, or out: -1, in eight bits."""
+"""Change of depth per bracket: 1 for an opening one, -1 (in eight bits) for a closing one."""
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"{}[]")
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Object of which only the metadata can be read, or not even that. `why`: for its owner, after "the object"."""
+    """Object of which at most the metadata can be read. `why`: text for its owner, after "the object"."""
 
     metadata: dict[str, Any]
     why: str
@@ -67,7 +69,7 @@ class NotAnEventError(ValueError):
 class ListText:
     """Incremental reader of one page of a list: `feed` it with text, then `close` it.
 
-    The metadata of the list may stand before its items (built-in kinds) or behind them (custom resources).
+    The metadata of the list may precede its items (built-in kinds) or follow them (custom resources).
     """
 
     def __init__(self) -> None:
@@ -81,14 +83,14 @@ class ListText:
         self._skipped: _Skipped | None = None
 
     def feed(self, text: str) -> Iterator[dict[str, Any] | Unreadable]:
-        """Take in text; yield the items that are complete now. Raise `NotAListError`."""
+        """Add text; yield the items that are complete now. Raise `NotAListError`."""
         self._text += text
         if self._skipped is None and len(self._text) < self._try_at:
             return
         yield from self._read(last=False)
 
     def close(self) -> Iterator[dict[str, Any] | Unreadable]:
-        """Yield the items that are left. Raise `NotAListError`."""
+        """Yield the remaining items. Raise `NotAListError`."""
         yield from self._read(last=True)
         if self._next != self._done:
             raise NotAListError("the list ends in the middle")
@@ -160,7 +162,7 @@ class ListText:
             self._skipped = _Skipped(_why(error), keep=OBJECT_LIMIT)
             return self._skip()
         begin, self._at = self._at, at
-        if at - begin > OBJECT_LIMIT:  # it came at once
+        if at - begin > OBJECT_LIMIT:  # the whole object came in one piece
             return Unreadable(item_metadata(self._text[begin : begin + _HEAD]), _TOO_LARGE)
         return item if isinstance(item, dict) else Unreadable({}, "is not an object")
 
@@ -182,7 +184,7 @@ class ListText:
 
 
 def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[str, Unreadable]:
-    """Return an event of a watch; for one whose object cannot be read, its type and what can be had of the object.
+    """Return an event of a watch. If its object cannot be read, return its type and the readable part of the object.
 
     `whole`: False if `line` is only the beginning of an event that is too large. Raise `NotAnEventError`.
     """
@@ -206,7 +208,7 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
 
 
 def item_metadata(text: str) -> dict[str, Any]:
-    """Return what can be read of the metadata of an object whose text begins here, and may be cut off."""
+    """Return the readable metadata of an object whose text begins here, and may be cut off."""
     for key, at in _positions(text, 0):
         if key == "metadata":
             return dict(_members(text, at, only=_IDENTITY))
@@ -214,8 +216,8 @@ def item_metadata(text: str) -> dict[str, Any]:
 
 
 def _without_managed_fields(text: str, at: int) -> dict[str, Any] | None:
-    """Return the object that a text is, without the managedFields of the object at `at`; None where that cannot be read
-    either, or is not whole."""
+    """Return the object of a text, without the managedFields of the object at `at`; None if that cannot be read either,
+    or is incomplete."""
     for name in ("metadata", "managedFields"):
         found = next((begin for key, begin in _positions(text, at) if key == name), None)
         if found is None:
@@ -233,7 +235,7 @@ class _Incomplete(Exception):  # noqa: N818 - no fault: more text is needed
 
 
 class _Skipped:
-    """Value that is passed over, however deep and long it is; `keep` characters of its beginning are kept."""
+    """Value that is skipped, whatever its depth and length; `keep` characters of its beginning are kept."""
 
     def __init__(self, why: str, *, keep: int = _HEAD) -> None:
         self.why = why
@@ -244,7 +246,7 @@ class _Skipped:
         self._escaped = False
 
     def feed(self, text: str, at: int) -> tuple[int, bool]:
-        """Pass over the value from `at` on; return where it, or the text, ends, and whether it was the value."""
+        """Skip the value from `at` on; return where it, or the text, ends, and whether the value has ended."""
         begin = at
         if not self.head and (number := _NUMBER.match(text, at)):
             return number.end(), True
@@ -266,7 +268,7 @@ class _Skipped:
                 at = inside.end() + 1 if inside is not None else at
                 if at > len(text):
                     break
-                self._escaped = text[at - 1] == "\\"  # then the next text begins with what is escaped
+                self._escaped = text[at - 1] == "\\"  # then the next text begins with the escaped character
                 self._in_string = self._escaped
                 if self._in_string:
                     break
@@ -280,8 +282,8 @@ class _Skipped:
         return len(text), False
 
     def _stretch(self, text: str, at: int) -> tuple[int, int]:
-        """Pass over a stretch in which the value does not end; return where to go on, and up to where bracket by
-        bracket: at least one character, so that each call gets further."""
+        """Skip a stretch in which the value does not end. Return where to continue, and up to where to go bracket by
+        bracket: at least one character, so that each call makes progress."""
         found = _WHOLE_STRINGS.match(text, at, at + _STRETCH)
         end = found.end() if found is not None else at
         brackets = _STRING.sub("", text[at:end]).encode("ascii", "replace").translate(_STEPS, _NO_BRACKETS)
@@ -328,7 +330,7 @@ def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
 
 
 def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield those of these members of the object at `at` that can be read."""
+    """Yield the readable ones among these members of the object at `at`."""
     for key, begin in _positions(text, at):
         if key in only:
             try:
@@ -338,7 +340,7 @@ def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def deep_end(text: str, at: int) -> int:
-    """Return where the object or array at `at` ends, however deep it nests. Raise `ValueError` where the text does."""
+    """Return where the object or array at `at` ends, at any depth. Raise `ValueError` if the text ends before."""
     end, ended = _Skipped("").feed(text, at)
     if not ended:
         raise ValueError("the text ends within a value")
@@ -346,7 +348,7 @@ def deep_end(text: str, at: int) -> int:
 
 
 def blank(text: str, at: int) -> int:
-    """Return where the next character that is no space stands, or the text ends."""
+    """Return the position of the next character that is no space, or the end of the text."""
     found = _SPACE.match(text, at)
     return found.end() if found is not None else at
 

@@ -1,12 +1,12 @@
-"""Rounds of the event loop: how much of one is given to the tasks whose answers have arrived.
+"""Rounds of the event loop: bounds the part of a round for tasks whose answers have arrived.
 
-A round runs all that is ready, and only then looks at the sockets again. Where 32 writers wait for answers, and each
-goes on for a millisecond, whoever calls meanwhile waits for all of them, and that two or three times: for the
-connection, the request and the answer.
+A round runs all ready tasks, and only then polls the sockets again. If 32 writers get their answers at once, and each
+runs for a millisecond, any other caller waits for all of them. It does so up to three times: for the connection, the
+request and the answer.
 
 Guarantees:
 - Tasks that `enter` take no more of a round together than the budget and one step.
-- They go on in the order in which they came.
+- They continue in the order in which they came.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 _BUDGET_S = 0.005
-"""Seconds of a round: as long as a watch takes in events before others get a turn."""
+"""Budget in seconds of a round: equal to the time that a watch spends on events before others get a turn."""
 
 
 class LoopRounds:
@@ -26,10 +26,10 @@ class LoopRounds:
         self._clock = clock
         self._budget_s = budget_s
         self._ends: float | None = None
-        """When the budget of this round is used up; None: nobody has entered in it."""
+        """Time at which the budget of this round is used up; None: no task has entered in it."""
 
     async def enter(self) -> None:
-        """Go on at once while there is time left in this round, else in one of the next."""
+        """Continue at once while there is time left in this round, else in a later one."""
         while self._ends is not None and self._clock() >= self._ends:  # noqa: ASYNC110 - a round is no event
             await asyncio.sleep(0)
         if self._ends is None:

@@ -1,6 +1,6 @@
-"""Tokens of the pages of a list, by which it is read to its end.
+"""Tokens of the pages of a list, by which the list is read to its end.
 
-Guarantee: a list whose pages come round again ends with an error; one of whatever many pages is read to its end.
+Guarantee: a list whose pages repeat ends with an error; any other list is read to its end, whatever its length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PageTokens:
     def after(self, page: Json) -> str:
         """Return the token of the page after this one, whose metadata is given; empty after the last.
 
-        Raises `UnavailableError` if it was the token of an earlier page, too.
+        Raises `UnavailableError` if an earlier page had the same token.
         """
         token = str(page.get("continue") or "")
         if token in self._given:

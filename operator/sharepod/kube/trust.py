@@ -1,10 +1,10 @@
-"""Trust in the API server: the TLS context of new connections, made anew when the files that it comes from change.
+"""Trust in the API server: the TLS context of new connections, created again when its files change.
 
 Guarantees:
-- A certificate authority, or client certificate, that is replaced while the process runs is used by new connections
-  within `_PERIOD_S`, and soon after a certificate was found not to be trusted.
-- What is no longer in the files is no longer trusted by new connections.
-- Where the files cannot be read, or are half written, the former context is used on.
+- A replaced certificate authority or client certificate is used by new connections within `_PERIOD_S`, and sooner after
+  a certificate was rejected.
+- Certificates that were removed from the files are no longer trusted by new connections.
+- While the files cannot be read, or are partly written, the former context stays in use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 from kubernetes.aio.client import Configuration
 
 _PERIOD_S = 60.0
-"""Seconds between two looks at the files: the kubelet itself brings a changed ConfigMap to a pod within two minutes."""
+"""Seconds between two checks of the files: the kubelet itself brings a changed ConfigMap to a pod within two
+minutes."""
 _AFTER_DOUBT_S = 1.0
-"""Least seconds between two looks while the API server's certificates are not trusted."""
+"""Shortest time in seconds between two checks while the API server's certificates are not trusted."""
 
 
 class Trust:
@@ -34,7 +35,7 @@ class Trust:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection; None for plain HTTP. Another object is another trust.
+        """Return the context for a new connection; None for plain HTTP. A different object means a different trust.
 
         Raises `OSError` if the files cannot be read, and never could.
         """
@@ -46,13 +47,13 @@ class Trust:
             self._looked_at, self._doubted = now, False
             try:
                 self._look()
-            except OSError:  # ssl.SSLError is one: a file half written
+            except OSError:  # includes ssl.SSLError: a partly written file
                 if self._context is None:
                     raise
         return self._context
 
     def doubt(self) -> None:
-        """Note that a certificate was not trusted: the files are looked at before the next connection."""
+        """Record that a certificate was not trusted: the files are checked before the next connection."""
         self._doubted = True
 
     def _look(self) -> None:

@@ -1,5 +1,5 @@
-"""Wire protocol between hook (client) and agent: frames as frozen values, the hints page and the
-pulse page. See README.md."""
+"""Wire protocol between hook (client) and agent: frames as frozen values, the hints page and the pulse page. See
+README.md."""
 
 from .codec import encode, parse_agent, parse_client
 from .frames import (

@@ -1,12 +1,12 @@
 """Codec of the frames: bytes to frames and back.
 
-The formats come from the binding, which the C compiler has compared with the header; packing and unpacking is the
-`struct` module's, with one call for a frame's header and one for what follows.
+The formats come from the binding, which the C compiler has compared with the header. Packing and unpacking uses
+`struct`, with one call for a frame's header and one for its body.
 
 Guarantees:
-- Any bytes give a frame that is valid by itself, or a `ProtocolError`.
-- Conditions that depend on the receiver's state are the receiver's to check: that a GPU index is one of the tenant's,
-  that a grant is the present one.
+- Any bytes result in a frame that is valid by itself, or in a `ProtocolError`.
+- Conditions on the receiver's state are the receiver's to check, such as a GPU index of the tenant, or the id of the
+  current grant.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _ALL_GPUS = (1 << MAX_GPUS) - 1
 _BUILD_BYTES = 64
 
 _Reader = Callable[..., Frame]
-"""Takes the header's `seq`, `version` and the values of the fields that follow."""
+"""Reader: takes the header's `seq`, `version` and the values of the fields that follow."""
 _Writer = Callable[[Any], tuple[int | bytes, ...]]
-"""Returns the values of the fields that follow the header."""
+"""Writer: returns the values of the fields that follow the header."""
 
 
 def _format_of(ctype: Any) -> str:
-    """Return the format of a struct: of an array, or a struct within it, the bytes."""
+    """Return the format of a struct; arrays and nested structs are bytes."""
     codes = {1: "B", 2: "H", 4: "I", 8: "Q"}
     fields = [(field.offset, field.type) for _, field in ctype.fields]
     sizes = [_ffi.sizeof(kind) for _, kind in fields]
@@ -77,7 +77,7 @@ _UUID_BYTES: int = _lib.SHP_UUID_BYTES
 
 
 class _Body:
-    """Body of the frames of one type: what follows the header."""
+    """Body of the frames of one type: the fields after the header."""
 
     __slots__ = ("fields", "kind", "read", "size", "write")
 
@@ -109,7 +109,7 @@ def encode(frame: Frame, *, version: int = VERSION_MAX) -> bytes:
 
     Args:
         frame: the frame.
-        version: version of the protocol that was agreed on.
+        version: negotiated version of the protocol.
     """
     body = _BODIES[type(frame)]
     if isinstance(frame, Hello):
@@ -182,7 +182,7 @@ def _build(raw: bytes) -> str:
 
 
 def _raw_text(text: str, size: int) -> bytes:
-    """Return as much of a text as fits, as UTF-8; what packs it adds the zeros."""
+    """Return as much of a text as fits, as UTF-8; packing adds the zeros."""
     raw = text.encode("utf-8")[: size - 1]
     return raw.decode("utf-8", "ignore").encode("utf-8")
 

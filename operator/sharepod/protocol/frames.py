@@ -1,4 +1,4 @@
-"""Frames of the protocol as frozen values, named as in the header. A frame that exists is valid for its type.
+"""Frames of the protocol as frozen values, named as in the header. Every instance is valid for its type.
 
 Units as in the header: bytes, nanoseconds (`_ns`), thousandths of a GPU's time (`_milli`). `seq` is the number of a
 client's request; the answer has the same. `gpu` is an index into the tenant's GPUs, `gpu_mask` a bit for each of them.
@@ -26,7 +26,7 @@ CONCURRENT_VERSION = 3
 
 
 class ProtocolError(Exception):
-    """Bytes that are not a frame, or a frame that may not come now. Ends the connection."""
+    """Bytes that are not a frame, or a frame that is not allowed at this point. Ends the connection."""
 
 
 class RefusedReason(IntEnum):
@@ -39,12 +39,12 @@ class RefusedReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Client's first frame: the versions that it speaks, and what it is."""
+    """Client's first frame: the versions that it supports, and its kind."""
 
     version_min: int
     version_max: int
     build: str = ""
-    """SHA-256 of the hook, in hexadecimal; empty: not told."""
+    """SHA-256 of the hook, in hexadecimal; empty: unknown."""
     no_membarrier: bool = False
     """The kernel has no membarrier(2): every launch takes a full fence."""
     observes: bool = False
@@ -60,7 +60,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Client gives the token back: its gate is closed and its GPU work has finished."""
+    """Client returns the token: its gate is closed and its GPU work has finished."""
 
     grant_id: int
     launches: int = 0
@@ -68,7 +68,7 @@ class Drained:
     wanting: bool = False
     """The client asks for the token again, as with `Want`."""
     idle: bool = False
-    """The client gives the token back early, because it has launched nothing for a while."""
+    """The client returns the token early, because it has launched nothing for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class Reserve:
     handover: bool = False
     """The client has the bytes already, from an earlier connection."""
     grown: bool = False
-    """The driver has taken the bytes already, in no call that could have been refused."""
+    """The driver has taken the bytes already, in a call that could not have been refused."""
     ahead: bool = False
-    """The client needs less now: the answer comes at once, and a refusal is not counted."""
+    """The client does not need all of it yet: the answer comes at once, and a refusal is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Client gives credit back."""
+    """Client returns credit."""
 
     gpu: int
     bytes: int
@@ -112,7 +112,7 @@ class MemInfo:
     seq: int
     gpu: int
     idle: int = 0
-    """Bytes of credit that the client has and does not use."""
+    """Unused bytes of the client's credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class GpuTerms:
     enforced: bool
     """The memory limit is enforced; otherwise memory is only counted."""
     context_kib: int = 0
-    """KiB that the context of each process takes of the memory; 0: unknown."""
+    """KiB of the memory that the context of each process takes; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Agent gives the token: launches may pass until the quantum ends or `Revoke` comes."""
+    """Agent grants the token: launches may pass until the quantum ends or `Revoke` comes."""
 
     grant_id: int
     quantum_ns: int
@@ -162,11 +162,11 @@ class Grant:
     announce: bool = False
     """The client may send `Draining` under this grant."""
     renews: bool = False
-    """New terms of a grant that the client has. A client that has drained it meanwhile ignores them."""
+    """New terms of a grant that the client has. A client that has already drained it ignores them."""
     short: bool = False
-    """The client keeps its queue short: it launches when what it launched is about to end."""
+    """The client keeps its queue short: it launches when its earlier launches are about to end."""
     prompt: bool = False
-    """The client gives the token back as soon as its work has ended."""
+    """The client returns the token as soon as its work has ended."""
     concurrent: bool = False
     """Other tenants may hold the GPUs at the same time: the client samples its progress. A client of an earlier version
     than `CONCURRENT_VERSION` does not."""
@@ -174,7 +174,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Agent takes the token back: close the gate, drain, answer `Drained`."""
+    """Agent revokes the token: close the gate, drain, answer `Drained`."""
 
     grant_id: int
 
@@ -191,7 +191,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Agent asks for idle credit, which another process of the tenant needs. Answered by `Release`."""
+    """Agent asks for unused credit, which another process of the tenant needs. Answered by `Release`."""
 
     gpu: int
     bytes: int

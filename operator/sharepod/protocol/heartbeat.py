@@ -1,8 +1,8 @@
-"""Heartbeat of one process: when it last had processor time, and when its work ends, by its pulse page.
+"""Heartbeat of one process, by its pulse page: its last time with processor time, and the end of its work.
 
 Guarantee:
-- No clock but the agent's is trusted: a process's moments count by their differences, and it was never heard later than
-  it was read, nor before the agent's clock began.
+- Only the agent's clock is trusted. Of a process's times only the differences count. Its last sign of life is never
+  later than the reading, nor before the agent's clock began.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .pulse import Pulse, PulsePage
 
 _HALF = 1 << 63
-"""Half of the moments that a clock of 64 bits has."""
+"""Half of the range of a 64-bit clock."""
 
 
 class Sign(NamedTuple):
@@ -21,36 +21,36 @@ class Sign(NamedTuple):
 
     at: int
     ends_at: int | None
-    """Moment at which what the process has launched is expected to end; None: not known."""
+    """Moment at which the process's launched work is expected to end; None: not known."""
     waits: bool = False
-    """The process waits for the token, and goes on giving signs of life meanwhile."""
+    """The process waits for the token, and continues to give signs of life."""
 
 
 class CounterGrowth(NamedTuple):
     """Growth of the counters of one process's pulse between two readings."""
 
     samples: int
-    """Random moments at which the process looked whether its work is in flight; 0: it took no samples."""
+    """Random moments at which the process checked whether its work is in flight; 0: it took no samples."""
     in_flight: int
-    """Those of them at which it was, at most `samples`."""
+    """Samples with work in flight, at most `samples`."""
     launches: int
     several: int = 0
-    """Those of the samples at which work of several streams was, at most `in_flight`."""
+    """Samples with work of several streams in flight, at most `in_flight`."""
 
 
 class Beat(NamedTuple):
-    """Where a process writes that it lives, for one that looks without reading the rest."""
+    """Address of a process's sign of life, for a check that reads only this."""
 
     page: object
-    """Owner of the memory: while it lives the address is good."""
+    """Owner of the memory: the address is valid while it lives."""
     address: int
     """Address of its pulse (`struct shp_pulse`)."""
     offset_ns: int
     """Nanoseconds from its clock to that of the agent."""
     since_ns: int
-    """Moment of the agent's clock from which on its silence counts at the earliest."""
+    """Moment of the agent's clock at which its silence begins to count, at the earliest."""
     patience_ns: int
-    """Silence that it may keep."""
+    """Longest silence that is tolerated, in nanoseconds."""
     ahead_ns: int
     """Nanoseconds before the end of its work from which on its silence matters."""
 
@@ -59,8 +59,8 @@ class Heartbeat:
     """Signs of life of one process.
 
     Args:
-        pulse: Returns what the process last wrote.
-        page: Page in which it does; None: it cannot be looked at but by `read`.
+        pulse: Returns the last values that the process wrote.
+        page: Page with these values; None: only `read` has access to them.
     """
 
     def __init__(self, pulse: Callable[[], Pulse], page: PulsePage | None = None) -> None:
@@ -69,13 +69,13 @@ class Heartbeat:
         self._counted = CounterGrowth(0, 0, 0)
         """Counters at the last reading of the progress."""
         self._offset: int | None = None
-        """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
-        than a millisecond more."""
+        """Least difference between a time of the process's clock and the agent's at its reading: the offset of the
+        clocks, less than 1 ms too large."""
 
     def read(self, clock: Callable[[], int]) -> Sign:
-        """Return the last sign of life. To be read soon after the process has done something, too: from that is known
-        how far the clocks are apart. `clock` is asked after the page was read: a reader that is held up in between
-        takes the clocks to be further apart than they are, which a later reading mends, and never closer."""
+        """Return the last sign of life. Also call this soon after the process has acted: such a reading shows the
+        offset of the clocks. `clock` is read after the page: a reader that is delayed in between overestimates the
+        offset, which a later reading corrects, and never underestimates it."""
         pulse = self._pulse()
         apart = clock() - pulse.beat_at
         if self._offset is None or apart < self._offset:
@@ -86,8 +86,8 @@ class Heartbeat:
         return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)
 
     def progress(self) -> CounterGrowth:
-        """Return by how much the counters have grown since the last call, or since the connection began. Counters that
-        went back have not grown: a process can write anything. It cannot say more than 2**64 of each."""
+        """Return the growth of the counters since the last call, or since the connection began. A counter that went
+        back has not grown, because a process can write any value. The growth is below 2**64 each."""
         pulse, before = self._pulse(), self._counted
         self._counted = CounterGrowth(pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
         samples = max(0, pulse.samples - before.samples)
@@ -96,8 +96,8 @@ class Heartbeat:
         return CounterGrowth(samples, in_flight, max(0, pulse.launches - before.launches), several)
 
     def beat(self, since_ns: int, patience_ns: int, ahead_ns: int) -> Beat | None:
-        """Return where to look for signs of life; None where that is not known, or the process was not read yet."""
+        """Return the address of the sign of life; None if it is not known, or the process was not read yet."""
         if self._page is None or self._offset is None:
             return None
-        offset = (self._offset + _HALF) % (2 * _HALF) - _HALF  # as C counts, whatever the process writes
+        offset = (self._offset + _HALF) % (2 * _HALF) - _HALF  # as C wraps around, whatever the process writes
         return Beat(self._page, self._page.address, offset, since_ns, patience_ns, ahead_ns)

@@ -1,4 +1,4 @@
-"""Hints page: one page of a memfd, which the agent writes and clients map for reading.
+"""Hints page: one page of a memfd, which the agent writes and clients map read-only.
 
 Guarantees:
 - Only the agent's own mapping can write the page.
@@ -65,7 +65,7 @@ class HintsPage:
         self._hints.limits_generation = (self._hints.limits_generation + 1) & 0xFFFFFFFF
 
     def bar(self, grant_id: int) -> None:
-        """Let no launch begin under the grant of that id, or of a lower one."""
+        """Prevent launches under the grant of that id, or of a lower one."""
         self._hints.barred = max(self._hints.barred, grant_id)
 
     def close(self) -> None:

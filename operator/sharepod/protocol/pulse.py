@@ -1,8 +1,8 @@
-"""Pulse page: one page of a memfd, which one client writes and the agent maps for reading.
+"""Pulse page: one page of a memfd, which one client writes and the agent maps read-only.
 
 Guarantees:
 - A client cannot resize the page: the seals are set before it gets the descriptor.
-- Whatever a client writes, `read` gives seven numbers; what they are worth is the reader's to judge.
+- Whatever a client writes, `read` returns seven numbers; the reader decides how far it trusts them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ assert _ffi.sizeof("struct shp_pulse") <= PULSE_BYTES, "the page holds the struc
 
 
 class Pulse(NamedTuple):
-    """Last writing of a client. Moments in nanoseconds of the client's clock."""
+    """Last values that a client wrote. Moments in nanoseconds of the client's clock."""
 
     grant_id: int
     """Id of the grant that it holds or has not drained; 0: none."""
     ends_at: int
     """Moment at which the work launched so far is expected to end; 0: not known."""
     beat_at: int
-    """Moment of the writing; 0: nothing was written yet."""
+    """Moment of the write; 0: nothing was written yet."""
     samples: int = 0
-    """Random moments at which the client looked whether its work is in flight, under grants that are concurrent. This
-    and the next three count since the connection began, and stay 0 before `CONCURRENT_VERSION`."""
+    """Random moments under concurrent grants at which the client checked whether its work is in flight. This and the
+    next three count since the connection began, and stay 0 before `CONCURRENT_VERSION`."""
     in_flight: int = 0
-    """Those of these moments at which launched work was unfinished."""
+    """Samples with unfinished launched work."""
     launches: int = 0
     """Launches, as of the last sample, or of the last DRAINED."""
     several: int = 0
-    """Those of the samples at which work was unfinished in several streams."""
+    """Samples with unfinished work in several streams."""
 
 
 class PulsePage:
@@ -58,10 +58,10 @@ class PulsePage:
             raise
         self._pulse = _ffi.cast("struct shp_pulse *", _ffi.from_buffer(self._map))
         self.address = int(_ffi.cast("uintptr_t", self._pulse))
-        """Address of what the client writes, while this object lives."""
+        """Address of the client's values, valid while this object lives."""
 
     def read(self) -> Pulse:
-        """Return what the client last wrote. Of one that is writing the numbers may be of two writings."""
+        """Return the last values that the client wrote. During a write they may be of two writes."""
         pulse = self._pulse
         counters = (pulse.samples, pulse.in_flight, pulse.launches, pulse.several)
         return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at, *counters)

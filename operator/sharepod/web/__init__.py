@@ -1,1 +1,1 @@
-"""HTTP of operator and agent: a server that stays reachable, and who may read metrics."""
+"""HTTP of operator and agent: a server that stays reachable under load, and access control for metrics."""

@@ -1,4 +1,4 @@
-"""Reviews by the API server, over a connection of their own that is opened when the first client asks."""
+"""Reviews by the API server, over a connection of their own that is opened for the first client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sharepod.kube import ApiError, Connection
 from .metrics_access import Reviews
 
 _TIMEOUT_S = 3.0
-"""Seconds that one review may take: two of them end well within a scrape's timeout."""
+"""Timeout of one review in seconds: two of them end well within a scrape's timeout."""
 
 
 class ApiReviews:
@@ -24,7 +24,7 @@ class ApiReviews:
 
     @property
     def reviews(self) -> Reviews:
-        """How a guard asks."""
+        """The guard's access to reviews."""
         return Reviews(self._create, (ApiError, OSError))
 
     async def close(self) -> None:

@@ -1,11 +1,14 @@
-"""HTTP server with limits per client address: one request per connection, or several where clients keep them open.
+"""HTTP server with limits per client address: one request per connection, or several for clients that keep it open.
 
-Anything that reaches the port may ask, also programs of tenants. Guarantees:
-- An address that asks too often is closed unanswered, before anything is read; one that asks too slowly after a while.
-- An address that asks now and then (the kubelet, Prometheus, an API server) is answered meanwhile.
-- A server is full of readers alone, those that its guard has let in. Else a new connection takes the place of another
-  one: of an address where no reader was, if there is one; of those one that asks nothing; of those the oldest.
-- What a client sends amiss is answered, and nothing of it is logged: it would push everything else out of the log.
+Anything that reaches the port may send requests, including programs of tenants.
+
+Guarantees:
+- Connections of an address above its rate are closed unread and unanswered; slow clients are closed after `_WITHIN_S`.
+- An address that asks occasionally (the kubelet, Prometheus, an API server) is answered even during a flood.
+- A new connection is refused only if all open ones belong to readers that the guard has allowed. Otherwise it replaces
+  another one. In order of preference that is one of an address without a reader, one without a pending request, the
+  oldest.
+- Invalid requests are answered but not logged: a client could fill the log with them.
 """
 
 from __future__ import annotations
@@ -30,29 +33,29 @@ from sharepod.rate_limit import RateLimiter
 from .metrics_access import MetricsGuard
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
-"""Connections accepted a second, and at once, from all addresses together: what bounds the agent's time for closing
+"""Connections accepted per second, and at once, from all addresses together: bounds the agent's time for closing
 them."""
 _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
-"""Requests answered a second, and at once, for one address: far more than Prometheus and the kubelet ask."""
+"""Requests answered per second, and at once, for one address: far more than Prometheus and the kubelet send."""
 _OPEN_EACH, _OPEN_MAX = 8, 64
-"""Connections open at a time for one address, and in all."""
+"""Most open connections of one address, and in total."""
 _ADDRESSES = 1024
-"""Addresses remembered, the latest ones: a bound on memory however many addresses ask."""
+"""Addresses remembered, the latest ones: bounds memory for any number of addresses."""
 _READERS = 64
-"""Addresses remembered where a reader was, the latest ones: Prometheus has one or two."""
+"""Addresses of readers that are remembered, the latest ones: Prometheus has one or two."""
 _WITHIN_S = 10.0
 """Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
 _BACKLOG = 128
-"""Connections that the kernel keeps waiting."""
+"""Most connections that wait in the kernel."""
 _IDLE_S = 120.0
-"""Seconds that a kept connection may be idle: longer than the 90 s after which Go's client closes one, so that the
-client closes first and no request meets a connection that is being closed."""
+"""Seconds that a kept connection may be idle: longer than the 90 s after which Go's client closes one. So the client
+closes first, and no request meets a closing connection."""
 _HANDSHAKE_S = 5.0
-"""Seconds that a TLS handshake may take."""
+"""Timeout of a TLS handshake in seconds."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a record of the HTTP library tells of a fault of this server, not of what a client has sent."""
+    """Return whether a log record of the HTTP library reports a fault of this server, not of a client's input."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -62,7 +65,7 @@ _faults.addFilter(_is_ours)
 
 @dataclass(eq=False)
 class _Connection:
-    """Connection that was accepted. `address`: of the client."""
+    """Accepted connection. `address`: of the client."""
 
     address: str
     sock: socket.socket
@@ -70,42 +73,42 @@ class _Connection:
     """Transport of the connection; None until it is handed over."""
     handed_over: bool = False
     reader: bool = False
-    """True once the guard has let a request of it in."""
+    """True once the guard has allowed a request on it."""
     asks: bool = False
-    """True while a request of it has come and its answer is not made yet."""
+    """True while a request on it has no answer yet."""
     answered: bool = False
-    """True once it has been answered: it is kept."""
+    """True once a request on it has been answered, if the connection is kept."""
 
     def gone(self) -> bool:
-        """Return whether nothing of it is left."""
+        """Return whether the connection is closed."""
         return self.handed_over and (self.transport is None or self.transport.is_closing())
 
     def drop(self) -> None:
-        """End it unanswered."""
+        """Close it unanswered."""
         if self.transport is not None:
             self.transport.abort()
-        elif not self.handed_over:  # its transport is being made, and closes it
+        elif not self.handed_over:  # its transport is being created, and closes it
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptConnections:
-    """Connections that carry several requests each, over TLS: for clients that ask often, as an API server does.
+    """Connections that carry several requests each, over TLS, for clients that ask often, such as an API server.
 
-    A connection must have been answered once within `_WITHIN_S`; later it may be idle. After an answer other than
-    200 it is closed: what asks amiss has no more than connections are accepted.
+    A connection must have been answered once within `_WITHIN_S`; later it may be idle. After an answer other than 200
+    it is closed, so that invalid requests are bounded by the rate of accepted connections.
     """
 
     tls: ssl.SSLContext
     open_each: int
-    """Connections open at a time for one address."""
+    """Most open connections of one address."""
     open_max: int
-    """Connections open at a time in all."""
+    """Most open connections in total."""
 
 
 class HttpServer:
-    """Running HTTP server; `await serve(...)` makes one. `guard`, `kept`: see `serve`."""
+    """Running HTTP server, created by `await serve(...)`. `guard`, `kept`: see `serve`."""
 
     def __init__(
         self,
@@ -119,11 +122,11 @@ class HttpServer:
         self._open_each = kept.open_each if kept is not None else _OPEN_EACH
         self._open_max = kept.open_max if kept is not None else _OPEN_MAX
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
-        """The one that was accepted, or answered, last at the end."""
+        """In order of their accept or last answer, the latest at the end."""
         self._readers: OrderedDict[str, None] = OrderedDict()
-        """Addresses where a reader was, the latest at the end."""
+        """Addresses of readers, the latest at the end."""
         self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
-        """By IP address, the one that connected last at the end."""
+        """By IP address, the latest connection at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
@@ -162,7 +165,7 @@ class HttpServer:
     def _admit(self, sock: socket.socket) -> None:
         try:
             address = str(sock.getpeername()[0])
-        except OSError:  # it has gone already
+        except OSError:  # already closed
             sock.close()
             return
         if not self._limiter_of(address).take(self._loop.time()) or not self._make_room(address):
@@ -185,7 +188,7 @@ class HttpServer:
         return limiter
 
     def _make_room(self, address: str) -> bool:
-        """Drop what is needed for one more connection of an address. Return whether there is room."""
+        """Close connections as needed for one more of an address. Return whether there is room."""
         for protocol in [protocol for protocol, connection in self._connections.items() if connection.gone()]:
             del self._connections[protocol]
         own = [protocol for protocol, connection in self._connections.items() if connection.address == address]
@@ -194,7 +197,7 @@ class HttpServer:
         return len(self._connections) < self._open_max or self._drop_one(self._connections)
 
     def _drop_one(self, protocols: Iterable[asyncio.BaseProtocol]) -> bool:
-        """Drop the connection that can be spared most. Return False if all are readers'."""
+        """Close the least important connection. Return False if all are readers'."""
         spared = min(protocols, key=self._worth)
         if self._connections[spared].reader:
             return False
@@ -213,14 +216,14 @@ class HttpServer:
             connection.transport, _protocol = await self._loop.connect_accepted_socket(
                 lambda: protocol, connection.sock, ssl=tls, ssl_handshake_timeout=within_s
             )
-        except OSError:  # an SSLError is one, and so is the end of a handshake's time
+        except OSError:  # includes SSLError and the timeout of a handshake
             connection.sock.close()
             return
         finally:
             connection.handed_over = True
         if protocol in self._connections:
             self._loop.call_later(_WITHIN_S, self._drop_unanswered, connection)
-        else:  # it had to make room meanwhile
+        else:  # it was replaced in the meantime
             connection.drop()
 
     def _drop_unanswered(self, connection: _Connection) -> None:
@@ -228,12 +231,12 @@ class HttpServer:
             connection.drop()
 
     def _attending(self) -> Middleware:
-        """Return what notes each request, and asks the guard."""
+        """Return the middleware that records each request, and asks the guard."""
 
         @web.middleware
         async def attend(request: web.Request, handler: Handler) -> web.StreamResponse:
             connection = self._connections.get(request.protocol)
-            if connection is None:  # it had to make room
+            if connection is None:  # it was replaced
                 raise web.HTTPServiceUnavailable
             connection.asks = True
             try:
@@ -257,7 +260,7 @@ class HttpServer:
             self._readers.popitem(last=False)
 
     async def note_answer(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Note that an answer is on its way, and have its connection closed unless it is kept."""
+        """Record that an answer is being sent, and have its connection closed unless it is kept."""
         connection = self._connections.get(request.protocol)
         if self._kept is None or response.status != HTTPStatus.OK or connection is None:
             response.force_close()
@@ -276,10 +279,10 @@ async def serve(
 ) -> HttpServer:
     """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
 
-    `sock`: socket that listens there already, which is taken over.
+    `sock`: socket that listens there already; owned.
 
-    `guard`: decides who may read what is served; None: whoever asks. `kept`: clients keep their connections; None: each
-    has one request.
+    `guard`: decides who may read; None: every client. `kept`: clients keep their connections; None: each has one
+    request.
     """
     server = HttpServer(application, guard=guard, kept=kept)
     application.on_response_prepare.append(server.note_answer)

@@ -1,14 +1,14 @@
-"""Access to `/metrics` and `/trace`: the API server decides whose token a client sends, and what it may read.
+"""Access to `/metrics` and `/trace`: the API server identifies a client's token, and decides what it may read.
 
-As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview. A reader of metrics may `get` the path; a
+As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview. A reader of metrics may `get` the path. A
 reader of traces may `get` GPUNodes, which name the tenants of all namespaces as traces do.
 
 Guarantees:
-- An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; a token is remembered by its hash alone.
-- However many clients ask with whatever tokens, the API server is asked about unknown ones `_REVIEWS_PER_S` times a
-  second at most, a fifth of that for one address; who was allowed before does not wait for them, and is not forgotten
-  for them. Several that send one token are one question.
-- While the API server is away, who was allowed within the last `_STALE_S` still is.
+- An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; of a token only the hash is stored.
+- The API server is asked about unknown tokens at most `_REVIEWS_PER_S` times a second, and a fifth of that for one
+  address. Clients that send the same token share one review.
+- Unknown tokens neither delay nor displace clients that were allowed before.
+- While the API server is away, clients that were allowed within the last `_STALE_S` still are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aiohttp import web
 from sharepod.rate_limit import RateLimiter
 
 Review = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Creates an object at a path of the API server and returns it. Raises whatever is in `Reviews.failures`."""
+"""Creates an object at a path of the API server and returns it. Raises one of `Reviews.failures`."""
 
 TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105  a path
 ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -37,27 +37,28 @@ TRACE_PATH: Final = "/trace"
 _ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
 _REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
 _REVIEWS_EACH_PER_S, _REVIEWS_EACH_AT_ONCE = 1.0, 4.0
-"""The same for one address: a program that makes tokens up does not take the turn of a reader whose token is new."""
+"""The same for one address, so that a program that invents tokens does not take the turn of a reader with a new
+token."""
 _ADDRESSES = 1024
-"""Addresses that are remembered, the latest ones."""
+"""Most addresses that are remembered, the latest ones."""
 _REMEMBERED = 256
-"""Tokens that are remembered, the latest ones."""
+"""Most tokens that are remembered, the latest ones."""
 _TOKEN_MAX = 16_384
-"""Characters of a token; longer ones are none."""
+"""Most characters of a token; a longer one is refused."""
 
 
 class MetricsAccess(StrEnum):
     """Readers of `/metrics`."""
 
     TOKEN = "Token"  # noqa: S105  a word of the settings
-    """Whoever sends a token that the API server allows to `get` the path `/metrics`."""
+    """Clients with a token that may `get` the path `/metrics`, by the API server."""
     OPEN = "Open"
-    """Whoever reaches the port."""
+    """Every client that reaches the port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reviews:
-    """How the API server is asked. `failures`: what `create` raises when there is no answer."""
+    """Access to the API server's reviews. `failures`: errors of `create` when there is no answer."""
 
     create: Review
     failures: tuple[type[Exception], ...]
@@ -89,7 +90,7 @@ class _Verdict:
 
 
 class MetricsGuard:
-    """Decides who may read `path`, and `TRACE_PATH` where that is served."""
+    """Guard that decides who may read `path`, and `TRACE_PATH` where that is served."""
 
     def __init__(
         self, reviews: Reviews, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic
