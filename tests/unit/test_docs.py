@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import itertools
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +32,8 @@ PAGES = [
     ),
 ]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+SUCCESSES = {"Attachable", "Attached", "Claims", "Exclusive", "Held", "HookConnected", "Published", "Reserved"}
+"""Reasons of conditions that need no action."""
 DECISIONS = ROOT / "docs" / "decisions"
 MEASUREMENTS = sorted((ROOT / "docs" / "performance").glob("*.md"))
 CHANGE_WORDS = 25
@@ -77,6 +80,12 @@ def test_every_annotation_is_in_the_reference() -> None:
 def test_every_condition_and_phase_is_in_the_reference() -> None:
     conditions = {value for name, value in vars(api).items() if name.startswith("CONDITION_")}
     assert not {name for name in conditions | {phase.value for phase in api.Phase} if f"`{name}`" not in REFERENCE}
+
+
+def test_every_reason_that_is_no_success_has_its_remedy_in_troubleshooting() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    reasons = json.loads((ROOT / "cli" / "kubectl_sharepod" / "reasons.json").read_text())
+    assert {reason for reason in reasons if f"`{reason}`" not in page} == SUCCESSES
 
 
 def script(name: str) -> ModuleType:
