@@ -139,4 +139,4 @@ def test_what_an_older_operator_has_written_goes_on_unchanged_and_obeys_this_one
     world.phase(_NAMESPACE, "waits", "Running", timeout=60)
     if "waits" in written.pods:
         assert (world.pod(_NAMESPACE, "waits") or {})["metadata"]["uid"] == written.pods["waits"]
-    assert _rows(world.api).keys() == {"waits", "first"}
+    wait(lambda: _rows(world.api).keys() == {"waits", "first"}, what="the release of the deleted SharePods")
