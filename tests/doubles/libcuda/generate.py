@@ -7,6 +7,8 @@ DIRECTORY:
     per_thread.c   every _ptds and _ptsz form that the header declares: a call of the plain form which takes the default
                    stream to be the thread's own
     stubs.c        every symbol, weak: says CUDA_ERROR_NOT_SUPPORTED where no C file here defines it
+    entries.c      what is exported: each symbol counts the call, takes the driver's lock, and calls the function here
+    inside.map     for objcopy: the names that these functions have behind entries.c
     names.c        for cuGetProcAddress: name, the version of CUDA in which a form appeared, its symbol; and the names
                    of errors
     exports.map    what is exported: the symbols of this VERSION (11080, ...) of CUDA; without one, all of the headers'
@@ -32,6 +34,11 @@ BESIDE = {
     "cuGLCtxCreate": (_CONTEXT, 2000, 3020),
     "cuVDPAUCtxCreate": (f"{_CONTEXT}, unsigned int vdpau_device, void *functions", 3010, 3020),
 }
+# Calls that read or write what is the thread's own, or never changes: they take no lock of the driver.
+LOCKLESS = re.compile(
+    r"cuCtx(GetCurrent|PushCurrent|PopCurrent|SetCurrent|GetDevice|GetApiVersion)|cuThreadExchangeStreamCaptureMode"
+    r"|cuGetProcAddress|cuGetError|cuDriverGetVersion|cuDeviceGet(Count)?(_v\d)?$"
+)
 # Symbols whose form number and order of versions disagree.
 SYMBOLS = {
     ("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags",
@@ -123,6 +130,21 @@ def per_thread(functions: dict[str, str]) -> str:
     return "\n".join(out)
 
 
+def entries(functions: dict[str, str]) -> str:
+    out = ['/* The ways into the driver. */\n#include "device/fake.h"\n']
+    for symbol, parameters in sorted(functions.items()):
+        arguments = "" if parameters == "void" else ", ".join(_argument(part) for part in parameters.split(","))
+        locks = "false" if LOCKLESS.match(symbol) else "true"
+        out.append(
+            f"CUresult inside_{symbol}({parameters});\n"
+            f"EXPORT CUresult {symbol}({parameters}) {{\n"
+            f"    fake_entered({locks});\n"
+            f"    return inside_{symbol}({arguments});\n"
+            "}\n"
+        )
+    return "\n".join(out)
+
+
 def stubs(symbols: set[str], declared: set[str]) -> str:
     out = [
         "/* What has no behaviour here. No cuda.h: the prototypes do not matter to what only fails. */",
@@ -172,6 +194,8 @@ def main(directory: Path, version: int | None) -> None:
     here = {symbol for symbol in symbols if version is None or appeared.get(symbol, 0) <= version}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "per_thread.c").write_text(per_thread(headers.functions))
+    (directory / "entries.c").write_text(entries(headers.functions))
+    (directory / "inside.map").write_text("".join(f"{symbol} inside_{symbol}\n" for symbol in sorted(symbols)))
     (directory / "stubs.c").write_text(stubs(symbols, set(headers.functions)))
     (directory / "names.c").write_text(names({k: v for k, v in table.items() if v in here}, here, headers.errors))
     exported = "".join(f"        {symbol};\n" for symbol in sorted(here))

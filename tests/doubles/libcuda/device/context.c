@@ -69,16 +69,7 @@ __attribute__((destructor)) static void end_library(void) {
     fake_take_time("FAKE_CUDA_END_MS");
 }
 
-static _Atomic unsigned long long driver_calls;
-
-/* Not CUDA: calls so far that have found out whether the driver is initialized, which most do once. */
-EXPORT unsigned long long fake_driver_calls(void);
-EXPORT unsigned long long fake_driver_calls(void) {
-    return driver_calls;
-}
-
 CUresult fake_initialized(void) {
-    driver_calls++;
     if (ended) {
         fake_misused();
         return CUDA_ERROR_DEINITIALIZED;

@@ -158,6 +158,9 @@ extern pthread_mutex_t fake_lock;
 /* True inside a _ptds or _ptsz form: the default stream is the thread's own. */
 extern __thread bool fake_per_thread;
 
+/* entered.c: count a call of the driver; `locks`: it takes the driver's lock. Without fake_lock. */
+void fake_entered(bool locks);
+
 /* context.c */
 CUresult fake_enter(struct context **context); /* initialized, and with a current context */
 /* Return the primary context of a device, alive or not. */

@@ -256,12 +256,14 @@ static uint64_t *figure(struct pool *pool, CUmemPool_attribute attribute) {
 }
 
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&fake_lock);
+    CUresult result = fake_unsafe_call();
     struct pool *pool = fake_pool_of(handle);
     const uint64_t *bytes = pool == NULL ? NULL : figure(pool, attribute);
     if (pool == NULL || value == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
+    else if (result != CUDA_SUCCESS)
+        ; /* in a capture */
     else if (bytes != NULL)
         *(cuuint64_t *)value = *bytes;
     else if (attribute >= 1 && attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
@@ -273,11 +275,13 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute a
 }
 
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
-    CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&fake_lock);
+    CUresult result = fake_unsafe_call();
     struct pool *pool = fake_pool_of(handle);
     if (pool == NULL || value == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
+    else if (result != CUDA_SUCCESS)
+        ; /* in a capture */
     else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         pool->threshold = *(const cuuint64_t *)value;
     else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH && *(const cuuint64_t *)value == 0)

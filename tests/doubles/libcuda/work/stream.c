@@ -174,11 +174,21 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     return result;
 }
 
+/* A question about a stream that a capture forbids, as NVIDIA's own libraries have found. */
+static CUresult unsafe_question(void) {
+    pthread_mutex_lock(&fake_lock);
+    CUresult result = fake_unsafe_call();
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
 EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     if (id == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        result = unsafe_question();
     if (result == CUDA_SUCCESS)
         *id = stream->id != 0 ? stream->id : (uintptr_t)stream; /* a default stream */
     return result;
@@ -189,6 +199,8 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
         return CUDA_ERROR_INVALID_VALUE;
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        result = unsafe_question();
     if (result == CUDA_SUCCESS)
         *device = fake_ordinal_of(stream->context->device);
     return result;
