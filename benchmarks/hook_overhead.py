@@ -15,6 +15,10 @@ in turn         so many streams of each thread one after the other; `a counter f
                 a cache line of its own for each stream adds to the straight call
 ceiling-bound   70 ms of each 100 ms, metered
 contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
+calls           calls of the driver in one round of a program's own calls, on the double: the median over the rounds
+                without the hook (`own`), alone and metered (program `drivercalls`)
+driver's lock   median time of such a round, and of a launch in a second thread, on the double, whose calls
+                hold one lock for five microseconds each
 samples         an eager training (128 kernels of 22 us, 86 us of host work before each, of which half sleeps) on the
                 double, in turns under grants that ask for samples of the progress and under grants that do not; all
                 are metered, and a neighbour wants the GPU. `step_overhead`: part of its steps that the training loses,
@@ -91,6 +95,22 @@ SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = 
     ("contended, 40 streams in turn", "launch", "40", {}, (1,)),
 )
 """Name, call, streams, environment, numbers of threads; see launchcost.c."""
+PATTERNS = {
+    "1,000 copies from pageable memory in one batch": "batch-pageable",
+    "1,000 copies from pinned memory in one batch": "batch-pinned",
+    "cuMemcpyAsync from the host": "copy-unsaid",
+    "cuMemcpyAsync between device memories": "copy-between",
+    "a launch and cuMemcpyHtoDAsync": "launch-copy-async",
+    "a launch and cuMemcpyHtoD": "launch-copy",
+    "launches into 4 streams and cuMemcpyHtoD": "launches-4-copy",
+    "a launch and cuStreamWaitEvent": "launch-wait-event",
+    "cuMemAllocAsync and cuMemFreeAsync": "pool-pair",
+    "cuMemAlloc and cuMemFree": "linear-pair",
+}
+"""Patterns of the program `drivercalls`, by their meaning."""
+LOCKING = ("1,000 copies from pageable memory in one batch", "cuMemAllocAsync and cuMemFreeAsync")
+CALL_ROUNDS = 1_000
+LOCK_NS = 5_000
 WAYS = {"counter": "a shared counter", "mutex": "a mutex"}
 LINES = "a counter for each stream"
 
@@ -161,6 +181,40 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
     for call, name in (("copy", "cuMemcpyDtoDAsync"), ("copy-unsaid", "cuMemcpyAsync")):
         added = cost(1, call, "stream", hooked, ROUNDS // 2)["hooked"][1]
         rows.append(Row(f"alone, 1 thread, {name}", "copy_overhead", "ns", round(added, 2)))
+    return rows
+
+
+def counted(agent: ScriptedAgent, environment: Mapping[str, str], pattern: str, metered: bool, *more: str) -> list[int]:
+    """Run `drivercalls` under one grant without end; return what it prints."""
+    agent.hints.contended = metered
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
+    program = [str(BUILD / "programs" / "drivercalls"), pattern, str(CALL_ROUNDS), *more]
+    done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
+    return [int(word) for word in done.stdout.split()]
+
+
+def call_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
+    """Calls of the driver for a program's own; how long these and other launches take where calls hold a lock."""
+    state = create_state(folder / "one-gpu", [(f"GPU-{GPU}", "Simulated GPU", 4 << 30)])
+    environment = {
+        **hooked,
+        "LD_LIBRARY_PATH": str(BUILD / "doubles" / "libcuda"),
+        "FAKE_CUDA_STATE": str(state),
+    }
+    bare = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+    ways = {"own": (bare, False), "alone": (environment, False), "metered": (environment, True)}
+    rows = []
+    for what, pattern in PATTERNS.items():
+        for way, (variables, metered) in ways.items():
+            rows.append(Row(what, f"calls_{way}", "calls", counted(agent, variables, pattern, metered)[0]))
+    for what in LOCKING:
+        for way, (variables, metered) in ways.items():
+            locking = {**variables, "FAKE_CUDA_LOCK_NS": str(LOCK_NS)}
+            _, _, took, launch = counted(agent, locking, PATTERNS[what], metered, "launch")
+            rows.append(Row(f"with a driver's lock, {what}", f"round_{way}", "us", round(took / 1000, 1)))
+            rows.append(
+                Row(f"with a driver's lock, a launch next to {what}", f"launch_{way}", "us", round(launch / 1000, 1))
+            )
     return rows
 
 
@@ -252,6 +306,7 @@ def main() -> int:
         }
         try:
             rows = sample_rows(agent, hooked, tenant) + launch_rows(agent, hooked) + copy_rows(agent, hooked)
+            rows += call_rows(agent, hooked, tenant)
         finally:
             agent.close()
         rows += exec_rows(hook, empty)

@@ -1,18 +1,55 @@
-/* The hook's own calls of the driver. None of them synchronizes: cuCtxSynchronize would invalidate stream captures. */
+/* The hook's own calls of the driver. None of them synchronizes: cuCtxSynchronize would invalidate stream captures.
+ *
+ * A thread hides its calls only while captures are open, which it looks for after it has counted itself; a capture is
+ * counted before the driver begins it, and begins once the threads that have not hidden their calls have made them.
+ */
 #include "driver/own_calls.h"
 
+#include <stdatomic.h>
+
+#include "base/sys.h"
 #include "driver/entries.h"
+
+/* ns for which a capture waits for calls that are not hidden: many times what they take. One may block, in a stream
+ * that is full; of such calls no capture minds any. */
+#define SETTLE (10 * SYS_MS)
+#define SETTLE_LOOK (20 * 1000ull)
+
+#define NOT_HIDDEN ((CUstreamCaptureMode) - 1)
+
+static _Atomic uint32_t open_captures, not_hidden; /* captures; threads between begin and end */
 
 CUstreamCaptureMode own_calls_begin(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    atomic_fetch_add(&not_hidden, 1);
+    if (atomic_load(&open_captures) == 0)
+        return NOT_HIDDEN;
+    atomic_fetch_sub(&not_hidden, 1);
     if (!HAS(cuThreadExchangeStreamCaptureMode) || DRIVER(cuThreadExchangeStreamCaptureMode)(&mode) != CUDA_SUCCESS)
         return CU_STREAM_CAPTURE_MODE_RELAXED;
     return mode;
 }
 
 void own_calls_end(CUstreamCaptureMode mode) {
-    if (HAS(cuThreadExchangeStreamCaptureMode))
+    if (mode == NOT_HIDDEN)
+        atomic_fetch_sub(&not_hidden, 1);
+    else if (HAS(cuThreadExchangeStreamCaptureMode))
         DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
+void own_calls_set_captures(uint32_t captures) {
+    atomic_store(&open_captures, captures);
+}
+
+void own_calls_settle(void) {
+    uint64_t until = sys_now() + SETTLE;
+    while (atomic_load(&not_hidden) > 0 && sys_now() < until)
+        sys_sleep(SETTLE_LOOK);
+}
+
+void own_calls_after_fork(void) {
+    atomic_store(&open_captures, 0);
+    atomic_store(&not_hidden, 0);
 }
 
 bool stream_is_capturing(CUstream stream, bool per_thread) {
@@ -59,6 +96,17 @@ CUevent event_make(CUcontext context, unsigned flags) {
         event = NULL;
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return event;
+}
+
+/* Most threads have the context current, and CUDA documents no need of that. */
+CUresult event_record(CUcontext context, CUevent event, CUstream stream) {
+    CUcontext popped;
+    CUresult result = DRIVER(cuEventRecord)(event, stream);
+    if (result == CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return result;
+    result = DRIVER(cuEventRecord)(event, stream);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return result;
 }
 
 /* An error of the context or of the device ends the work, too. Any other answer says nothing about the work, which then

@@ -21,9 +21,16 @@ static inline CUstream stream_named(CUstream stream, bool per_thread) {
     return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Hide the calls that follow in this thread from stream captures; the answer goes to own_calls_end. */
+/* Hide the calls that follow in this thread from stream captures; the answer goes to own_calls_end. While no capture is
+ * open that costs no call of the driver. */
 CUstreamCaptureMode own_calls_begin(void);
 void own_calls_end(CUstreamCaptureMode mode);
+/* Set how many captures are open, or may be after the next call of the driver. */
+void own_calls_set_captures(uint32_t captures);
+/* Wait until no thread makes calls that are not hidden, for a moment at most: the program's capture begins next. After
+ * own_calls_set_captures, with no lock. */
+void own_calls_settle(void);
+void own_calls_after_fork(void);
 
 /* Return whether a launch into the stream is recorded by a capture instead of run. */
 bool stream_is_capturing(CUstream stream, bool per_thread);
@@ -35,6 +42,8 @@ unsigned long long context_number(CUcontext context);
 
 /* Make an event of the hook's own in that context; NULL if the driver makes none. */
 CUevent event_make(CUcontext context, unsigned flags);
+/* Record an event of that context in a stream of it. */
+CUresult event_record(CUcontext context, CUevent event, CUstream stream);
 /* Return whether the driver's answer to a query says that the work is over. */
 bool work_over(CUresult answer);
 /* Return whether the work before an event of that context is over. */

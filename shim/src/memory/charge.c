@@ -31,6 +31,8 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
 
 void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key) {
     struct allocation *allocation = charge->allocation;
+    if (made)
+        kinds_forget(&memory_state()->kinds);
     if (allocation == NULL)
         return;
     if (!made) {

@@ -29,13 +29,15 @@
 #include "base/hashed.h"
 #include "base/slab.h"
 #include "memory/allocations.h"
+#include "memory/kinds.h"
 #include "session/session.h"
 #include "tenant/gpus.h"
 
 struct pool_memory;
 struct export;
 
-enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds every allocation up to a multiple of it */
+enum { MEMORY_GRANULARITY = 512 };  /* bytes: the driver rounds every allocation up to a multiple of it */
+enum { MEMORY_CURRENT_POOLS = 16 }; /* devices whose current pools are remembered, of others the driver is asked */
 
 /* All fields with the lock of struct gpus, but for those that say otherwise. */
 struct memory {
@@ -63,8 +65,11 @@ struct memory {
     uint64_t pool_surplus;    /* bytes: the most that a pool grew beyond what its call needed; less than its step */
     uint64_t pools_next_look; /* sys_now() of the next look; the hook thread's, without the lock */
     _Atomic bool graph_pools; /* some graph may have memory nodes; without the lock */
-    uint32_t contexts[SHP_MAX_GPUS]; /* contexts of this process on each GPU */
-    uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for them */
+    uint32_t contexts[SHP_MAX_GPUS];                  /* contexts of this process on each GPU */
+    uint64_t overhead[SHP_MAX_GPUS];                  /* bytes charged for them */
+    struct kinds kinds;                               /* without the lock */
+    CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device; NULL: not known */
+    uint32_t pools_chosen;                            /* calls that may have made another pool a current one */
     struct lock limit_lock; /* for cuCtxSetLimit, which reads, charges and writes; taken before the other lock */
 };
 

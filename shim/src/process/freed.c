@@ -19,15 +19,9 @@ struct freed {
 
 /* Record an event behind what the stream has. False: the driver makes none. */
 static bool record(struct freed *piece, CUstream stream) {
-    CUcontext popped;
     if (piece->context == NULL || (piece->event = event_make(piece->context, CU_EVENT_DISABLE_TIMING)) == NULL)
         return false;
-    CUresult result = DRIVER(cuCtxPushCurrent_v2)(piece->context);
-    if (result == CUDA_SUCCESS) {
-        result = DRIVER(cuEventRecord)(piece->event, stream);
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
-    }
-    return result == CUDA_SUCCESS;
+    return event_record(piece->context, piece->event, stream) == CUDA_SUCCESS;
 }
 
 void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream) {

@@ -8,6 +8,7 @@
 
 #include "base/elf.h"
 #include "driver/entries.h"
+#include "driver/own_calls.h"
 #include "memory/credits.h"
 #include "memory/exports.h"
 #include "memory/refresh.h"
@@ -24,6 +25,7 @@ static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
     exports_after_fork();
+    own_calls_after_fork();
     passage_after_fork();
     if (process == NULL)
         return;

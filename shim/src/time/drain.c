@@ -38,7 +38,7 @@ static bool per_thread_uncovered(const struct known_stream *row) {
 
 /* Record the event of the row behind the work of its stream. Of default streams behind all work of the context, which
  * no capture of the context bears: an event in the legacy stream would order the program's streams. Where the driver
- * has no such call, that is what is left for threads without a queue (D4). The context is current. */
+ * has no such call, that is what is left for threads without a queue (D4). */
 static bool record_behind(const struct streams *streams, const struct known_stream *row) {
     if (row->stream != NULL)
         return streams_record(streams, row, row->event);
@@ -52,15 +52,13 @@ static bool record_behind(const struct streams *streams, const struct known_stre
  * waiting for. A launch that is counted only after it was looked at counts as not covered. False: it cannot be recorded
  * now. With the lock. */
 static bool cover(const struct streams *streams, struct known_stream *row) {
-    CUcontext context = row->context->context, popped;
     if (row->event == NULL)
-        row->event = event_make(context, CU_EVENT_DISABLE_TIMING);
-    if (row->event == NULL || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        row->event = event_make(row->context->context, CU_EVENT_DISABLE_TIMING);
+    if (row->event == NULL)
         return false;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->covered = atomic_load(&queue->launched);
     bool recorded = record_behind(streams, row);
-    DRIVER(cuCtxPopCurrent_v2)(&popped);
     row->waiting |= recorded;
     for (struct queue *queue = row->queues; queue != NULL && !recorded; queue = queue->stream_next)
         queue->covered = NOT_COVERED;
@@ -89,7 +87,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
         struct known_stream *row = stream_is_default(named) ? NULL : streams_find(streams, known, named);
-        if (named == CU_STREAM_LEGACY && known->context == current)
+        if (named == CU_STREAM_LEGACY && (current == NULL || known->context == current))
             cover_before_ungated(streams, streams_find(streams, known, NULL));
         cover_before_ungated(streams, row);
     }
@@ -101,7 +99,7 @@ void drain_before_ungated(struct streams *streams, CUstream named, CUcontext cur
 void drain_before_ungated_context(struct streams *streams, CUcontext context) {
     lock(&streams->lock);
     for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next)
-        if (row->context->context == context)
+        if (context == NULL || row->context->context == context)
             cover_before_ungated(streams, row);
     unlock(&streams->lock);
 }

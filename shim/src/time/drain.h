@@ -19,9 +19,10 @@
 
 /* Record events behind what threads have launched under metered grants and which work past the gate is about to hold up
  * (D3), where their own fences are not behind it: in the stream of that name and in default streams of its context;
- * in all streams of the current context, if that is the legacy stream. For any thread, with no lock. */
+ * in all streams of the current context, if that is the legacy stream. `current`: NULL: there is one context. For any
+ * thread, with no lock. */
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current);
-/* The same for all streams of a context. */
+/* The same for all streams of a context; NULL: of any. */
 void drain_before_ungated_context(struct streams *streams, CUcontext context);
 /* Record events behind all registered work that has none behind it. */
 void drain_begin(struct streams *streams);

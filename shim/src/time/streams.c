@@ -196,6 +196,8 @@ static bool may_capture(const struct streams *streams, const struct known_stream
  * a stream that waits for it captures. */
 static bool may_touch(const struct streams *streams, const struct known_stream *row, CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (streams->captures.count == 0)
+        return true;
     return !may_capture(streams, row) &&
            (!HAS(cuStreamIsCapturing) ||
             (DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE));
@@ -203,7 +205,14 @@ static bool may_touch(const struct streams *streams, const struct known_stream *
 
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event) {
     CUstream stream = row->stream ? row->stream : CU_STREAM_LEGACY;
-    return may_touch(streams, row, stream) && DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+    CUcontext context = row->context->context, popped;
+    if (streams->captures.count == 0)
+        return event_record(context, event, stream) == CUDA_SUCCESS;
+    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return false;
+    bool recorded = may_touch(streams, row, stream) && DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return recorded;
 }
 
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream) {

@@ -208,7 +208,7 @@ struct known_stream *streams_find(struct streams *streams, const struct known_co
 void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
 /* Note a capture, or a stream that may join one; the driver is called afterwards. False: no memory (R6). */
 bool streams_note_capture(struct streams *streams, struct gate *gate, const struct open_capture *capture);
-/* Record the event on a stream of the current context. False: a capture that is open or may begin meanwhile forbids it,
+/* Record the event on a stream. With the lock. False: a capture that is open or may begin meanwhile forbids it,
  * or the driver refuses. */
 bool streams_record(const struct streams *streams, const struct known_stream *row, CUevent event);
 /* Ask the driver about that stream of the row, of the current context: CUDA_ERROR_NOT_READY: it has unfinished work;

@@ -7,7 +7,7 @@ DIRECTORY:
     per_thread.c   every _ptds and _ptsz form that the header declares: a call of the plain form which takes the default
                    stream to be the thread's own
     stubs.c        every symbol, weak: says CUDA_ERROR_NOT_SUPPORTED where no C file here defines it
-    entries.c      what is exported: each symbol counts the call, takes the driver's lock, and calls the function here
+    entries.c      the exports: each symbol counts the call, takes the driver's lock, and calls the function here
     inside.map     for objcopy: the names that these functions have behind entries.c
     names.c        for cuGetProcAddress: name, the version of CUDA in which a form appeared, its symbol; and the names
                    of errors
@@ -34,7 +34,7 @@ BESIDE = {
     "cuGLCtxCreate": (_CONTEXT, 2000, 3020),
     "cuVDPAUCtxCreate": (f"{_CONTEXT}, unsigned int vdpau_device, void *functions", 3010, 3020),
 }
-# Calls that read or write what is the thread's own, or never changes: they take no lock of the driver.
+# Calls that read or write state of the thread, or constants: they take no lock of the driver.
 LOCKLESS = re.compile(
     r"cuCtx(GetCurrent|PushCurrent|PopCurrent|SetCurrent|GetDevice|GetApiVersion)|cuThreadExchangeStreamCaptureMode"
     r"|cuGetProcAddress|cuGetError|cuDriverGetVersion|cuDeviceGet(Count)?(_v\d)?$"

@@ -110,6 +110,11 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
     def free(self, address: int) -> tuple[int, Any]:
         return self.cuda("cuMemFree_v2", ctypes.c_uint64(address)), None
 
+    def copy_unsaid(self, to: int, source: int) -> tuple[int, Any]:
+        """Copy 64 bytes between addresses of whatever kind."""
+        addresses = ctypes.c_uint64(to), ctypes.c_uint64(source)
+        return self.cuda("cuMemcpyAsync", *addresses, ctypes.c_size_t(64), None), None
+
     def memory_info(self) -> tuple[int, Any]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         return self.cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)), [free.value, total.value]

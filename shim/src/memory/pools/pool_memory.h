@@ -60,6 +60,7 @@ struct pool_memory {
     bool overgrown;           /* grew beyond the limit in a call that could not be undone (C11) */
     uint32_t trims;           /* how often the hook saw the graph pool trimmed */
     uint64_t counted;         /* bytes of credits in use for it */
+    uint64_t seen;            /* bytes: the driver's figure after the last call */
     uint64_t pending;         /* bytes of `counted` that were charged for calls under way */
     uint64_t most;            /* bytes: the program's own maximum of the pool; 0: no maximum */
     uint64_t refused_until;   /* sys_now() until which the agent is not asked again */
@@ -99,6 +100,11 @@ bool graph_pool_any(void);
 struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device);
 /* Return a pool that the program made or imported; NULL: it did neither. */
 struct pool_memory *pool_find_made(CUmemoryPool pool);
+
+/* Return the current pool of a device, as the driver has it; NULL: none. */
+CUmemoryPool pool_current(CUdevice device);
+/* Forget which pools are current ones: after each call that may change that. */
+void pool_current_changed(void);
 
 /* pool_calls.c */
 

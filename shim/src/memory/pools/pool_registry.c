@@ -87,6 +87,33 @@ struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device) {
     return locate(pool, &device) ? know(pool, device, POOL_FOUND, 0) : NULL;
 }
 
+CUmemoryPool pool_current(CUdevice device) {
+    struct memory *all = memory_state();
+    bool kept = device >= 0 && device < MEMORY_CURRENT_POOLS;
+    CUmemoryPool pool = NULL;
+    memory_lock();
+    uint32_t chosen = all->pools_chosen;
+    if (kept)
+        pool = all->current_pools[device];
+    memory_unlock();
+    if (pool != NULL || !HAS(cuDeviceGetMemPool) || DRIVER(cuDeviceGetMemPool)(&pool, device) != CUDA_SUCCESS)
+        return pool;
+    memory_lock();
+    if (kept && all->pools_chosen == chosen)
+        all->current_pools[device] = pool;
+    memory_unlock();
+    return pool;
+}
+
+void pool_current_changed(void) {
+    struct memory *all = memory_state();
+    memory_lock();
+    all->pools_chosen++;
+    for (int i = 0; i < MEMORY_CURRENT_POOLS; i++)
+        all->current_pools[i] = NULL;
+    memory_unlock();
+}
+
 struct pool_memory *pool_find_made(CUmemoryPool pool) {
     memory_lock();
     struct pool_memory *memory = pool != NULL ? known(pool, 0) : NULL;

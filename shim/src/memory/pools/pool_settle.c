@@ -125,6 +125,7 @@ static bool empty(const struct pool_memory *memory) {
 static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     uint64_t counted = 0;
     CUresult result = DRIVER(cuMemPoolDestroy)(memory->pool);
+    pool_current_changed();
     memory_lock();
     memory->state = before;
     if (result == CUDA_SUCCESS) {
@@ -148,6 +149,7 @@ static void put_away(const struct pool_memory *memory) {
     if (DRIVER(cuDeviceGetMemPool)(&present, memory->device) == CUDA_SUCCESS && present == memory->pool &&
         DRIVER(cuDeviceGetDefaultMemPool)(&present, memory->device) == CUDA_SUCCESS)
         DRIVER(cuDeviceSetMemPool)(memory->device, present);
+    pool_current_changed();
 }
 
 CUresult pool_destroy(struct pool_memory *memory) {

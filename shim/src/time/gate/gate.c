@@ -8,6 +8,7 @@
 #include <linux/membarrier.h>
 
 #include "base/sys.h"
+#include "driver/own_calls.h"
 
 #define SETTLE (5 * SYS_MS) /* ns: by then a launch that was begun without a fence has stored to its slot */
 
@@ -90,6 +91,7 @@ void gate_close(struct gate *gate) {
 }
 
 void gate_set_captures(struct gate *gate, uint32_t captures) {
+    own_calls_set_captures(captures);
     atomic_store(&gate->captures, captures);
     if (captures > 0)
         atomic_fetch_or(&gate->word, GATE_CAPTURING);

@@ -90,14 +90,15 @@ bool meter_is_early(struct gate *gate, struct slot *slot, struct queue *queue) {
 static bool passed(struct queue *queue, CUevent event) {
     if (!streams_call(queue))
         return true;
+    CUstreamCaptureMode mode = own_calls_begin();
     bool over = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    own_calls_end(mode);
     streams_called(queue);
     return over;
 }
 
 /* Looks now and then whether all has ended before it was expected to. */
 void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *queue) {
-    CUstreamCaptureMode mode = own_calls_begin();
     atomic_store_explicit(&slot->waits_due, true, memory_order_relaxed);
     for (uint64_t now = sys_now(), due; atomic_load(&gate->word) & GATE_OPEN; now = sys_now()) {
         due = pace_next_launch(&queue->pace, now);
@@ -109,7 +110,6 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
             sys_sleep(due - now < POLL_MOST ? due - now : POLL_MOST);
     }
     atomic_store_explicit(&slot->waits_due, false, memory_order_relaxed);
-    own_calls_end(mode);
 }
 
 bool meter_holds_back(struct gate *gate, struct queue *queue) {
@@ -209,9 +209,11 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
 static bool record(struct queue *queue, CUevent *event) {
     if (!streams_call(queue))
         return false;
+    CUstreamCaptureMode mode = own_calls_begin();
     if (*event == NULL)
         *event = event_make(queue->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     bool recorded = *event != NULL && DRIVER(cuEventRecord)(*event, queue->stream) == CUDA_SUCCESS;
+    own_calls_end(mode);
     streams_called(queue);
     if (!recorded)
         return false;
@@ -241,20 +243,15 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
 
 /* Fence the launches of a queue that are behind none. */
 static void fence_rest(struct queue *queue) {
-    if (atomic_load(&queue->fenced) == atomic_load(&queue->launched))
-        return;
-    CUstreamCaptureMode mode = own_calls_begin();
-    record(queue, &queue->tail);
-    own_calls_end(mode);
+    if (atomic_load(&queue->fenced) != atomic_load(&queue->launched))
+        record(queue, &queue->tail);
 }
 
 void meter_launched(const struct gate *gate, struct slot *slot, struct queue *queue) {
     bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
     look_at(slot, queue);
-    CUstreamCaptureMode mode = own_calls_begin();
     if (due)
         fence(gate, slot, queue);
-    own_calls_end(mode);
     if (fences_each(queue))
         fence_rest(queue);
     set_due(queue);
@@ -293,19 +290,19 @@ void meter_before_wait(const struct gate *gate, struct streams *streams, const s
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread) {
     CUstream named = stream_named(stream, per_thread);
-    CUcontext current = NULL;
+    CUcontext current = NULL; /* the only one */
     bool captures = atomic_load(&gate->captures) > 0;
     if (alone(gate) || (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1))
         return; /* nothing was metered, or inside a launch of this very thread */
     if (captures && (stream_is_default(named) || stream_is_capturing(stream, per_thread)))
         return; /* a record might disturb a capture (R3) */
-    DRIVER(cuCtxGetCurrent)(&current);
+    if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
+        DRIVER(cuCtxGetCurrent)(&current);
     if (slot != NULL && slot->queues != NULL) {
-        CUcontext known = atomic_load(&gate->contexts) != CONTEXTS_ONE ? current : NULL;
         if (named == CU_STREAM_LEGACY)
-            fence_stream(streams, slot, CU_STREAM_LEGACY, known);
+            fence_stream(streams, slot, CU_STREAM_LEGACY, current);
         if (!captures)
-            fence_stream(streams, slot, CU_STREAM_PER_THREAD, known);
+            fence_stream(streams, slot, CU_STREAM_PER_THREAD, current);
         if (!stream_is_default(named))
             fence_stream(streams, slot, named, NULL);
     }

@@ -11,6 +11,7 @@
 #include "driver/entries.h"
 #include "memory/charge.h"
 #include "memory/credits.h"
+#include "memory/pools/pool_memory.h"
 #include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/current_gpu.h"
@@ -62,6 +63,7 @@ static void overhead_context_gone(int place) {
     }
     memory_unlock();
     credits_return(place, bytes);
+    pool_current_changed();
 }
 
 void memory_forget_context(CUcontext context) {

@@ -16,7 +16,9 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     CUresult result = current_gpu(&context, &place);
     if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
         return result;
-    return charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
+    result = charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
+    CUresult current = result != CUDA_SUCCESS ? current_gpu(NULL, &place) : CUDA_SUCCESS;
+    return current != CUDA_SUCCESS ? current : result; /* it may have ended */
 }
 
 /* `valid`: whether the driver takes the other arguments; if it does not, it reports that before a lack of memory. */

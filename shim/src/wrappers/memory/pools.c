@@ -23,6 +23,10 @@ static CUresult device_of_green(CUstream stream, CUdevice *device) {
 /* Get the device that a stream is on. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
     CUcontext context, current, popped;
+    if (atomic_load(&the_process->gate.contexts) == CONTEXTS_ONE) {
+        *device = 0;
+        return CUDA_SUCCESS;
+    }
     CUresult result = DRIVER(cuCtxGetCurrent)(&current);
     if (result != CUDA_SUCCESS || stream_is_default(stream) || !HAS(cuStreamGetCtx) || !HAS(cuCtxGetDevice))
         return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
@@ -60,7 +64,7 @@ static CUresult begin(struct pool_call *call, const void *address, size_t bytes,
     if (device_of(stream, &device) == CUDA_SUCCESS) {
         if (capturing)
             graphmem_expect(device_of_node(pool, device));
-        else if (pool != NULL || (HAS(cuDeviceGetMemPool) && DRIVER(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS))
+        else if (pool != NULL || (pool = pool_current(device)) != NULL)
             memory = pool_find(pool, device);
     }
     own_calls_end(mode);
@@ -201,4 +205,21 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     if (result == CUDA_SUCCESS)
         pools_refresh(-1);
     return result;
+}
+
+/* Observe a call that makes a pool a current one, and forget which one was. */
+#define SETS_POOL(symbol, ...)                                                 \
+    CUresult result = process_enter();                                         \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    pool_current_changed();                                                    \
+    return result
+
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+    SETS_POOL(cuDeviceSetMemPool, device, pool);
+}
+
+EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool) {
+    SETS_POOL(cuMemSetMemPool, location, type, pool);
 }

@@ -33,6 +33,7 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     if (!streams_note_capture(streams, &the_process->gate, &beginning.capture))
         beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
     unlock(&streams->lock);
+    own_calls_settle();
     return beginning;
 }
 

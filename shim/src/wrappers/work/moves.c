@@ -4,18 +4,37 @@
  * it takes no time of the multiprocessors, and a program may load its next batch while it waits for the token. Memsets
  * are kernels of the driver's own, whatever memory they fill.
  *
- * Where the call itself does not say which it is, the driver is asked what the pointers are. A pointer that the driver
- * does not know is pageable host memory.
+ * Where the call itself does not say which it is, the driver is asked what the pointers are, once for each page (C12).
+ * A pointer that the driver does not know is pageable host memory.
  */
 #include "wrappers/work/passthrough.h"
 #include "time/streams.h"
 
-static bool on_device(CUdeviceptr address) {
+/* Return whether an address is known to be the host's, without a call of the driver. */
+static bool known_host(uint64_t age, CUdeviceptr address) {
+    return kinds_find(&memory_state()->kinds, age, address) == ADDRESS_HOST;
+}
+
+static bool on_device(uint64_t age, CUdeviceptr address) {
     unsigned int type = 0;
-    if (!HAS(cuPointerGetAttribute))
-        return true;
-    return DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS &&
-           type != CU_MEMORYTYPE_HOST;
+    enum address_kind kind = kinds_find(&memory_state()->kinds, age, address);
+    if (kind != ADDRESS_UNKNOWN || !HAS(cuPointerGetAttribute))
+        return kind != ADDRESS_HOST;
+    CUstreamCaptureMode mode = own_calls_begin();
+    bool device = DRIVER(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) == CUDA_SUCCESS &&
+                  type != CU_MEMORYTYPE_HOST;
+    own_calls_end(mode);
+    kinds_note(&memory_state()->kinds, age, address, device ? ADDRESS_DEVICE : ADDRESS_HOST);
+    return device;
+}
+
+/* Return whether both addresses are a device's. */
+static bool both_on_device(uint64_t age, CUdeviceptr to, CUdeviceptr from) {
+    return !known_host(age, to) && on_device(age, from) && on_device(age, to);
+}
+
+static uint64_t present_age(void) {
+    return kinds_age(&memory_state()->kinds);
 }
 
 /* Return whether a capture records the call: then it runs nothing. No capture elsewhere is disturbed (R3). */
@@ -25,12 +44,7 @@ static bool captured(CUstream stream, bool per_thread) {
 
 /* Return whether a copy of addresses runs between device memories. */
 static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_thread) {
-    if (captured(stream, per_thread))
-        return false;
-    CUstreamCaptureMode mode = own_calls_begin();
-    bool runs = on_device(to) && on_device(from);
-    own_calls_end(mode);
-    return runs;
+    return !captured(stream, per_thread) && both_on_device(present_age(), to, from);
 }
 
 /* Return whether a batch has a copy between device memories: one makes the batch wait. The driver refuses a batch with
@@ -40,15 +54,14 @@ static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t
     if (to == NULL || from == NULL || captured(stream, per_thread))
         return false;
     bool runs = false;
-    CUstreamCaptureMode mode = own_calls_begin();
+    uint64_t age = present_age();
     for (size_t i = 0; i < count && !runs && to[i] != 0 && from[i] != 0; i++)
-        runs = on_device(to[i]) && on_device(from[i]);
-    own_calls_end(mode);
+        runs = both_on_device(age, to[i], from[i]);
     return runs;
 }
 
-static bool operand_on_device(const CUmemcpy3DOperand *operand) {
-    return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY || on_device(operand->op.ptr.ptr);
+static bool operand_on_device(uint64_t age, const CUmemcpy3DOperand *operand) {
+    return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY || on_device(age, operand->op.ptr.ptr);
 }
 
 /* Return whether the driver refuses an operand, and with it a batch, behind which there may be no more. */
@@ -60,25 +73,22 @@ static bool operands_between(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count,
     if (copies == NULL || captured(stream, per_thread))
         return false;
     bool runs = false;
-    CUstreamCaptureMode mode = own_calls_begin();
+    uint64_t age = present_age();
     for (size_t i = 0; i < count && !runs && !operand_missing(&copies[i].dst) && !operand_missing(&copies[i].src); i++)
-        runs = operand_on_device(&copies[i].dst) && operand_on_device(&copies[i].src);
-    own_calls_end(mode);
+        runs = operand_on_device(age, &copies[i].dst) && operand_on_device(age, &copies[i].src);
     return runs;
 }
 
-static bool side_on_device(CUmemorytype type, CUdeviceptr unified) {
-    return type == CU_MEMORYTYPE_UNIFIED ? on_device(unified) : type != CU_MEMORYTYPE_HOST;
+static bool side_on_device(uint64_t age, CUmemorytype type, CUdeviceptr unified) {
+    return type == CU_MEMORYTYPE_UNIFIED ? on_device(age, unified) : type != CU_MEMORYTYPE_HOST;
 }
 
 static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemorytype from, CUdeviceptr from_address,
                               CUstream stream, bool per_thread) {
     if (captured(stream, per_thread))
         return false;
-    CUstreamCaptureMode mode = own_calls_begin();
-    bool runs = side_on_device(to, to_address) && side_on_device(from, from_address);
-    own_calls_end(mode);
-    return runs;
+    uint64_t age = present_age();
+    return side_on_device(age, to, to_address) && side_on_device(age, from, from_address);
 }
 
 /* The same of a copy with a descriptor; without one the driver shall say what is wrong. */

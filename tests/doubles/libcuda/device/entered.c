@@ -17,7 +17,7 @@ EXPORT unsigned long long fake_driver_calls(void) {
     return calls;
 }
 
-/* Return what the variable of the environment says, which is read with the first call. */
+/* Return the value of the variable of the environment, read with the first call. */
 static uint64_t lock_ns(void) {
     static _Atomic uint64_t known; /* and 1 */
     if (known == 0) {

@@ -167,6 +167,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     if (!begin_mapping(&mapping, handle))
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemMap)(address, size, offset, handle, flags);
+    kinds_forget(&memory_state()->kinds);
     end_mapping(&mapping, result == CUDA_SUCCESS,
                 (struct allocation){.kind = ALLOCATION_MAPPING, .key = address, .bytes = size});
     return result;

@@ -1,0 +1,50 @@
+/* A table of pages, each in the one place that the lowest bits of its number choose. A place holds the age of the
+ * answer, the page and the kind in one word. All is forgotten by a higher age.
+ */
+#include "memory/kinds.h"
+
+#include <stdbool.h>
+
+#include "base/sys.h"
+
+#define KINDS_KEPT SYS_SECOND
+
+/* Of a place: the kind, the number of the page, the age. An age that comes again finds an empty table. */
+enum { PAGE_BITS = 12, KIND_BITS = 2, NUMBER_BITS = 45, AGE_BITS = 64 - KIND_BITS - NUMBER_BITS };
+
+static uint64_t page_of(uint64_t address) {
+    return address >> PAGE_BITS & ((1ull << NUMBER_BITS) - 1);
+}
+
+/* Return a place's content without the kind. */
+static uint64_t tag_of(uint64_t age, uint64_t page) {
+    return age << (KIND_BITS + NUMBER_BITS) | page << KIND_BITS;
+}
+
+static uint64_t place_of(uint64_t page) {
+    return (page ^ page >> 14) % KINDS_PLACES; /* pieces that lie 64 MiB apart have other places */
+}
+
+void kinds_forget(struct kinds *kinds) {
+    uint64_t age = atomic_fetch_add(&kinds->age, 1) + 1;
+    for (int i = 0; i < KINDS_PLACES && age % (1ull << AGE_BITS) == 0; i++)
+        atomic_store_explicit(&kinds->places[i], 0, memory_order_relaxed);
+}
+
+uint64_t kinds_age(struct kinds *kinds) {
+    uint64_t now = sys_now(), due = atomic_load_explicit(&kinds->forget_at, memory_order_relaxed);
+    if (now >= due && atomic_compare_exchange_strong(&kinds->forget_at, &due, now + KINDS_KEPT))
+        kinds_forget(kinds);
+    return atomic_load(&kinds->age);
+}
+
+enum address_kind kinds_find(const struct kinds *kinds, uint64_t age, uint64_t address) {
+    uint64_t page = page_of(address), place = atomic_load(&kinds->places[place_of(page)]);
+    bool found = (place ^ tag_of(age, page)) < 1 << KIND_BITS;
+    return found ? (enum address_kind)(place % (1 << KIND_BITS)) : ADDRESS_UNKNOWN;
+}
+
+void kinds_note(struct kinds *kinds, uint64_t age, uint64_t address, enum address_kind kind) {
+    uint64_t page = page_of(address);
+    atomic_store(&kinds->places[place_of(page)], tag_of(age, page) | kind);
+}

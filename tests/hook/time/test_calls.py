@@ -1,0 +1,69 @@
+"""Calls of the driver that the hook adds to the program's own, and that they disturb nothing."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hook.conftest import BUILD, Tenant
+
+PROGRAM = str(BUILD / "programs" / "drivercalls")
+MOST_ADDED = {
+    "batch-pageable": 1,
+    "batch-pinned": 1,
+    "copy-unsaid": 1,
+    "copy-between": 1,
+    "launch-copy-async": 1,
+    "launch-copy": 1,
+    "launches-4-copy": 4,
+    "launch-wait-event": 1,
+    "pool-pair": 1,
+    "linear-pair": 1,
+}
+"""By pattern of the program `drivercalls`; a copy that waits for several streams has a fence behind the launches of
+each."""
+
+
+def calls(environment: dict[str, str], pattern: str, *more: str) -> int:
+    """Return the least calls of the driver in one round: in others a window of launches ends, with a fence."""
+    done = subprocess.run(
+        [PROGRAM, pattern, "300", *more], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[1])
+
+
+@pytest.mark.promise("program-driver-calls")
+@pytest.mark.parametrize("metered", [False, True])
+@pytest.mark.parametrize("pattern", MOST_ADDED)
+def test_a_call_costs_one_more_call_of_the_driver_at_most(tenant: Tenant, pattern: str, metered: bool) -> None:
+    """With one GPU in the container; with several the driver is asked for the current context, too."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
+    bare = calls(tenant.environment(LD_PRELOAD="", FAKE_CUDA_VISIBLE="0"), pattern)
+    assert calls(tenant.environment(FAKE_CUDA_VISIBLE="0"), pattern) <= bare + MOST_ADDED[pattern]
+
+
+@pytest.mark.promise("program-captures")
+@pytest.mark.parametrize("pattern", ["batch-pageable", "launch-copy-async", "pool-pair"])
+def test_calls_that_are_hidden_from_no_capture_break_none_that_begins(tenant: Tenant, pattern: str) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    calls(tenant.environment(), pattern, "capture")
+
+
+@pytest.mark.parametrize("allocation", ["alloc", "alloc_managed"])
+def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, allocation: str) -> None:
+    """An address of the host is remembered as such; then the driver gives the same address to the program."""
+    agent = tenant.agent()
+    probe = tenant.probe()
+    probe.start_cuda()
+    address = probe.ok("alloc", 4096) + 4096  # the next one in the double; memory of the host until then
+    for _ in range(2):
+        probe.ok("copy_unsaid", address, address + 64)
+    assert probe.ok(allocation, 4096) == address
+    copied = probe.post("copy_unsaid", address, address + 64)
+    agent.wait_asked(agent.client(), 1)
+    assert not copied.done()
+    agent.grant(agent.client())
+    assert copied.result(10).code == 0
