@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -13,12 +13,16 @@ from typing import Any
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, NotFoundError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
 from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, workloads
-from kubectl_sharepod.views import WHOLE_MILLI, Gpu, Workload, mapping, rows, text, whole
+from kubectl_sharepod.views import WHOLE_MILLI, Fleet, Gpu, Workload, mapping, rows, text, whole
 
 
 def top(scope: Scope) -> Page:
     """Return the workloads: asked, got, progress, memory, and time of waiting."""
-    found, fleet = workloads(scope)
+    return top_of(*workloads(scope), scope.namespace)
+
+
+def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None) -> Page:
+    """Return the page of `top` from what was read; `fleet` None: the user may not list GPUNodes."""
     before: list[str] = []
     if fleet is not None:
         busy = sum(WHOLE_MILLI - gpu.free_milli for gpu in fleet.gpus)
@@ -29,13 +33,13 @@ def top(scope: Scope) -> Page:
             f"{_counted(waiting, 'SharePod')} {'waits' if waiting == 1 else 'wait'}"
         )
     return Page(
-        columns=[*_place(scope), *_WORKLOAD],
-        rows=[[*([one.namespace] if scope.namespace is None else []), *_workload(one)] for one in found],
+        columns=[*_place(namespace), *WORKLOAD_COLUMNS],
+        rows=[[*([one.namespace] if namespace is None else []), *workload_cells(one)] for one in found],
         colours=[YELLOW if one.waiting_s is not None else RED if one.message else "" for one in found],
         items=lambda: [asdict(one) for one in found],
         names=[f"{one.kind.lower()}/{one.name}" for one in found],
         before=before,
-        empty="No workload has or wants a GPU" + (f" in namespace {scope.namespace}" if scope.namespace else ""),
+        empty="No workload has or wants a GPU" + (f" in namespace {namespace}" if namespace else ""),
         notes=[NODES_HIDDEN] if fleet is None else [],
     )
 
@@ -119,8 +123,8 @@ def who(scope: Scope, place: str) -> Page:
     """Return the tenants of one GPU: `place` is NODE:INDEX or the UUID, or its beginning."""
     gpu = find(gpus(scope.kubectl).gpus, place)
     return Page(
-        columns=[Column("NAMESPACE", grows=True), *_WORKLOAD],
-        rows=[[tenant.namespace, *_workload(tenant)] for tenant in gpu.tenants],
+        columns=[Column("NAMESPACE", grows=True), *WORKLOAD_COLUMNS],
+        rows=[[tenant.namespace, *workload_cells(tenant)] for tenant in gpu.tenants],
         items=lambda: [asdict(tenant) for tenant in gpu.tenants],
         names=[f"{tenant.kind.lower()}/{tenant.name}" for tenant in gpu.tenants],
         before=[f"{gpu.place} {gpu.model} {gpu.uuid}", *([gpu.why] if gpu.why else [])],
@@ -186,7 +190,7 @@ def budget(scope: Scope) -> Page:
     titles = ("HOURS", "LEFT", "USED", "RATE")
     return Page(
         columns=[
-            *_place(scope),
+            *_place(scope.namespace),
             Column("NAME", grows=True),
             Column("PERIOD"),
             *(Column(title, right=True) for title in titles),
@@ -252,7 +256,7 @@ def doctor(kubectl: Kubectl) -> Page:
 
 _OPERATOR = "labelSelector=app.kubernetes.io/name%3Dsharepod-operator"
 _BILLED = ("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds")
-_WORKLOAD = (
+WORKLOAD_COLUMNS = (
     Column("KIND"),
     Column("NAME", grows=True),
     Column("STATE"),
@@ -269,7 +273,8 @@ _WORKLOAD = (
 )
 
 
-def _workload(one: Workload) -> list[str]:
+def workload_cells(one: Workload) -> list[str]:
+    """Return the cells of `WORKLOAD_COLUMNS`."""
     return [
         one.kind,
         one.name,
@@ -287,8 +292,8 @@ def _workload(one: Workload) -> list[str]:
     ]
 
 
-def _place(scope: Scope) -> list[Column]:
-    return [Column("NAMESPACE", grows=True)] if scope.namespace is None else []
+def _place(namespace: str | None) -> list[Column]:
+    return [Column("NAMESPACE", grows=True)] if namespace is None else []
 
 
 def find(found: Iterable[Gpu], place: str) -> Gpu:

@@ -17,6 +17,7 @@ from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError
 from kubectl_sharepod.output import CLEAR, Format, Page, Screen, drawn, show
+from kubectl_sharepod.page.server import port_of, scope_of, serve
 from kubectl_sharepod.preflight import preflight
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import pod_of, resize
@@ -65,6 +66,8 @@ def arguments() -> argparse.ArgumentParser:
     command.add_argument("-w", "--watch", action="store_true", help="refresh every two seconds, until Ctrl-C")
     add("free", "what is free, by model and pool", "free", formats)
     add("gpus", "all GPUs: tenants, free time and memory", "gpus -o wide", formats)
+    command = add("page", "the fleet in a browser, until Ctrl-C", "page", listed)
+    command.add_argument("--port", type=port_of, default=0, help="of this machine (default: a free one)")
     command = add("who", "tenants of one GPU", "who gpu-node-0:1", formats)
     command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")
     command = add("trace", "what a GPU did in the last seconds, for Perfetto", "trace gpu-node-0:1 --for 10s", formats)
@@ -112,6 +115,10 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
             namespace = _namespace(kubectl, asked)
             pod = pod_of(kubectl, namespace, asked.name)
             kubectl.become([asked.command, "--namespace", namespace, pod, *_rest(given, asked.rest)])
+        if asked.command == "page":
+            scope, note = scope_of(kubectl, asked.namespace, every=asked.all_namespaces)
+            serve(scope, note, asked.port, _announce)
+            return 0
         read = _command(kubectl, asked)
         page = read()
         output, how = to or Screen.of_process(), getattr(asked, "output", Format.TABLE)
@@ -126,6 +133,10 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
     except KubectlError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
+
+
+def _announce(url: str) -> None:
+    print(f"Open {url}\nOnly for you: the URL is the password. Ctrl-C ends the page.", flush=True)
 
 
 def main() -> None:

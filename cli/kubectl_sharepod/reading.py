@@ -75,5 +75,7 @@ def _both(pod: Workload, tenant: Workload) -> Workload:
         used_milli=tenant.used_milli,
         progress_milli=tenant.progress_milli,
         memory_used=tenant.memory_used,
+        held_s=tenant.held_s,
+        counted_since=tenant.counted_since,
         message=pod.message or tenant.message,
     )

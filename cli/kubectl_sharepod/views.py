@@ -51,6 +51,9 @@ class Workload:
     progress_milli: int | None = None
     """Work of the last 10 s in thousandths of the work alone; None: not known."""
     memory_used: int | None = None
+    held_s: int | None = None
+    """GPU time held since `counted_since`, in seconds of one GPU; None: not known."""
+    counted_since: str = ""
     state: str = ""
     """`Running`, or why it does not run, in one word."""
     waiting_s: int | None = None
@@ -143,7 +146,7 @@ def sharepod(item: Json, now: datetime) -> Workload:
     """Read a SharePod."""
     metadata, spec, status = (mapping(item.get(key)) for key in ("metadata", "spec", "status"))
     asked, granted, shown = mapping(spec.get("gpu")), mapping(status.get("granted")), mapping(status.get("share"))
-    usage = mapping(status.get("usage"))
+    usage, consumed = mapping(status.get("usage")), mapping(status.get("consumed"))
     placed = condition(status, "Placed")
     waits = text(placed, "status") != "True" and not status.get("endTime")
     enforced = condition(status, "Enforced")
@@ -165,6 +168,8 @@ def sharepod(item: Json, now: datetime) -> Workload:
         used_milli=whole(usage.get("heldMilli")),
         progress_milli=_milli(usage.get("progress")),
         memory_used=whole(usage.get("memory")),
+        held_s=whole(consumed.get("heldSeconds")),
+        counted_since=text(consumed, "since"),
         state=text(status, "summary") or text(status, "phase") or "Pending",
         waiting_s=age_s(metadata.get("creationTimestamp"), now) if waits else None,
         message=text(placed, "message") if waits else findings,
@@ -251,6 +256,8 @@ def _tenant(row: Json, seen: Json, node: str, devices: Mapping[str, Json]) -> Wo
         used_milli=whole(seen.get("heldMilli")),
         progress_milli=whole(seen.get("progressMilli")),
         memory_used=whole(seen.get("memory")),
+        held_s=whole(seen.get("heldSeconds")),
+        counted_since=text(seen, "countedSince"),
         state="Releasing" if released else "Running" if seen.get("processes") else "Reserved",
         message=" ".join(findings),
     )

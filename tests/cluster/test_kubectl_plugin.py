@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,32 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
     assert run(world, "top", "-n", "kube-system", kubeconfig=editor).returncode == 3
     resized = run(world, "resize", "mine", "-n", namespace, "--request", "0.3", kubeconfig=editor)
     assert resized.stdout == "sharepod/mine: request 0.3, limit 1, memory 4Gi\n", resized
+
+
+@pytest.mark.promise("operator-page-own")
+def test_the_page_shows_what_its_user_may_see_until_ctrl_c(world: World) -> None:
+    world.nodes("plugin-page", 1)
+    namespace = world.cluster.namespace("plugin-page")
+    world.apply(namespace, "mine", {"request": 0.4, "memory": "4Gi"}, on="plugin-page")
+    world.phase(namespace, "mine", "Running", timeout=60)
+    kubectl = world.cluster.bin / "kubectl"
+    for kubeconfig, sees_gpus in ((world.cluster.kubeconfig, True), (bind_editor(world, namespace), False)):
+        environment = dict(os.environ) | {"KUBECONFIG": str(kubeconfig)}
+        environment["PATH"] = f"{world.cluster.bin}:{environment['PATH']}"
+        command: list[str | Path] = [kubectl, "sharepod", "page", "-n", namespace]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as page:
+            try:
+                assert page.stdout is not None
+                url = page.stdout.readline().removeprefix("Open ").strip()
+                with urllib.request.urlopen(f"{url}fleet.json", timeout=20) as answer:
+                    found = json.load(answer)
+                page.send_signal(signal.SIGINT)
+                assert page.wait(timeout=60) == 0
+            finally:
+                page.kill()
+        tenants = [one for gpu in found["gpus"] for one in gpu["tenants"]] + found["workloads"]
+        assert bool(found["gpus"]) is sees_gpus
+        assert "mine" in [one["name"] for one in tenants if one["namespace"] == namespace]
 
 
 @pytest.mark.promise("placement-cordon")

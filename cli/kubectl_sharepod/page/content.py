@@ -1,0 +1,140 @@
+"""Content of the page of the fleet, as the JSON that its script draws.
+
+Guarantees:
+- Figures and texts are those of `top`, `gpus` and `who`: the same reads, the same formats.
+- The content has GPUs only if the user may list GPUNodes, and waiting SharePods only of namespaces in scope.
+- A figure of the last hour that no object and no earlier read shows is absent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from statistics import fmean
+
+from kubectl_sharepod.commands import WORKLOAD_COLUMNS, top_of, workload_cells
+from kubectl_sharepod.kubectl import Json
+from kubectl_sharepod.output import duration, fraction, size
+from kubectl_sharepod.views import Fleet, Gpu, Workload
+
+HOUR_S = 3600
+_COUNTERS_EVERY_S = 60
+"""Agents report totals about once a minute, so closer samples would be equal."""
+_LEAST_S = 60
+"""Shortest time that the share of the last hour is a mean of."""
+_POINTS = 360
+"""Points of the curve: one every 10 s. Later points replace the earliest."""
+
+
+class History:
+    """Figures of the last hour: of all GPUs as read, and of each workload by its counter of GPU time."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = max(every_s, HOUR_S / _POINTS)
+        self._points: deque[tuple[float, int, int, int]] = deque()
+        self._counters: deque[tuple[float, Mapping[str, int]]] = deque()
+
+    def add(self, at: float, found: Sequence[Workload], fleet: Fleet | None) -> None:
+        """Add one read, at a time in seconds since 1970."""
+        if not self._points or at - self._points[-1][0] >= self._every_s:
+            tenants = found if fleet is None else fleet.workloads
+            asked = sum(_each(one) * one.share.request_milli for one in tenants if one.waiting_s is None)
+            used = sum(_each(one) * (one.used_milli or 0) for one in tenants)
+            self._points.append((at, asked, used, sum(one.waiting_s is not None for one in found)))
+        if not self._counters or at - self._counters[-1][0] >= _COUNTERS_EVERY_S:
+            every = (*found, *(() if fleet is None else fleet.workloads))
+            self._counters.append((at, {one.uid: one.held_s for one in every if one.held_s is not None}))
+        while self._points[0][0] < at - HOUR_S:
+            self._points.popleft()
+        while self._counters[0][0] < at - HOUR_S:
+            self._counters.popleft()
+
+    def share(self, one: Workload, at: float) -> str:
+        """Return the part of the last hour that a workload held each GPU, with the time that is known: `0.4 (25m)`."""
+        if one.held_s is None:
+            return "-"
+        since, before = _seconds(one.counted_since), 0
+        if since is None or since < at - HOUR_S:
+            known = ((then, held[one.uid]) for then, held in self._counters if one.uid in held)
+            since, before = next(known, (at, 0))
+        length = at - since
+        if length < _LEAST_S or one.held_s < before:
+            return "-"
+        part = (one.held_s - before) / length / _each(one)
+        return f"{fraction(round(1000 * min(1.0, part)))} ({duration(round(length))})"
+
+    def curve(self) -> Json:
+        """Return the points of the last hour, with GPUs' thousandths that were requested and used, and their mean."""
+        return {
+            "points": [list(point) for point in self._points],
+            "mean": fraction(round(fmean(point[2] for point in self._points))) if self._points else "-",
+        }
+
+
+def content(
+    found: Sequence[Workload], fleet: Fleet | None, history: History, moment: datetime, namespace: str | None
+) -> Json:
+    """Return the content of one read, which the history already has."""
+    at, titles = moment.timestamp(), [column.title for column in WORKLOAD_COLUMNS]
+    table = top_of(found, fleet, namespace)
+    waiting = sorted((one for one in found if one.waiting_s is not None), key=lambda one: -(one.waiting_s or 0))
+    return {
+        "at": at,
+        "summary": list(table.before),
+        "notes": list(table.notes),
+        "hidden": fleet is None,
+        "columns": ["NAMESPACE", *titles[:-1], "LAST-HOUR", titles[-1]],
+        "waiting": [
+            {
+                "who": f"{one.namespace}/{one.name}",
+                "asks": fraction(one.share.request_milli),
+                "memory": size(one.share.memory),
+                "waits": duration(one.waiting_s),
+                "why": one.message or one.state,
+            }
+            for one in waiting
+        ],
+        "gpus": [] if fleet is None else [_gpu(gpu, history, at) for gpu in fleet.gpus],
+        "workloads": [_tenant(one, history, at) for one in found if one.waiting_s is None] if fleet is None else [],
+        "curve": history.curve(),
+    }
+
+
+def _gpu(gpu: Gpu, history: History, at: float) -> Json:
+    room = gpu.free
+    return {
+        "uuid": gpu.uuid,
+        "node": gpu.node,
+        "index": gpu.index,
+        "model": gpu.model,
+        "pool": gpu.pool,
+        "why": gpu.why,
+        "memory": size(gpu.memory),
+        "free": fraction(room.request_milli) if room else "0",
+        "freeMemory": size(room.memory) if room else "0Mi",
+        "tenants": [_tenant(one, history, at) for one in gpu.tenants],
+    }
+
+
+def _tenant(one: Workload, history: History, at: float) -> Json:
+    *cells, why = workload_cells(one)
+    return {
+        "namespace": one.namespace,
+        "name": one.name,
+        "asked": one.share.request_milli,
+        "got": one.used_milli,
+        "cells": [one.namespace, *cells, history.share(one, at), why],
+    }
+
+
+def _each(one: Workload) -> int:
+    """Return the number of GPUs that a workload has."""
+    return max(1, len(one.gpus))
+
+
+def _seconds(time: str) -> float | None:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,207 @@
+"""`page`: HTTP server on the loopback address that shows the fleet to the user who started it.
+
+Guarantees:
+- Only a request with the token of the URL and with the server's own address as its Host is answered with content.
+- The page loads nothing from elsewhere, and runs its own script only: its content security policy names both by hash.
+- However many browsers are open, the API server is read once every `EVERY_S`, and only by the user's own kubectl.
+- The server ends with the command, by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from socketserver import TCPServer
+
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError
+from kubectl_sharepod.page.content import History, content
+from kubectl_sharepod.reading import Scope, sharepods, workloads
+from kubectl_sharepod.views import now
+
+EVERY_S = 5.0
+"""Seconds between reads. Agents report what tenants used within the last 10 s."""
+ADDRESS = "127.0.0.1"
+_IDLE_S = 10
+"""Longest wait for a request on an open connection."""
+_CLOSED = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class Reading:
+    """Newest content of the page, read again and again by a thread."""
+
+    def __init__(self, scope: Scope, note: str = "") -> None:
+        self._scope, self._note = scope, note
+        self._history = History(EVERY_S)
+        self._ended = threading.Event()
+        self._found: Json = {}
+        self.body = b""
+        """JSON for the page's script."""
+
+    def read(self) -> None:
+        """Read once. Raise `KubectlError`."""
+        found, fleet = workloads(self._scope)
+        moment = now()
+        self._history.add(moment.timestamp(), found, fleet)
+        self._found = content(found, fleet, self._history, moment, self._scope.namespace)
+        self._found["notes"] += [self._note] if self._note else []
+        self._show("")
+
+    def run(self) -> None:
+        """Read until `end`. A failed read is shown together with the last content."""
+        while not self._ended.wait(EVERY_S):
+            try:
+                self.read()
+            except KubectlError as error:
+                self._show(str(error))
+
+    def end(self) -> None:
+        """End `run`."""
+        self._ended.set()
+
+    def _show(self, problem: str) -> None:
+        self.body = json.dumps({"every": EVERY_S, "problem": problem, **self._found}).encode()
+
+
+def port_of(given: str) -> int:
+    """Return a port of this machine; 0: a free one. Raise `ValueError`."""
+    port = int(given)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"{given} is no port")
+    return port
+
+
+def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[Scope, str]:
+    """Return the scope, and a note if it is narrower than the cluster. Raise `KubectlError`.
+
+    Without a namespace and without `every`, all namespaces if the user may list their SharePods, else the context's.
+    """
+    if every:
+        return Scope(kubectl, None), ""
+    if namespace is None:
+        try:
+            sharepods(Scope(kubectl, None))
+        except ForbiddenError:
+            namespace = kubectl.namespace()
+            return Scope(kubectl, namespace), f"Only SharePods of namespace {namespace}: others you may not list."
+        return Scope(kubectl, None), ""
+    return Scope(kubectl, namespace), f"Only SharePods of namespace {namespace}."
+
+
+def serve(scope: Scope, note: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C; `announce` is called with its URL. Raise `KubectlError`."""
+    reading = Reading(scope, note)
+    reading.read()
+    with served(lambda: reading.body, port) as url:
+        announce(url)
+        again = threading.Thread(target=reading.run, name="reading")
+        again.start()
+        try:
+            with suppress(KeyboardInterrupt):
+                again.join()
+        finally:
+            reading.end()
+            again.join()
+
+
+@contextmanager
+def served(body: Callable[[], bytes], port: int = 0) -> Iterator[str]:
+    """Serve page and content while the context lasts; give the URL. Port 0: a free one. Raise `KubectlError`."""
+    token = secrets.token_urlsafe(24)
+    html = files(__package__).joinpath("page.html").read_bytes()
+    try:
+        server = _Server(token, html, body, port)
+    except OSError as error:
+        raise KubectlError(f"cannot listen on {ADDRESS}:{port}: {error.strerror}; name another --port") from None
+    answering = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="page")
+    answering.start()
+    try:
+        yield f"http://{ADDRESS}:{server.server_port}/{token}/"
+    finally:
+        server.shutdown()
+        answering.join()
+        server.server_close()
+
+
+def policy(html: bytes) -> str:
+    """Return the content security policy of the page: its own style and script, and content of its own server."""
+    digests: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, text in _CLOSED.findall(html.decode()):
+        digests[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(digests['script'])}",
+            f"style-src {' '.join(digests['style'])}",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of a name that `HTTPServer` makes."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def __init__(self, token: str, html: bytes, body: Callable[[], bytes], port: int) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+        self.prefix = f"/{token}/"
+        self.pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "": ("text/html; charset=utf-8", lambda: html),
+            "fleet.json": ("application/json", body),
+        }
+        self.headers = {
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": policy(html),
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "kubectl-sharepod", ""
+    timeout = _IDLE_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").lower() not in self.server.hosts:
+            return self._answer(403, "text/plain", b"This server answers to its own address only.\n")
+        given, prefix = self.path.encode(), self.server.prefix.encode()
+        rest = self.path[len(prefix) :]
+        if not hmac.compare_digest(given[: len(prefix)], prefix) or rest not in self.server.pages:
+            return self._answer(404, "text/plain", b"Open the URL that kubectl sharepod page printed.\n")
+        kind, body = self.server.pages[rest]
+        return self._answer(200, kind, body())
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a request's path has the token."""
