@@ -86,26 +86,33 @@ def page() -> str:
 
 
 def reasons(reference: str) -> dict[str, str]:
-    """Return the meaning of each reason in the tables of docs/reference.md whose first column has reasons."""
+    """Return the meaning of each reason in the tables of docs/reference.md that have a column of reasons.
+
+    In a table of conditions, an empty first cell continues the condition above.
+    """
     found: dict[str, str] = {}
-    column = None
+    named = meaning = None
+    of = ""
     for line in reference.splitlines():
         cells = [_plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if not cells:
-            column = None
-        elif "reason" in cells[0]:
-            column = next(number for number, title in enumerate(cells) if number and title in _MEANINGS)
-            words = re.findall(r"`?([A-Z][A-Za-z]+)`?$", cells[0])
-            where = f" (condition {words[0]})" if words else ""
-        elif column is not None and not cells[0].startswith("---"):
-            for name in re.findall(r"[A-Z][A-Za-z]+", cells[0]):
-                found[name] = f"{found[name]} " if name in found else ""
-                found[name] += f"{cells[column]}{where}"
+            named = None
+        elif any(title in _MEANINGS for title in cells) and any("reason" in title for title in cells):
+            named = next(number for number, title in enumerate(cells) if "reason" in title)
+            meaning = next(number for number, title in enumerate(cells) if title in _MEANINGS)
+        elif named is not None and meaning is not None and not cells[0].startswith("---"):
+            of = cells[0].partition(" ")[0] or of
+            where = f" (condition {of})" if named else ""
+            for name in re.findall(r"[A-Z][A-Za-z]+", cells[named]):
+                if name not in _STATUSES:
+                    found[name] = f"{found[name]}; " if name in found else ""
+                    found[name] += f"{cells[meaning]}{where}"
     return dict(sorted(found.items()))
 
 
-_MEANINGS = ("meaning", "meaning, and what to do", "finding")
+_MEANINGS = ("meaning", "meaning and remedy", "finding")
 """Titles of the column with the meaning of a reason."""
+_STATUSES = ("True", "False", "Unknown")
 
 
 def _plain(cell: str) -> str:

@@ -22,7 +22,7 @@ def top(scope: Scope) -> Page:
 
 
 def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None) -> Page:
-    """Return the page of `top` from what was read; `fleet` None: the user may not list GPUNodes."""
+    """Return the page of `top` from the objects that were read; `fleet` None: the user may not list GPUNodes."""
     before: list[str] = []
     if fleet is not None:
         busy = sum(WHOLE_MILLI - gpu.free_milli for gpu in fleet.gpus)

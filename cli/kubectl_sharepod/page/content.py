@@ -1,7 +1,7 @@
 """Content of the page of the fleet, as the JSON that its script draws.
 
 Guarantees:
-- Figures and texts are those of `top`, `gpus` and `who`: the same reads, the same formats.
+- Figures and texts equal the output of `top`, `gpus` and `who`: the same reads, the same formats.
 - The content has GPUs only if the user may list GPUNodes, and waiting SharePods only of namespaces in scope.
 - A figure of the last hour that no object and no earlier read shows is absent.
 """

@@ -200,7 +200,7 @@ def test_each_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str
 def test_completions_are_commands_places_reasons_and_names() -> None:
     assert completions(["to"], cluster()) == ["top"]
     assert completions(["who", "node-a"], cluster()) == ["node-a:0", "node-a:1"]
-    assert completions(["explain", "NoR"], cluster()) == ["NoRoom"]
+    assert completions(["explain", "NoRo"], cluster()) == ["NoRoom"]
     assert completions(["why", ""], cluster()) == ["train", "large"]
     assert "--all-namespaces" in completions(["top", "--"], cluster())
 
