@@ -167,3 +167,60 @@ def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
         assert max(program.waits, default=0) <= longest, f"{life} {program.id}"
         assert program.wanted_at is None or end - program.wanted_at <= longest
         assert program.share(steady, end) >= GANG_SHARE * program.request / 1000, f"{life} {program.id}"
+
+
+GPUS = ("g0", "g1", "g2", "g3")
+
+
+@pytest.mark.promise("time-pauses")
+@pytest.mark.parametrize(
+    ("kernel", "work", "pause"), [(20 * MS, 5 * MS, 2 * MS), (100 * MS, 20 * MS, 5 * MS), (900 * MS, 5 * MS, 5 * MS)]
+)
+@pytest.mark.parametrize("neighbour", ["singles", "gang"])
+def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, neighbour: str) -> None:
+    """All its GPUs are kept idle for it, at its own cost."""
+    gang = Program("gang", GPUS, request=400, kernel_ns=work, burst_ns=work, pause_ns=pause)
+    others = [Program("other", GPUS, request=600, kernel_ns=kernel)]
+    if neighbour == "singles":
+        others = [Program(f"s{i}", (gpu,), request=600, kernel_ns=kernel) for i, gpu in enumerate(GPUS)]
+    end = WARM_UP + 18 * S
+    simulation = Simulation([gang, *others], gap_ns=200 * US, announces=True)
+    simulation.run(end)
+    assert gang.share(WARM_UP, end) >= 0.95 * 0.4 * work / (work + pause)
+    for program in others:
+        assert program.share(WARM_UP, end) >= 0.6 - 0.02 - kernel / (18 * S), "but for hand-offs and one kernel"
+    books = [simulation.scheduler.gpu_time(simulation.now, gpu).anticipated_ns for gpu in GPUS]
+    assert set(books) == {simulation.scheduler.usage(simulation.now, "gang").anticipated_ns}, "it pays for all of it"
+
+
+@pytest.mark.promise("time-conflicting")
+@pytest.mark.parametrize(
+    ("count", "kernel", "work", "pause"), [(4, 5 * MS, 3 * MS, 4 * MS), (2, 20 * MS, 10 * MS, 5 * MS)]
+)
+@pytest.mark.parametrize("grouped", [False, True], ids=["gang", "group"])
+def test_tenants_that_work_and_pause_keep_no_gang_from_its_request(
+    *, count: int, kernel: int, work: int, pause: int, grouped: bool
+) -> None:
+    """They wake at another moment on each of its GPUs, with all the credit that they can save up."""
+    gpus = GPUS[:count]
+    gang = [Program("gang", gpus, request=400, kernel_ns=kernel)]
+    if grouped:
+        gang = [Program(f"m{i}", (gpu,), group="a", request=400, kernel_ns=kernel) for i, gpu in enumerate(gpus)]
+    pausing = [
+        Program(
+            f"p{i}",
+            (gpu,),
+            request=600,
+            burst_ns=work,
+            pauses=pauses("exponential", pause, seed=i + 1),
+            look_ns=500 * US,
+            start_ns=3 * MS * i,
+        )
+        for i, gpu in enumerate(gpus)
+    ]
+    begin, end = 4 * S, 14 * S
+    Simulation([*gang, *pausing], gap_ns=200 * US, announces=True).run(end)
+    for program in gang:
+        assert program.share(begin, end) >= 0.95 * 0.4
+    for program in pausing:
+        assert program.share(begin, end) >= 0.95 * 0.6 * work / (work + pause)

@@ -124,3 +124,26 @@ def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_targ
     for one in (*many, busy):
         owed = [owed for owed, at in zip(one.owed, one.granted, strict=True) if at > WARM_UP]
         assert max(owed) <= Parameters().target_latency_ns + Parameters().quantum_max_ns + one.kernel_ns
+
+
+@pytest.mark.promise("time-interactive")
+@pytest.mark.parametrize(("work", "pause"), [(3, 4), (10, 5)])
+def test_an_interactive_tenant_waits_for_no_members_of_groups_that_join_each_other(work: int, pause: int) -> None:
+    """A member of a group that wakes while others of it run goes before all but tenants that hurry."""
+    asking = service(1, 20, request=100)
+    members = [
+        Program(
+            f"m{group}{rank}",
+            (f"g{rank}",),
+            group=f"a{group}",
+            request=150,
+            burst_ns=work * MS,
+            pauses=pauses("exponential", pause * MS, seed=2 * group + rank),
+            start_ns=(3 * group + rank) * MS,
+        )
+        for group in range(6)
+        for rank in range(2)
+    ]
+    Simulation([asking, *members], gap_ns=HAND_OFF, announces=True).run(10 * S)
+    waits = sorted(asking.waits[20:])
+    assert waits[len(waits) * 99 // 100] <= LEAST_TURN + MS + 4 * HAND_OFF

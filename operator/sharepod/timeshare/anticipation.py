@@ -2,9 +2,11 @@
 
 Guarantees:
 - S8: A GPU is kept idle only for a tenant with credit, at that tenant's cost, and never against a tenant that the
-  sleeper would not go before, has waited long with credit, or woke with credit. So idle time is a part of the sleeper's
-  own share, and no other tenant gets less than its request by it.
+  sleeper would not go before, has waited long with credit, or woke with credit; nor against members of a group, or a
+  gang, with credit, which would wait with all their GPUs. So idle time is a part of the sleeper's own share, and no
+  other tenant gets less than its request by it.
 - It is kept idle for at most a longest quantum after the sleeper has drained.
+- The GPUs of a gang that sleeps are all kept idle, or none (turns.py).
 - Nothing is kept idle where the other outstays its turns by no more than the sleeper can wait in each of its steps and
   still get its request.
 """
@@ -39,7 +41,7 @@ def anticipate(
     overrun = candidate.habits.overrun_ns
     for tenant in tenants:
         request = tenant.account.request_milli
-        if tenant.asleep_since is None or tenant.hold is not None or not request or len(tenant.gpus) > 1:
+        if tenant.asleep_since is None or tenant.hold is not None or not request:
             continue
         if overrun <= tenant.habits.tolerated_ns(request):
             continue

@@ -27,6 +27,9 @@ longest quanta. So each gets its request, however small the other's is."""
 _ENDS_NS = 10 * _MS
 """Time after the end of a member's turn for which its group waits until it has drained: 10 ms, some kernels. One that
 takes longer may itself wait for another member, in a collective."""
+_OWED_NS = 20 * _MS
+"""Time for which a contender of several GPUs is owed time, and waits, before it goes before tenants that wake: 20 ms.
+On each of its GPUs others wake while it waits for the last one, so that its GPUs would seldom be free at once."""
 _SAME_NS = 3 * _MS
 """Difference of deadlines up to which turns of members are one turn: 3 ms, the time before its end at which a turn is
 renewed."""
@@ -66,10 +69,13 @@ class Contender:
     def key(self, least: MinVirtualTimes, *, now: int, patience_ns: int, latency_ns: int) -> OrderKey:
         """Return its place in the order of service (S7)."""
         first = self.members[0]
+        if len(self.gpus) > 1:
+            patience_ns = min(patience_ns, _OWED_NS)
         since = min([now if tenant.waiting_since is None else tenant.waiting_since for tenant in self.members])
         ahead = max([ahead_ns(tenant, least) for tenant in self.members])
         if self.joins:
-            return (-1, since, 0, first.id)
+            hurries = any(tenant.hurries for tenant in self.members)
+            return (-1, since, 0, first.id) if hurries else (0, 0, 0, first.id)
         if len(self.members) == 1:
             return order_key(first, ahead, since, now=now, patience_ns=patience_ns, latency_ns=latency_ns)
         if not self.rides:

@@ -89,6 +89,10 @@ class Occupancy:
         """Return whether other members of the tenant's group have other GPUs."""
         return is_parted(tenant, self.groups)
 
+    def has_several_gpus(self, tenant: TokenTenant) -> bool:
+        """Return whether the tenant, or its group, has several GPUs."""
+        return len(tenant.gpus) > 1 or self.is_parted(tenant)
+
     def gpus_of_group(self, tenant: TokenTenant) -> Iterable[str]:
         """Return the GPUs of a tenant and of its group."""
         if tenant.group is None:
@@ -143,17 +147,21 @@ class Occupancy:
         return [tenants[name] for name in sorted(tenants)]
 
     def keep_idle(self, now: int, anticipation: Anticipation) -> None:
-        """Keep a free GPU idle for a tenant that sleeps. The tenant pays from now on, where nobody else does."""
-        self._enter(now, anticipation.tenant.gpus[0])
+        """Keep the free GPUs of a tenant that sleeps idle. It pays from now on, where no other tenant does."""
+        for gpu in anticipation.tenant.gpus:
+            self._enter(now, gpu)
         self.settle(now, anticipation.tenant)
-        self.awaited[anticipation.tenant.gpus[0]] = anticipation
+        self.awaited.update(dict.fromkeys(anticipation.tenant.gpus, anticipation))
 
     def cease_waiting(self, now: int, gpu: str) -> None:
-        """Keep the GPU idle no longer."""
+        """Keep the GPU, and the others of the tenant for which it was, idle no longer."""
         if gpu in self.awaited:
-            self._enter(now, gpu)
-            self.settle(now, self.awaited[gpu].tenant)
-            del self.awaited[gpu]
+            tenant = self.awaited[gpu].tenant
+            for own in tenant.gpus:
+                self._enter(now, own)
+            self.settle(now, tenant)
+            for own in tenant.gpus:
+                del self.awaited[own]
 
     def start_yielding(self, tenant: TokenTenant) -> None:
         """Let others hold the tenant's GPUs while its last work ends. The tenant pays on."""
@@ -360,18 +368,18 @@ class Occupancy:
         account.advance_together(until, held, progress, Charge.GUARANTEED if guaranteed else Charge.BORROWED)
 
     def _settle_without_hold(self, now: int, tenant: TokenTenant) -> None:
-        account, gpu = tenant.account, tenant.gpus[0]
-        idle = now - account.at
-        if (
-            idle <= 0
-            or gpu not in self.awaited
-            or self.awaited[gpu].tenant is not tenant
-            or self._payer(gpu) is not None
-        ):
+        account, paying = tenant.account, 0
+        if self.awaited:
+            for gpu in tenant.gpus:
+                if gpu in self.awaited and self.awaited[gpu].tenant is tenant and self._payer(gpu) is None:
+                    paying += 1
+        idle = (now - account.at) * paying // len(tenant.gpus)
+        if idle <= 0:
             account.advance(now, 0, Charge.BORROWED, waiting=tenant.runnable)
             return
         account.anticipated_ns += idle
-        tenant.virtual_ns[gpu] += idle * 1000 // tenant.weight
+        for gpu in tenant.gpus:
+            tenant.virtual_ns[gpu] += idle * 1000 // tenant.weight
         account.advance(now, 0, Charge.GUARANTEED, owed_ns=idle)
 
     def _leave(self, tenant: TokenTenant) -> None:

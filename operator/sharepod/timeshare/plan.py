@@ -30,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Anticipation:
-    """A free GPU kept idle for a tenant of one GPU that sleeps and is expected back soon."""
+    """Free GPUs kept idle for their tenant, which sleeps and is expected back soon."""
 
     tenant: TokenTenant
     until: int
@@ -41,13 +41,17 @@ def waiting_with(
     gpus: Iterable[str],
     tenants_on: Mapping[str, Sequence[TokenTenant]],
     groups: Mapping[str, Sequence[TokenTenant]],
+    awaited: Mapping[str, Anticipation],
 ) -> list[TokenTenant]:
-    """Return the runnable tenants of these GPUs, and of all GPUs that runnable gangs, and groups, connect with them.
+    """Return the runnable tenants of these GPUs, and of all GPUs that gangs and groups connect with them.
+
+    A gang connects its GPUs while it is runnable, or while they are kept idle for it.
 
     Args:
         gpus: UUIDs of the GPUs.
         tenants_on: All tenants by GPU.
         groups: The tenants of each group.
+        awaited: GPUs that are kept idle, with the tenant that sleeps.
     """
     found: dict[str, TokenTenant] = {}
     pending = sorted(gpus)
@@ -62,7 +66,10 @@ def waiting_with(
                 pending.append(other)
 
     while pending:
-        for tenant in tenants_on.get(pending.pop(), ()):
+        gpu = pending.pop()
+        if gpu in awaited:
+            reach(awaited[gpu].tenant.gpus)
+        for tenant in tenants_on.get(gpu, ()):
             if tenant.runnable and tenant.id not in found:
                 found[tenant.id] = tenant
                 reach(tenant.gpus)

@@ -578,7 +578,9 @@ class Scheduler:
                     self._changed_gpus.clear()
                     return self._grant_free_gpu(now, gpu)
                 break
-        waiting = waiting_with(self._changed_gpus, self._occupancy.tenants_on, self._occupancy.groups)
+        waiting = waiting_with(
+            self._changed_gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited
+        )
         for gpu in self._changed_gpus:
             self._occupancy.cease_waiting(now, gpu)
         self._changed_gpus.clear()
@@ -588,7 +590,8 @@ class Scheduler:
         actions: list[Action] = []
         for turn in self._policy.next_turns(now, waiting):
             if isinstance(turn, Anticipation):
-                self._occupancy.cease_waiting(now, turn.tenant.gpus[0])  # it may be kept idle for another
+                for gpu in turn.tenant.gpus:  # it may be kept idle for another
+                    self._occupancy.cease_waiting(now, gpu)
                 self._occupancy.keep_idle(now, turn)
                 continue
             ends = self._keeps_out(now, turn.tenant)
@@ -620,12 +623,15 @@ class Scheduler:
 
     def _cease_waiting(self, now: int, tenant: TokenTenant) -> None:
         for gpu in tenant.gpus:
-            self._occupancy.cease_waiting(now, gpu)
+            if gpu in self._occupancy.awaited:
+                self._changed_gpus.update(self._occupancy.awaited[gpu].tenant.gpus)
+                self._occupancy.cease_waiting(now, gpu)
 
     def _grant(self, now: int, turn: Turn, grant_id: int | None = None) -> TokenGrant:
         """Begin a turn. `grant_id`: the one that its tenant was promised; None: the next."""
         tenant, charged_ns = turn.tenant, 0
-        self._cease_waiting(now, tenant)
+        for gpu in tenant.gpus:
+            self._occupancy.cease_waiting(now, gpu)
         if tenant.hold is not None and tenant.hold.co_runs and not tenant.hold.displaced:
             return self._promote(now, turn, tenant.hold)
         if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on

@@ -35,6 +35,8 @@ class TokenTenant:
     """True if it asked for short waits. Then it hurries when it wakes with credit, but no more often than one wake each
     `early_every_ns` (after a burst)."""
     asleep_since: int | None = None
+    woke_at: int | None = None
+    """Moment at which it last woke after a sleep; None: not yet."""
     waiting_since: int | None = None
     woke_with_credit: bool = False
     """True if the tenant waits after a sleep, with a positive assured bucket: it goes next."""
@@ -97,6 +99,10 @@ class TokenTenant:
             self.early_turns.add(now, parameters.early_every_ns)
         return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
+    def has_woken(self, since: int) -> bool:
+        """Return whether it has woken since that moment, with a request."""
+        return self.woke_at is not None and self.woke_at > since and self.account.request_milli > 0
+
     def outlasts(self, latency_ns: int) -> bool:
         """Return whether its turns run over by more than the target latency: nobody beside it is served within that."""
         return self.habits.overrun_ns > latency_ns
@@ -139,14 +145,15 @@ def common_credit_ns(burst_ns: int) -> int:
     return burst_ns * 3 // 4
 
 
-def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
+def cancel_common_credit(now: int, tenants_on: Mapping[str, Iterable[TokenTenant]], parameters: Parameters) -> None:
     """Cancel a part of the credit that all competing tenants of a GPU have alike, before an assured bucket is full.
 
-    Common credit is time that hand-offs cost, which no tenant can be paid back. Full buckets would spill unevenly. But
-    where some sleep, or have woken, credit may be saved up: what others have been owed for as long as they wait, up to
-    the target latency, is then left to them. Else each that wakes would have them wait anew.
+    Common credit is time that hand-offs cost, which no tenant can be paid back. Full buckets would spill unevenly. A
+    tenant that has woken within `assured_burst_ns` may have filled its bucket while it slept: nothing is cancelled
+    then, since the others would lose what they are owed.
 
     Args:
+        now: The present moment.
         tenants_on: Tenants by GPU. The accounts of those that wait or hold are settled.
         parameters: Durations of the scheduler.
     """
@@ -161,22 +168,15 @@ def cancel_common_credit(tenants_on: Mapping[str, Iterable[TokenTenant]], parame
             continue
         active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
         if len(active) > 1 and max([tenant.account.lag_ns() for tenant in active]) > full:
-            saved = any(t.woke_with_credit or (t.asleep_since is not None and t.account.request_milli) for t in tenants)
-            waited_most_ns = parameters.target_latency_ns if saved else 0
-            least = min([_cancellable_ns(tenant, waited_most_ns) for tenant in active])
+            if any(tenant.has_woken(now - parameters.assured_burst_ns) for tenant in tenants):
+                continue
+            least = min([tenant.account.lag_ns() for tenant in active]) - CREDIT_KEPT_NS
             common[gpu] = min(least, parameters.assured_burst_ns // 4)
             competing.extend(active)
     for tenant in dict.fromkeys(competing):
         cut = min(common.get(gpu, 0) for gpu in tenant.gpus)
         if cut > 0:
             tenant.account.assured -= cut * tenant.account.request_milli
-
-
-def _cancellable_ns(tenant: TokenTenant, waited_most_ns: int) -> int:
-    """Return how much of a tenant's lag may be cancelled: what it has waited for stays, up to `waited_most_ns`."""
-    account, since = tenant.account, tenant.waiting_since
-    waited_ns = 0 if since is None else min(account.at - since, waited_most_ns)
-    return account.lag_ns() - max(CREDIT_KEPT_NS, waited_ns)
 
 
 OrderKey = tuple[int, int, int, str]

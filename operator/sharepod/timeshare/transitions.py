@@ -8,7 +8,7 @@ Guarantees:
 - A co-runner holds until it is revoked, and then drains while others hold. It waits for its turn again once it has.
 - A tenant without processor time yields whoever is next, and is suspended when its last work ends.
 - For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
-  cut each `cut_every_ns` (after a burst).
+  cut each `cut_every_ns` (after a burst). A gang, or a group, keeps a turn that it is owed.
 - For a tenant that hurries the holder keeps a shortest turn only.
 - Turns that end before a shortest turn is over pay for their hand-offs, but for one each `early_every_ns` on each GPU
   (after a burst): tenants that want turns and use none of them cost the others no more.
@@ -138,6 +138,8 @@ class HoldTransitions:
                 quantum = self._parameters.turn_min_ns
             elif lag is not None and lag - holder.account.lag_ns() > quantum:
                 quantum = min(quantum, self._parameters.quantum_min_ns)
+            elif hold.given_as is Charge.GUARANTEED and self._occupancy.has_several_gpus(holder):
+                pass
             elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
                 quantum, cut = min(quantum, self._parameters.quantum_min_ns), True
             deadline = max(now, begin + quantum)

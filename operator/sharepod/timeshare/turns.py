@@ -93,7 +93,7 @@ class TurnPolicy:
         occupancy, competing = self._occupancy, [*waiting, *again]
         simple, free = True, dict[str, None]()
         for tenant in competing:
-            simple = simple and len(tenant.gpus) == 1 and not occupancy.is_parted(tenant)
+            simple = simple and len(tenant.gpus) == 1 and not occupancy.is_linked(tenant.gpus[0])
             free[tenant.gpus[0]] = None
         if simple:
             turns: list[Turn | Anticipation] = []
@@ -116,7 +116,7 @@ class TurnPolicy:
         }
         for tenant in dict.fromkeys(held.values()):
             occupancy.settle(now, tenant)
-        cancel_common_credit({gpu: occupancy.tenants_on[gpu] for gpu in wanted}, self._parameters)
+        cancel_common_credit(now, {gpu: occupancy.tenants_on[gpu] for gpu in wanted}, self._parameters)
         for gpu in wanted:
             update_min_virtual_ns(occupancy.tenants_on[gpu], gpu, self._least)
         # 2. Sort the tenants (S7).
@@ -143,20 +143,34 @@ class TurnPolicy:
             planned = plan_turns(
                 contending, free_at, now=now, quantum=quantum, shortest_ns=self._parameters.turn_min_ns
             )
-            kept = self._kept_idle_instead(now, planned)
+            kept = self._kept_idle_instead(now, planned, idle)
             if not kept:
-                return [*planned, *idle.values()]
+                return [*planned, *dict.fromkeys(idle.values())]
             idle.update(kept)
             free_at.update((gpu, awaited.until) for gpu, awaited in kept.items())
 
-    def _kept_idle_instead(self, now: int, planned: Iterable[Turn]) -> dict[str, Anticipation]:
-        """Return the GPUs that are kept idle instead of being given to one of these turns."""
-        kept: dict[str, Anticipation] = {}
+    def _kept_idle_instead(
+        self, now: int, planned: Iterable[Turn], idle: Mapping[str, Anticipation]
+    ) -> dict[str, Anticipation]:
+        """Return the GPUs that are kept idle instead of being given to one of these turns, besides those in `idle`: for
+        a gang all of its GPUs, or none."""
+        occupancy, kept, given = self._occupancy, dict[str, Anticipation](), set[str]()
         for turn in planned:
+            given.update(turn.tenant.gpus)
+            if turn.tenant.account.assured > 0 and occupancy.has_several_gpus(turn.tenant):
+                continue
             for gpu in turn.tenant.gpus:
-                awaited = anticipate(now, turn.tenant, self._occupancy.tenants_on[gpu], self._parameters)
+                awaited = anticipate(now, turn.tenant, occupancy.tenants_on[gpu], self._parameters)
                 if awaited is not None:
                     kept[gpu] = awaited
+        gangs = {awaited.tenant: awaited for awaited in kept.values() if len(awaited.tenant.gpus) > 1}
+        for gang in gangs:
+            own = [gpu for gpu in gang.gpus if gpu in kept and kept[gpu].tenant is gang]
+            taken = given | idle.keys() | kept.keys() | occupancy.holder.keys()
+            whole = taken.isdisjoint(gpu for gpu in gang.gpus if gpu not in own)
+            until = min([kept.pop(gpu).until for gpu in own])
+            if whole:
+                kept.update(dict.fromkeys(gang.gpus, Anticipation(gang, until)))
         return kept
 
     def settle(self, now: int, gpu: str) -> None:
@@ -165,7 +179,7 @@ class TurnPolicy:
         for tenant in tenants:
             if tenant.waiting_since is not None and not tenant.throttled:
                 self._occupancy.settle(now, tenant)
-        cancel_common_credit({gpu: tenants}, self._parameters)
+        cancel_common_credit(now, {gpu: tenants}, self._parameters)
         update_min_virtual_ns(tenants, gpu, self._least)
 
     def next_turn(self, now: int, gpu: str, again: TokenTenant | None = None) -> Turn | Anticipation | None:
@@ -189,7 +203,7 @@ class TurnPolicy:
                     weight += tenant.account.request_milli
                 else:
                     best_effort_weight += tenant.weight
-        cancel_common_credit({gpu: tenants}, self._parameters)
+        cancel_common_credit(now, {gpu: tenants}, self._parameters)
         update_min_virtual_ns(tenants, gpu, self._least)
         least, best_effort_least = self._least[gpu, False], self._least[gpu, True]
         first: TokenTenant | None = None
@@ -215,7 +229,7 @@ class TurnPolicy:
         had drained now and wanted more; none if another tenant is next on the holder's GPUs."""
         again = turns_together(holder, self._occupancy.groups)
         gpus = dict.fromkeys(gpu for tenant in again for gpu in tenant.gpus)
-        waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups)
+        waiting = waiting_with(gpus, self._occupancy.tenants_on, self._occupancy.groups, self._occupancy.awaited)
         for tenant in again:
             self._occupancy.settle(now, tenant)
         again = [tenant for tenant in again if tenant.account.ceiling_fits(self._parameters.quantum_min_ns)]

@@ -49,6 +49,7 @@ class WaitingTenants:
             self._policy.raise_to_min(tenant)  # before it competes: the minimum is that of the others
         tenant.waiting_since = now if since is None else since
         tenant.asleep_since = None
+        tenant.woke_at = now if woke else tenant.woke_at
         tenant.woke_with_credit = woke and tenant.account.assured > 0
         self.watch_preempted(tenant)
         self.classify(now, tenant)

@@ -26,5 +26,5 @@ def test_the_tenants_of_each_gpu_are_read_once_however_many_members_a_group_has(
         scheduler.set_tenant(0, f"t{i}", (f"g{i % 8}",), request_milli=60, limit_milli=1000, group="a")
         scheduler.want(0, f"t{i}")
     tenants_on = Counted(scheduler._occupancy.tenants_on)
-    assert len(waiting_with({"g0"}, tenants_on, scheduler._occupancy.groups)) == 120
+    assert len(waiting_with({"g0"}, tenants_on, scheduler._occupancy.groups, {})) == 120
     assert tenants_on.reads <= 9
