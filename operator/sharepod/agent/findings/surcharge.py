@@ -3,7 +3,8 @@
 Guarantees:
 - A tenant whose kernels run within its charged time, within NVML's error, never has a surcharge: see B1 of
   `beyond_turns.py`.
-- Busy time beyond that is surcharged once, without delay after the first second.
+- A tenant that is busy beyond that by more than `SLACK_S` and `TOLERANCE` is surcharged for all of it, from the first
+  second on, and for each further second at once. So over time it gains `TOLERANCE` and NVML's rounding at most.
 
 A sample of NVML covers 1/6 s to 1 s before it is read. Turns come around some five times a second. Readings at exact
 seconds would always see the same part of each round, and miss the others. The times between readings are therefore
@@ -14,12 +15,16 @@ from __future__ import annotations
 
 from .beyond_turns import NOTHING, Beyond
 
-TOLERANCE = 0.1
+TOLERANCE = 0.01
 """Part of the time for which a tenant may be busy beyond its charged time: the driver's own work for a process, such as
 clearing memory, which no hook can gate."""
-SLACK_S = 1.0
-"""Seconds of busy time beyond the charged time before any is surcharged. A turn is ended early for a process that seems
-to have no processor time, and its work may end just after."""
+SLACK_S = 0.5
+"""Seconds of busy time beyond the charged time before any is surcharged: contexts of new processes start, and a turn is
+ended early for a process that seems to have no processor time."""
+CAUGHT_S = 60.0
+"""Seconds without tolerance, after a surcharge of more than twice `TOLERANCE`: 60 s, as long as the exclusive turns."""
+_EMPTY = 1e-6
+"""Level in seconds of a bucket that is empty but for rounding."""
 IRREGULAR = 0.2
 """Part by which the time between two readings varies, up and down."""
 
@@ -30,12 +35,16 @@ def irregular(interval_s: float, drawn: float) -> float:
 
 
 class SurchargeMeter:
-    """Busy time of one tenant on one GPU beyond its charged time. One leaky bucket for each possible length of samples;
-    the surcharge is the overflow of all."""
+    """Busy time of one tenant on one GPU beyond what it was charged, for each length that samples may have. The least
+    of these counts."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Beyond] | None = None
         self._levels: Beyond = NOTHING
+        """Leaky buckets of busy time beyond the charges. They drain by `TOLERANCE`."""
+        self._whole: Beyond = NOTHING
+        """Inflow of each bucket since it was empty, less surcharges."""
+        self._caught_until = 0.0
 
     def observe(self, now: float, beyond_s: Beyond) -> float:
         """Add a reading; return the seconds to surcharge.
@@ -47,11 +56,21 @@ class SurchargeMeter:
         last, self._last = self._last, (now, beyond_s)
         if last is None:
             return 0.0
-        tolerated = TOLERANCE * (now - last[0])
-        levels = [
-            max(0.0, level + new - old - tolerated)
-            for level, new, old in zip(self._levels, beyond_s, last[1], strict=True)
-        ]
-        spilled = max(0.0, min(levels) - SLACK_S)
-        self._levels = tuple(level - spilled for level in levels)
+        grown = [new - old for new, old in zip(beyond_s, last[1], strict=True)]
+        caught = now < self._caught_until
+        tolerated = 0.0 if caught else TOLERANCE * (now - last[0])
+        self._levels = tuple(
+            max(0.0, level + each - tolerated) for level, each in zip(self._levels, grown, strict=True)
+        )
+        self._whole = tuple(
+            whole + each if level > _EMPTY else 0.0
+            for whole, each, level in zip(self._whole, grown, self._levels, strict=True)
+        )
+        spilled = min(self._whole)
+        if spilled <= 0 or (not caught and min(self._levels) <= SLACK_S):
+            return 0.0
+        if not caught or spilled > 2 * TOLERANCE * (now - last[0]):
+            self._caught_until = now + CAUGHT_S
+        self._levels = tuple(max(0.0, level - spilled) for level in self._levels)
+        self._whole = tuple(whole - spilled for whole in self._whole)
         return spilled

@@ -6,15 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.agent.findings.beyond_turns import LENGTHS
-from sharepod.agent.findings.surcharge import IRREGULAR, SLACK_S, TOLERANCE, SurchargeMeter, irregular
+from sharepod.agent.findings.surcharge import CAUGHT_S, IRREGULAR, SLACK_S, TOLERANCE, SurchargeMeter, irregular
 
 
 @pytest.mark.promise("time-liar")
 def test_what_is_busy_beyond_what_was_charged_is_surcharged_once() -> None:
+    """All of it, from the first second on, and each further second at once."""
     meter = SurchargeMeter()
-    total = sum(meter.observe(now, (0.4 * now,) * len(LENGTHS)) for now in range(101))
-    assert total == pytest.approx((0.4 - TOLERANCE) * 100 - SLACK_S)
+    found = [meter.observe(now, (0.4 * now,) * len(LENGTHS)) for now in range(101)]
+    assert found[:2] == [0, 0], "less than the slack"
+    assert found[2:] == pytest.approx([0.8, *[0.4] * 98])
     assert meter.observe(101, (40.0,) * len(LENGTHS)) == 0
+
+
+@pytest.mark.promise("time-liar")
+def test_what_is_tolerated_is_not_surcharged_and_a_minute_after_a_surcharge_it_is_again() -> None:
+    beyond, meter = 0.0, SurchargeMeter()
+    for now in range(200):
+        beyond += TOLERANCE
+        assert meter.observe(now, (beyond,) * len(LENGTHS)) == 0
+    beyond += 2 * SLACK_S
+    assert meter.observe(200, (beyond,) * len(LENGTHS)) == pytest.approx(2 * SLACK_S)
+    for now in range(201, 300):
+        beyond += TOLERANCE
+        surcharged = meter.observe(now, (beyond,) * len(LENGTHS))
+        assert surcharged == pytest.approx(TOLERANCE if now < 200 + CAUGHT_S else 0)
 
 
 @given(st.lists(st.floats(0, 1), max_size=50), st.integers(0, len(LENGTHS) - 1))
