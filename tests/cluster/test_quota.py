@@ -271,7 +271,7 @@ def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_count
         wait(lambda milli=milli: row(world, node, "share") == milli, what=f"the share is {milli}")
     resize(world, namespace, "share", 0.6)
     said = world.condition(namespace, "share", "Resized", status="False", reason="QuotaCannotCount")
-    assert "ResourceQuota gpu counts what its Pod carries, 400 thousandths and 1024 MiB" in said
+    assert "ResourceQuota gpu counts the resource line of its Pod, 400 thousandths and 1024 MiB" in said
     world.api.patch(world.path(namespace, "share"), {"spec": {"gpu": {"memory": "2Gi", "request": 0.4}}})
     wait(lambda: (world.row(node, "share") or {})["requestMilli"] == 400, what="nothing is raised")
     world.api.delete(path)

@@ -1,9 +1,9 @@
-"""Reconciles one claim: takes a snapshot, lets `claim_steps` decide the next step, acts, tells its owner.
+"""Reconciler of one claim: takes a snapshot, gets the next step from `claim_steps`, performs it, notifies the owner.
 
 Guarantees:
-- One claim is worked on at most once at a time.
-- Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
-- That a claim is gone is confirmed by a GET before its row begins to go, unless its deletion was seen.
+- One claim is handled at most once at a time.
+- Every step can be repeated: the next reconciliation completes what a crash between any two calls left undone.
+- A claim's deletion is confirmed by a GET before its row's release begins, unless the watch has shown the deletion.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .snapshots import LOOK_AGAIN_S, Snapshots
 log = structlog.get_logger(__name__)
 
 MOST_TOLD = 256
-"""Pods on one claim that are told of it, those that wait first: Kubernetes gives a claim to no more at a time."""
+"""Most Pods of one claim that get its Events, waiting Pods first: Kubernetes assigns a claim to no more at a time."""
 
 
 class ClaimReconciler:
     """Reconciler of claims by uid. `clock`: monotonic seconds; `wall`: since the epoch; `advertises`: whether a node
-    advertises what the lines of the shares there need."""
+    advertises enough for the lines of the shares there."""
 
     loop: PlacementLoop
     """Set once, before `run`."""
@@ -77,7 +77,7 @@ class ClaimReconciler:
         self._settings = settings
         self._clock = clock
         self._listed = listed
-        """True once all claims were listed: only then one that is not known can be gone."""
+        """True once all claims were listed: before that, an unknown claim may exist."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
         self._scheduled = ScheduledShares(state, ledger, self._writer)
         self._snapshots = Snapshots(state, settings, clock, wall, advertises=advertises)
@@ -90,7 +90,7 @@ class ClaimReconciler:
     async def reconcile(self, uid: str) -> None:
         """Bring one claim a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(uid)
-        # 1. Take a snapshot; that the claim is gone is confirmed by a live read, unless its deletion was seen.
+        # 1. Take a snapshot. A live read confirms the claim's deletion, unless the watch has shown it.
         snapshot = self._take(uid, memo)
         if snapshot.claim is None and snapshot.reserved:
             if not await self._gone(uid, snapshot.reserved, memo):
@@ -104,14 +104,14 @@ class ClaimReconciler:
             turn_s = next_turn(self._state, snapshot.claim)
             if turn_s is not None:
                 self.queue.add_after(uid, turn_s)
-        # 4. Show the share, and tell the owner what stands in the way.
+        # 4. Show the share, and notify the owner of obstacles.
         if isinstance(step, Wait | Place | Adopt):
             await self._show(snapshot, uid, memo)
 
-    # What is known
+    # Known state
 
     def _take(self, uid: str, memo: TenantMemo) -> ClaimSnapshot:
-        """Return everything known of a claim now, and keep in the memo since when things are as they are."""
+        """Return the facts of a claim now, and record in the memo since when its states hold."""
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
         reserved = self._snapshots.reserved(uid, memo)
@@ -138,7 +138,7 @@ class ClaimReconciler:
             overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
         elif pod is not None and mine.waits is not None:
             said_before = mine.waits[2]
-            # kube-scheduler has the same words for another driver's claim that it cannot allocate.
+            # kube-scheduler uses the same message if it cannot allocate another driver's claim.
             elsewhere = _for_something_else(said_before) or (bool(said_before) and seen.needs_others(pod))
             due = mine.waits[1] + self._patience_s(pod, elsewhere=elsewhere)
             overdue = f"was given a pod that the scheduler {pod.scheduler} has not bound"
@@ -166,13 +166,13 @@ class ClaimReconciler:
         )
 
     def _patience_s(self, pod: ClaimPodFacts, *, elsewhere: bool) -> float:
-        """Return the seconds for which a Pod may hold a place that no scheduler has bound it to. `elsewhere`: what
-        kube-scheduler had said of it when it got the place may be about something else."""
+        """Return for how many seconds a Pod may hold a place without being bound. `elsewhere`: kube-scheduler's message
+        at the time of placement may have another cause."""
         foreign = pod.scheduler != DEFAULT_SCHEDULER
         return self._settings.bind_timeout if foreign or elsewhere else self._settings.start_timeout
 
     async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
-        """Confirm that a claim with a row is gone."""
+        """Confirm that a claim with a row is deleted."""
         memo.gone = memo.gone or self._state.seen_claims.saw_deleted(uid)
         if not memo.gone:
             if not self._listed():
@@ -183,7 +183,7 @@ class ClaimReconciler:
             memo.gone = await self._writer.gone(name, row.namespace, uid)
         return memo.gone
 
-    # What is done
+    # Actions
 
     async def _act(
         self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep | ScheduledClaimStep
@@ -228,7 +228,7 @@ class ClaimReconciler:
                 self._remove(snapshot, uid, memo, step)
 
     async def _may_deallocate(self, claim: ClaimFacts, memo: TenantMemo, now: float) -> bool:
-        """Take the reservation of a Pod that waits back; return whether kube-scheduler knows that by now."""
+        """Remove the reservation for a waiting Pod; return whether kube-scheduler has seen the removal."""
         mine = memo.claim
         if claim.consumers:
             mine.withdrawn = now if await self._writer.withdraw(claim) else None
@@ -241,7 +241,7 @@ class ClaimReconciler:
     def _taken_back(
         self, snapshot: ClaimSnapshot, claim: ClaimFacts, memo: TenantMemo, node: str | None, message: str
     ) -> None:
-        """Note why an allocation was taken back; with a node, stay away from it for a while."""
+        """Record why an allocation was removed; with a node, avoid that node for a while."""
         log.info("took an allocation back", claim=f"{claim.namespace}/{claim.name}", node=node, why=message)
         metrics.PODS_TAKEN_BACK.inc()
         memo.claim.taken_back = True
@@ -252,7 +252,7 @@ class ClaimReconciler:
             self._avoid(claim, memo, node, message)
 
     def _avoid(self, claim: ClaimFacts, memo: TenantMemo, node: str, message: str) -> None:
-        """Keep all claims of a Pod away from a node that it does not fit, and take back the places that they have."""
+        """Make all claims of a Pod avoid a node that the Pod does not fit, and withdraw their places."""
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
         pod = waiting_pod(self._state, claim)
         siblings = self._state.seen_claims.of_pod(pod) if pod is not None else iter((claim,))
@@ -280,7 +280,8 @@ class ClaimReconciler:
 
     @staticmethod
     def _was_refused(snapshot: ClaimSnapshot, memo: TenantMemo, step: RemoveRow) -> bool:
-        """Return whether a row goes because kube-scheduler has taken the allocation of a Pod that does not fit."""
+        """Return whether a row is removed because kube-scheduler has deallocated the claim of a Pod that does not
+        fit."""
         mine, claim = memo.claim, snapshot.claim
         if claim is None or claim.allocation is not None or not snapshot.waited_for:
             return False
@@ -288,7 +289,7 @@ class ClaimReconciler:
         return step.reason is RemovalReason.NEVER_BOUND and mine.allocated and not ours
 
     def _resize_or_leave(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
-        """Queue the claim for another share while its annotation asks for one, else take it out of the loop's queue."""
+        """Queue the claim for another share while its annotation requests one, else remove it from the loop's queue."""
         claim = snapshot.claim
         row = next((item for item in snapshot.reserved if item.written is not None and not item.releasing), None)
         wants = (
@@ -307,7 +308,7 @@ class ClaimReconciler:
             memo.resize_refusal = None
             self.loop.leave(uid)
 
-    # What is told
+    # Notifications
 
     async def _show(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
         """Show the share in the claim's status, and write Events on the claim and the Pods that wait for it."""
@@ -333,7 +334,7 @@ class ClaimReconciler:
             self._tell(snapshot, claim, note)
 
     def _of_leader(self, claim: ClaimFacts) -> tuple[Refusal | None, str | None]:
-        """Return the refusal of the claim by which placement is asked for a Pod, or why placement is not asked."""
+        """Return the refusal of the claim that requests the places of a Pod, or why no place is requested."""
         pod = waiting_pod(self._state, claim)
         if pod is None:
             return None, None
@@ -344,7 +345,7 @@ class ClaimReconciler:
         if (container := self._state.seen_claims.crowded(pod)) is not None:
             return None, (
                 f"container {container} uses two claims of class {DEVICE_CLASS}, and a container can have one share: "
-                "write one claim with count, or use each claim in a container of its own"
+                f"write one claim with count, or use each claim in a separate container"
             )
         for other in self._state.seen_claims.of_pod(pod):
             if other.uid == claim.uid:
@@ -366,13 +367,13 @@ class ClaimReconciler:
 
 
 def _for_something_else(refusal: str) -> bool:
-    """Return whether kube-scheduler refused a Pod for something that an allocation of its claims does not change: it
-    does not look at such a Pod again because of that."""
+    """Return whether kube-scheduler refused a Pod for a cause that allocating its claims does not change:
+    kube-scheduler then does not retry the Pod."""
     return bool(refusal) and not claim_steps.names_claims(refusal)
 
 
 def _refused(snapshot: ClaimSnapshot) -> str:
-    """Return why kube-scheduler has taken an allocation away, in words that fit after "the node"."""
+    """Return why kube-scheduler has deallocated a claim, as text that follows "the node"."""
     said = next((pod.unschedulable for pod in snapshot.pods if pod.waits), "")
     why = f": {said}" if said and "cannot allocate all claims" not in said else ", where the pod does not fit"
     return f"was refused by kube-scheduler{why}"

@@ -1,11 +1,11 @@
-"""Writer of ResourceClaims: allocates them, takes allocations back, shows shares in `status.devices`.
+"""Writer of ResourceClaims: allocates claims, removes allocations, shows shares in `status.devices`.
 
 Guarantees:
-- Every write names uid and resourceVersion: it changes only the claim that it was worked out from.
-- The finalizer comes before the allocation, so that kube-controller-manager takes the allocation away at the end.
-- A write that the API server calls invalid is an error, which is tried again after growing pauses.
-- A Pod with a resource line names its GPUs; nobody but this process may write that.
-- An answer that was lost is followed by a live read before anything else is written.
+- Every write names uid and resourceVersion: it changes only the version of the claim that it was computed from.
+- The finalizer precedes the allocation, so that kube-controller-manager deallocates the claim at its end.
+- A write that the API server calls invalid is an error, which is retried after growing pauses.
+- A Pod with a resource line names its GPUs; only this process may write that annotation.
+- After a lost answer a live read precedes any other write.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ class ClaimWriter:
         return await self._write(claim, lambda: self._patch_status(claim, status))
 
     async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | SpecError | None) -> None:
-        """Bring `status.devices` up to date, if it says something else."""
+        """Write `status.devices`, if it differs."""
         wanted = devices(node, row, resize, claim.shown, self._now())
         if says(wanted) != says(claim.shown):
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
 
     async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:
-        """Name the GPUs of a row in the annotation of the Pod whose line it is for, if they are not named there."""
+        """Write the GPUs of a row into the annotation of the Pod with its line, unless they are there."""
         gpus = ",".join(row.gpus)
         if pod.gpus == gpus:
             return
@@ -134,10 +134,10 @@ class ClaimWriter:
         try:
             self._seen.put_pod(await self._client.patch_json(PODS, pod.name, operations, pod.namespace))
         except (ConflictError, InvalidError, NotFoundError):
-            return  # the Pod has changed, and whoever looks at it next writes again
+            return  # the Pod has changed, and its next reconciliation writes again
 
     async def gone(self, claim_name: str, namespace: str, uid: str) -> bool:
-        """Confirm by a live read that a claim is gone; one that is there is taken in."""
+        """Confirm by a live read that a claim is deleted; record it if it exists."""
         try:
             raw = await self._client.get(CLAIMS, claim_name, namespace)
         except NotFoundError:
@@ -148,7 +148,8 @@ class ClaimWriter:
         return self._seen.claims.get(uid) is None
 
     async def _write(self, claim: ClaimFacts, write: Callable[[], Awaitable[Json]]) -> bool:
-        """Make one write and take in the claim as it is then. Return False if it was refused for what has changed."""
+        """Make one write and record the resulting claim. Return False if it was refused because the claim has
+        changed."""
         try:
             made = await write()
         except (ConflictError, NotFoundError, InvalidError) as error:

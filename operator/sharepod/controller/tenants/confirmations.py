@@ -1,11 +1,11 @@
-"""Live (uncached) reads that confirm an absence before anything is concluded from it.
+"""Live (uncached) reads that confirm an absence before it has consequences.
 
 Guarantees:
-- A row that is not being released is removed only when a GET has just said that no Pod of its tenant is, or can be, on
-  that node.
-- That a Node is gone overrides an agent's word only while a GET still says so.
-- An end that follows from something missing is written only when a GET misses it too.
-- Whatever a GET brings goes into the cluster state.
+- A row that is not Releasing is removed only right after a GET has shown that its tenant has no Pod on that node, and
+  can get none.
+- A Node's deletion overrides the agent's report only while a GET confirms it.
+- An end that follows from a missing object is written only when a GET does not find it either.
+- Every object that a GET returns is recorded in the cluster state.
 """
 
 from __future__ import annotations

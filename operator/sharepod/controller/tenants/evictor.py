@@ -1,12 +1,12 @@
-"""Evictor: evicts Pods whose share is not enforced, where the administrator has set that policy.
+"""Evictor: evicts Pods with unenforced shares, if the administrator has set that policy.
 
 Guarantees:
-- Only a bound Pod is evicted of which an agent reports an offence (a process without the hook or with another one, time
-  or memory beyond the share), and has reported one for `unenforced_grace`.
-- At most `evictions_per_minute` Pods are evicted in the whole cluster. An eviction that is refused does not count.
-- The Pod that was seen is evicted, by its uid, and no other.
-- A PodDisruptionBudget delays an eviction by `eviction_patience` at most: budgets are in the tenant's hands, and its
-  neighbours pay meanwhile. After that the Pod is deleted.
+- Only a bound Pod with an offence is evicted, once its agent has reported one for `unenforced_grace`. An offence is a
+  process without the hook or with another hook, or time or memory beyond the share.
+- At most `evictions_per_minute` Pods are evicted in the whole cluster. A refused eviction does not count.
+- An eviction names the Pod's uid, so no other Pod is evicted.
+- A PodDisruptionBudget delays an eviction by `eviction_patience` at most: the tenant controls its budgets, and its
+  neighbours bear the delay. After that the Pod is deleted.
 - Either way the Pod has its terminationGracePeriodSeconds, and its SharePod ends as Evicted.
 """
 
@@ -28,11 +28,11 @@ from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.rate_limit import RateLimiter
 
 _TOO_MANY = 429
-"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
+"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _RETRY_S = 5.0
 """Seconds until a refused eviction is tried again: a budget frees one pod in about the time another needs to start."""
 _ASKED_PER_S = 10.0
-"""Most evictions that are asked for each second, the most of `evictions_per_minute`: a refused one is a call, too."""
+"""Most eviction calls per second, including refused ones; the maximum of `evictions_per_minute`."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,10 +89,10 @@ class Evictor:
                 await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
                 how = "delete"
         except ApiError as error:
-            if 400 <= error.status < 500:  # else it may have been granted
+            if 400 <= error.status < 500:  # otherwise it may have been granted
                 self._limiter.give_back(self._clock(), now)
             if isinstance(error, NotFoundError | ConflictError):
-                return _RETRY_S  # gone, or another pod by now: the watch brings it
+                return _RETRY_S  # deleted, or replaced by another pod: the watch reports it
             if error.status != _TOO_MANY:
                 raise
             if eviction.refused_since is None:

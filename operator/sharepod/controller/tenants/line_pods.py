@@ -1,12 +1,12 @@
-"""Plain Pods that are their own tenants: what is done for them otherwise than for SharePods.
+"""Plain Pods that are their own tenants: the differences from SharePods.
 
-There is no object but the Pod: nothing to write a status to, and nobody but the Pod's controller who makes another.
+The Pod is the only object: it has no status for SharePod, and only the Pod's controller creates another Pod.
 
 Guarantees:
-- What a Pod waits for, and what it got, is told by Events on it.
-- A Pod that has lost its row ends: it would use GPUs that may be another's by now.
-- No share is booked for one while nodes do not advertise the line.
-- A controller's next Pod stays away for a while from a node that its former one did not fit.
+- Events on the Pod show what it waits for, and what it got.
+- A Pod that has lost its row is ended: its GPUs may be assigned to another tenant.
+- No share is booked for a plain Pod while nodes do not advertise the line.
+- A controller's next Pod avoids for a while a node that its former Pod did not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sharepod.placement.wording import of_lines
 from .pods import PodControl
 
 _NOT_IN_FORCE = (
-    "resource lines are not in use in this cluster, so no node would take the pod: ask a cluster admin to apply "
+    "resource lines are not in use in this cluster, so no node admits the pod: ask a cluster admin to apply "
     "manifests/plain-volume"
 )
 _MOST_OWNERS = 1000
@@ -35,14 +35,14 @@ _MOST_OWNERS = 1000
 
 
 def is_line(snapshot: TenantSnapshot, tenant: str) -> bool:
-    """Return whether a tenant is a plain Pod, also where only its row is left."""
+    """Return whether a tenant is a plain Pod, even if only its row is left."""
     if snapshot.sharepod is not None:
         return snapshot.sharepod.plain
     return any(item.wanted.pod_uid == tenant for item in snapshot.reserved)
 
 
 class LinePods:
-    """Care for plain Pods. Methods that ask the API server may raise an `ApiError`. `clock`: monotonic seconds."""
+    """Handling of plain Pods. Methods that call the API server may raise an `ApiError`. `clock`: monotonic seconds."""
 
     in_force: Callable[[], bool] = staticmethod(lambda: True)
     """Returns whether nodes advertise the line."""
@@ -56,7 +56,7 @@ class LinePods:
 
     def may_be_placed(self, sharepod: SharePodFacts | None, memo: TenantMemo) -> bool:
         """Return whether a tenant may be placed now: a plain Pod only while nodes advertise the line, without which it
-        would never be bound. It is kept away from where its controller's former Pods did not fit."""
+        would never be bound. It avoids nodes that its controller's former Pods did not fit."""
         if sharepod is None or not sharepod.plain:
             return True
         for node, (why, until) in self._avoided.get(sharepod.owner or "", {}).items():
@@ -65,7 +65,7 @@ class LinePods:
         return self.in_force()
 
     def taken_back(self, sharepod: SharePodFacts, step: TakeBackPod, memo: TenantMemo) -> None:
-        """Note and tell that a Pod was taken back."""
+        """Record and announce that a Pod was withdrawn."""
         pin = step.pod.pin
         next_one = "its controller makes another" if sharepod.owner is not None else "create it again"
         where = f" from {pin}" if pin is not None else ""
@@ -78,7 +78,7 @@ class LinePods:
                 self._avoided.popitem(last=False)
 
     async def ended(self, snapshot: TenantSnapshot, memo: TenantMemo, step: Ending) -> Ending | None:
-        """Return how a SharePod ends; a plain Pod must not run on where its row is gone, and is deleted."""
+        """Return how a SharePod ends; delete a plain Pod, which must not run without its row."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or not sharepod.plain:
             return step
@@ -88,7 +88,7 @@ class LinePods:
         return None
 
     def tell(self, snapshot: TenantSnapshot, memo: TenantMemo) -> None:
-        """Tell what the Pod waits for, or what it got."""
+        """Announce what the Pod waits for, or what it got."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         if sharepod is None or pod is None or pod.deleting or pod.ended:
             return

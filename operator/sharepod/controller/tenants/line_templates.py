@@ -1,15 +1,15 @@
-"""Templates of the claims that Pods with a resource line get, one in each namespace where such a Pod waits; and claims
-that were deleted while their Pods wait.
+"""Templates of the claims of Pods with a resource line, one in each namespace with such a waiting Pod; and replacements
+of claims that were deleted while their Pods wait.
 
 Guarantees:
 - A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
-- A template of that name that says something else, older than the policy that keeps the name, is replaced, also once
-  its claims have been made; their Pods are told.
-- A namespace in which no Pod has a line gets none.
-- What the API server forbids, such as a quota, is told to the Pods that wait, and tried again, later each time.
-- A namespace whose claims somebody else keeps from being made is looked at ever more rarely.
-- A claim that is gone while the Pod waits whose status names it is made again under its name: kube-controller-manager,
-  which made it, takes it for existing for an hour (its mutation cache, Kubernetes 1.30 to 1.36).
+- A different template of that name, older than the policy that protects the name, is replaced, even if claims were made
+  from it. Their Pods are notified.
+- A namespace without Pods with a line gets no template.
+- A refusal by the API server, such as a quota's, is reported to the waiting Pods, and retried after growing pauses.
+- A namespace where a third party prevents the creation of claims is checked ever more rarely.
+- A deleted claim that a waiting Pod's status names is created again under its name: kube-controller-manager, which
+  created it, believes for an hour that it exists (its mutation cache, Kubernetes 1.30 to 1.36).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .snapshots import LOOK_AGAIN_S
 log = structlog.get_logger(__name__)
 
 _BACKOFF = Backoff(LOOK_AGAIN_S, 60.0)
-"""Seconds between two looks at a namespace in which nothing happens."""
-_WAS_ANOTHER = "was another one, and has been replaced: delete the claim, and it is made again as the line says"
+"""Seconds between two checks of a namespace without progress."""
+_WAS_ANOTHER = "differed, and has been replaced: delete the claim, and it is created again with the size of the line"
 _DEVICES: Json = {
     "requests": [
         {
@@ -51,7 +51,7 @@ class LineTemplates:
         self._client = client
         self._events = events
         self._looks: dict[str, int] = {}
-        """Looks in a row at which a Pod waited, by namespace that was looked at before."""
+        """Consecutive checks with a waiting Pod, by namespace that was checked before."""
         self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
 
     async def run(self) -> None:
@@ -59,18 +59,18 @@ class LineTemplates:
         await self.queue.run()
 
     def want(self, namespace: str) -> None:
-        """Look at a namespace in which a Pod waits for its claim; a moment later where the template should be there."""
+        """Check a namespace in which a Pod waits for its claim; with a delay if the template should exist."""
         if namespace in self._looks:
             self.queue.add_after(namespace, LOOK_AGAIN_S)
         else:
             self.queue.add(namespace)
 
     def forget(self, namespace: str) -> None:
-        """Forget a namespace that is gone."""
+        """Forget a deleted namespace."""
         self._looks.pop(namespace, None)
 
     async def reconcile(self, namespace: str) -> None:
-        """Make what Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
+        """Create the objects that Pods of a namespace wait for. Raises `ApiError` and `NotLeadingError`."""
         waits = False
         try:
             for pod in [pod for pod in self._seen.without_claim() if pod.namespace == namespace]:
@@ -78,7 +78,7 @@ class LineTemplates:
             if namespace in self._seen.lacking():
                 await self._have_template(namespace)
                 waits = True
-        except NotFoundError:  # the namespace is gone
+        except NotFoundError:  # the namespace is deleted
             self.forget(namespace)
             return
         if not waits:
@@ -89,7 +89,7 @@ class LineTemplates:
         self.queue.add_after(namespace, _BACKOFF.pause_s(self._looks[namespace]))
 
     async def _have_template(self, namespace: str) -> None:
-        """Make the template, unless it is there or forbidden."""
+        """Create the template, unless it exists or is forbidden."""
         try:
             await self._make(namespace)
         except AlreadyExistsError:
@@ -115,7 +115,7 @@ class LineTemplates:
         log.info("made the template of resource lines", namespace=namespace)
 
     async def _make_claim(self, pod: ClaimPodFacts) -> bool:
-        """Make the claim of a Pod's line again, unless it is there; return whether that is to be tried again."""
+        """Create the claim of a Pod's line again, unless it exists; return whether to retry."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
         metadata = {
             "name": pod.claim_of_line,
@@ -134,7 +134,9 @@ class LineTemplates:
             return False  # its watch brings it
         except ForbiddenError as error:
             log.info("no claim", namespace=pod.namespace, pod=pod.name, error=str(error))
-            self._tell(pod, f"claim {pod.claim_of_line} of its line is gone and cannot be made again: {error.message}")
+            self._tell(
+                pod, f"claim {pod.claim_of_line} of its line was deleted and cannot be created again: {error.message}"
+            )
             return True
         log.info("made the claim of a line again", namespace=pod.namespace, pod=pod.name, claim=pod.claim_of_line)
         return False
@@ -150,5 +152,5 @@ class LineTemplates:
 
 
 def _is_ours(template: Json) -> bool:
-    """Return whether a template, as the API server shows it, is the one without sizes."""
+    """Return whether a template, as stored in the API server, is the one without sizes."""
     return bool(((template.get("spec") or {}).get("spec") or {}).get("devices") == _DEVICES)

@@ -1,11 +1,11 @@
-"""Paced retries: the Pods of a namespace that were refused are tried again a few each second, however many they are.
+"""Paced retries: the refused Pods of a namespace are retried a few per second, whatever their number.
 
 Guarantees:
-- At most `TRIES_PER_S` retries of one namespace fall due in any second: thousands of SharePods over a quota cost the
-  API server no more than some of them.
-- None falls due earlier than its own pause says, and each in the first second from then on that has a try left.
-- Once one is taken, two others are tried at once, those that have waited longest first: what a raised quota has room
-  for runs within seconds.
+- At most `TRIES_PER_S` retries of one namespace fall due in any second: thousands of SharePods over a quota load the
+  API server no more than a few.
+- A retry falls due in the first second after its own pause that has a try left.
+- After one retry succeeds, the two longest waiting Pods are retried at once: Pods that fit a raised quota run within
+  seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import count
 TRIES_PER_S = 10
 """Retries of one namespace that fall due in one second."""
 _TRIED_AT_ONCE = 2
-"""Others that are tried at once when one was taken."""
+"""Further Pods that are retried at once after one succeeds."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Refused:
     second: int = 0
     """Second up to which `due` was forgotten."""
     waiting: dict[str, None] = field(default_factory=dict)
-    """Those that wait for their retry, in order of their last refusal."""
+    """Tenants that wait for their retry, in order of their last refusal."""
 
 
 class PacedRetries:
@@ -58,7 +58,7 @@ class PacedRetries:
         return max(earliest, float(second))
 
     def taken(self, namespace: str, tenant: str, waits: Callable[[str], bool]) -> list[str]:
-        """Return the tenants that are tried at once because one that had been refused was taken.
+        """Return the tenants to retry at once because the retry of another succeeded.
 
         `waits`: whether a tenant still waits for its retry; others are forgotten.
         """
@@ -72,7 +72,7 @@ class PacedRetries:
         return next_ones
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant that is gone, or waits no longer."""
+        """Forget a tenant that is deleted, or no longer waits."""
         namespace = self._namespace_of.pop(tenant, None)
         if namespace is None:
             return

@@ -1,17 +1,15 @@
-"""Pod control: creates the Pods of SharePods, opens their gates, takes them back, deletes them, and reads them live.
+"""Pod control: creates the Pods of SharePods, opens their gates, withdraws, deletes and reads them.
 
 Guarantees:
-- The Pod of a SharePod that is too large to be kept is made of it as it is now, if that is how it was read.
+- The Pod of a SharePod that was too large to keep is made from the stored SharePod, if that is unchanged since.
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
-- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed. A refusal of that patch is told.
-- Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
-  again.
+- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed. Its refusal is reported.
+- Only an error that the API server finds in the Pod itself is final. A denial by a quota, a policy or a webhook is
+  retried.
 - Every delete names the uid.
-- A creation, or the opening of a gate, that the API server leaves without an answer while it answers others is told,
-  and waits longer for its answer the next time (`unanswered.py`): a slow webhook keeps no Pod away, or behind its gate,
-  for good.
-- A Pod that is taken back is marked, then deleted, each at a version at which it was not bound, and stays until
-  `let_go`.
+- A creation or gate opening without an answer, while the API server answers others, is reported and has a longer
+  timeout the next time (`unanswered.py`). So a slow webhook does not block a Pod or its gate permanently.
+- A withdrawn Pod is marked, then deleted, each at a version at which it was not bound, and stays until `let_go`.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ from .paced_retries import PacedRetries
 from .unanswered import Patience
 
 _TERMINATING_RETRY_S = 1.0
-"""Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
+"""Seconds until the next try to create a Pod whose name belongs to a Pod in deletion: most deletions take seconds."""
 _DELETE_AGAIN_S = 10.0
-"""Seconds after which an accepted deletion that no watch has shown is asked for again."""
+"""Seconds after which an accepted deletion that no watch has shown is repeated."""
 _BACKOFF = Backoff(2.0, 60.0)
 """Seconds until a Pod that was refused is created again. The longest: how much later than necessary a quota that was
 raised is noticed where few wait for it."""
 
 _HANGS = (
-    "the API server has not answered in time, but answers others: most likely it waits for an admission webhook "
+    "the API server has not answered in time, but answers other calls: most likely it waits for an admission webhook "
     "for pods of this namespace"
 )
 _NOT_COPIED = (
@@ -73,8 +71,8 @@ class PodControl:
     """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`.
 
     Args:
-        by_claims: Returns the way of attaching GPUs to the Pods that are created now: True by claims, False by CSI.
-        lines_in_force: Returns whether nodes advertise the resources of the line: then Pods carry it.
+        by_claims: Returns the attachment of GPUs for new Pods: True by claims, False by CSI.
+        lines_in_force: Returns whether nodes advertise the resources of the line: then Pods carry them.
     """
 
     def __init__(
@@ -99,8 +97,8 @@ class PodControl:
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
         """Create the Pod of a SharePod behind its gate, or find it created.
 
-        Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked`
-        says why. `now`: monotonic seconds.
+        Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked` is
+        set to the reason. `now`: monotonic seconds.
         """
         whole = await self._whole(sharepod)
         if whole is None:
@@ -146,16 +144,16 @@ class PodControl:
         return None
 
     async def _whole(self, sharepod: SharePodFacts) -> Json | None:
-        """Return the SharePod as its Pod is made of it: a large one is not kept, and read live.
+        """Return the SharePod from which its Pod is made: a large SharePod is not kept, but read live.
 
-        None if it is gone, or asks for something else by now: it is looked at again for that.
+        None if it is deleted, or its request has changed: the watch then causes another step.
         """
         if sharepod.raw_text:
             return sharepod.raw
         try:
             raw = await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace)
         except NotFoundError:
-            return None  # its watch says so
+            return None  # its watch reports this
         if is_as_read(raw, sharepod):
             return raw
         self._state.put_sharepod(raw)
@@ -170,8 +168,8 @@ class PodControl:
     ) -> bool:
         """Open a Pod's gate. Return False if it is not open.
 
-        That is so where the Pod is not as it was last seen: it is read again then; and where the API server refuses the
-        Pod as it would be: `memo.blocked` says why.
+        This has two causes: the Pod has changed since it was last seen, and is read again; or the API server refuses
+        the opened Pod, and `memo.blocked` is set to the reason.
         """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
         try:
@@ -211,7 +209,8 @@ class PodControl:
         self._block(sharepod, memo, BlockedReason.FORBIDDEN, why, now, pod=pod.uid)
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """Adopt a pod of that name that another operator created for the same SharePod; else say who has the name."""
+        """Adopt a pod of that name that another operator created for the same SharePod; else report the owner of the
+        name."""
         try:
             raw = await self._client.get(PODS, sharepod.name, sharepod.namespace)
         except NotFoundError:
@@ -221,7 +220,7 @@ class PodControl:
             self._state.put_pod(raw)
             return
         if raw["metadata"].get("deletionTimestamp"):
-            text = f"waits until the former pod named {sharepod.name}, which is being deleted, is gone"
+            text = f"waits until the former pod named {sharepod.name}, which is being deleted, has ended"
             self._block(sharepod, memo, BlockedReason.TERMINATING, text, now)
             return
         text = (
@@ -251,10 +250,10 @@ class PodControl:
         tell(sharepod.kind, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts, memo: TenantMemo, now: float, *, disrupts: bool = False) -> float | None:
-        """Begin to delete a Pod, once. Return seconds until it is looked at again if that is already accepted.
+        """Begin to delete a Pod, once. Return the seconds until the next check if the deletion is already accepted.
 
-        `disrupts`: it is not the Pod's fault, and its condition DisruptionTarget is to say so, as far as budgets let it
-        be evicted. `now`: monotonic seconds.
+        `disrupts`: the Pod is not at fault, and its condition DisruptionTarget shows this, where disruption budgets
+        allow its eviction. `now`: monotonic seconds.
         """
         if memo.deleted is not None and memo.deleted[0] == pod.uid and now < memo.deleted[1] + _DELETE_AGAIN_S:
             return memo.deleted[1] + _DELETE_AGAIN_S - now
@@ -278,7 +277,7 @@ class PodControl:
         return True
 
     async def take_back(self, pod: PodFacts) -> bool:
-        """Delete a Pod that is not bound. Return False if this version of it is no longer the last, or it is gone."""
+        """Delete an unbound Pod. Return False if this version of it is no longer the latest, or it is deleted."""
         try:
             version = str(pod.version)
             if not pod.marked:
@@ -294,7 +293,7 @@ class PodControl:
         return True
 
     async def let_go(self, pod: PodFacts) -> None:
-        """Take the mark of a Pod away: one that was taken back goes."""
+        """Remove the finalizer of a Pod: a withdrawn Pod then disappears."""
         counts = pod.of_job and not pod.deleting
         with contextlib.suppress(InvalidError, ConflictError, NotFoundError):
             await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers, counts=counts), pod.namespace)
@@ -312,7 +311,7 @@ class PodControl:
         self._state.put_pod(raw, sure=True)
 
     async def absent(self, name: str, namespace: str, tenant: str) -> bool:
-        """Confirm by a live read that the tenant has no Pod, or one that has ended."""
+        """Confirm by a live read that the tenant has no Pod, or a Pod that has ended."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:

@@ -1,13 +1,14 @@
-"""Preemptor: carries out preemptions: evicts the Pods that are to make room, and tells both sides.
+"""Preemptor: carries out preemptions: evicts the chosen Pods, and notifies both sides.
 
 Guarantees:
-- Before the first Pod is evicted, the API server has said of each that it may be: where a PodDisruptionBudget forbids
-  one, nobody is evicted and another set is looked for.
-- A Pod is evicted by the Eviction API, by its uid, with its own grace period; never deleted past a PodDisruptionBudget.
-- Nobody is evicted for a tenant that waits no longer.
-- Namespaces take turns: evictions that wait for one's admission webhook delay no others.
+- Before the first eviction, the API server has answered for each Pod that it may be evicted. If a PodDisruptionBudget
+  forbids one, no Pod is evicted and another set is chosen.
+- A Pod is evicted by the Eviction API, by its uid, with its own grace period. It is never deleted against a
+  PodDisruptionBudget.
+- No Pod is evicted for a tenant that no longer waits.
+- Namespaces take turns: evictions that wait for one namespace's admission webhook delay no others.
 - Neither side's Events name objects of the other's namespace.
-- A crash between any two calls leaves Pods that end, or that were not touched: the next operator goes on from there.
+- After a crash between any two calls each Pod is ending or untouched: the next operator continues from there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sharepod.placement.state.types import PlacementRequest
 from sharepod.placement.wording import counted
 
 _TOO_MANY = 429
-"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
+"""HTTP status by which the Eviction API reports that a PodDisruptionBudget forbids the eviction."""
 _WORKERS = 8
 """Preemptions that are carried out at a time."""
 
@@ -44,7 +45,7 @@ AnyPod = PodFacts | ClaimPodFacts
 
 
 class Preemptor:
-    """Executor of preemptions by key, the tenant that room is made for. `clock`: monotonic seconds."""
+    """Executor of preemptions by key, the preempting tenant. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -66,13 +67,13 @@ class Preemptor:
         self.queue: WorkQueue[str] = WorkQueue("preemption", self._carry_out, _WORKERS, self._owner_of)
 
     def begin(self, preemption: OngoingPreemption) -> None:
-        """Tell both sides of a preemption, and evict whom it names."""
+        """Notify both sides of a preemption, and evict its victims."""
         request, plan = preemption.request, preemption.plan
         for tenant in plan.lower:
             metrics.VICTIMS.labels("lowered").inc()
             text = (
                 f"has request 0 until there is room again: {_for_whom(request, self._namespace_of(tenant))} takes its "
-                f"time on {plan.node}; it keeps its memory and runs on what others leave"
+                f"time on {plan.node}; it keeps its memory and runs in idle time"
             )
             self._tell(tenant, "Lowered", "Lower", text)
         if plan.move_to is None:
@@ -98,7 +99,7 @@ class Preemptor:
                 try:
                     await self._client.evict(pod.name, pod.namespace, uid=pod.uid, dry_run=dry_run)
                 except (NotFoundError, ConflictError):
-                    continue  # gone, or another pod by now: the watch brings it
+                    continue  # deleted, or replaced by another pod: the watch reports it
                 except ApiError as error:
                     if error.status != _TOO_MANY:
                         raise
@@ -109,13 +110,13 @@ class Preemptor:
                     self._evicted(preemption, victim, pod)
 
     def _owner_of(self, tenant: str) -> str:
-        """Return the namespace of the first that makes room: its webhooks may keep the eviction waiting."""
+        """Return the namespace of the first victim: its webhooks may delay the eviction."""
         preemption = self._preemptions.of(tenant)
         victims = preemption.plan.evict if preemption is not None else ()
         return self._namespace_of(victims[0]) if victims else ""
 
     def _victims(self, tenant: str) -> Sequence[tuple[str, AnyPod]]:
-        """Return whom a preemption evicts and that is not ending yet, each Pod once."""
+        """Return the victims of a preemption that are not ending yet, each Pod once."""
         preemption = self._preemptions.of(tenant)
         found: dict[str, tuple[str, AnyPod]] = {}
         for victim in preemption.plan.evict if preemption is not None else ():
@@ -125,7 +126,7 @@ class Preemptor:
         return list(found.values())
 
     def moved(self, move: OngoingMove, node: str) -> None:
-        """Tell both sides of a move whose tenant is placed again on a node."""
+        """Notify both sides of a move whose tenant is placed again on a node."""
         mover, waits = move.mover, move.waits
         if waits is None:
             self._tell(mover.tenant, "Moved", "Move", f"has a place on {node} now")
@@ -136,7 +137,7 @@ class Preemptor:
         self._tell(waits.tenant, "Moved", "Move", f"{who} made room on {move.node} and has another place now")
 
     def _evicted(self, preemption: OngoingPreemption, victim: str, pod: AnyPod) -> None:
-        """Note and tell that a Pod ends to make room."""
+        """Record and announce that a Pod ends for a preemption."""
         request, node, to = preemption.request, preemption.plan.node, preemption.plan.move_to
         self._seen.evicted(pod.uid)
         metrics.VICTIMS.labels("moved" if to is not None else "evicted").inc()
@@ -155,7 +156,7 @@ class Preemptor:
         self._state.on_tenant_changed(victim)
 
     def _tell_preemptor(self, preemption: OngoingPreemption) -> None:
-        """Tell the tenant that waits what is done for it."""
+        """Notify the waiting tenant of the preemption."""
         request, plan = preemption.request, preemption.plan
         parts = []
         for verb, tenants in (("lowers", plan.lower), ("evicts", plan.evict), ("waits for", plan.leaving)):
@@ -165,7 +166,7 @@ class Preemptor:
         self._tell(request.tenant, "Preempting", "Preempt", text)
 
     def _named(self, namespace: str, tenants: Sequence[str]) -> str:
-        """Return tenants in words: those of one namespace by name, all others by number."""
+        """Return tenants as text: those of one namespace by name, all others by number."""
         own = sorted(self._name_of(tenant) for tenant in tenants if self._namespace_of(tenant) == namespace)
         others = len(tenants) - len(own)
         words = own[:4] if len(own) <= 4 else [*own[:4], f"{len(own) - 4} more of this namespace"]
@@ -199,12 +200,12 @@ class Preemptor:
 
 
 def _whom(request: PlacementRequest, namespace: str) -> str:
-    """Return who waits, in words for a namespace: by name only where it is its own."""
+    """Return the waiting tenant as text for a namespace: by name only in its own."""
     return request.name if request.namespace == namespace else "a tenant of another namespace"
 
 
 def _for_whom(request: PlacementRequest, namespace: str) -> str:
-    """Return who preempts, in words for a namespace: by name only where it is its own."""
+    """Return the preempting tenant as text for a namespace: by name only in its own."""
     if request.namespace == namespace:
         return f"{request.name} of higher priority"
     return "a tenant of higher priority of another namespace"

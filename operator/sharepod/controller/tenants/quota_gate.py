@@ -1,11 +1,11 @@
-"""Gate of live raises: a share is raised above what its Pod carries only where no quota counts the line.
+"""Gate of live raises: a share is raised above its Pod's line only where no quota counts the line.
 
-A quota counts what a Pod carries when it is made, and that cannot be changed while the Pod lives.
+A quota counts a Pod's line at its creation, and the line cannot change during the Pod's life.
 
 Guarantees:
-- The quotas of a namespace are read only for a raise above both what the Pod carries and what the share is, and once
-  in `_BELIEVED_S`.
-- While they cannot be read, such a raise is refused.
+- The quotas of a namespace are read only for a raise above both the Pod's line and the present share, and once in
+  `_BELIEVED_S`.
+- While the quotas are unreadable, such a raise is refused.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sharepod.kube import ApiError, Json
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 
 LOOK_AGAIN_S = 10.0
-"""Seconds until a refused raise is looked at again: nothing tells that a quota is gone."""
+"""Seconds until the retry of a refused raise: no event shows the deletion of a quota."""
 _BELIEVED_S = 2.0
-"""Seconds for which the quotas of a namespace are believed: raises of one namespace often come together."""
+"""Seconds for which the read quotas of a namespace are trusted: raises of one namespace often come together."""
 _MOST = 1000
 """Namespaces remembered."""
 _COUNTED = frozenset(f"requests.{name}" for name in (MILLI, MEMORY))
@@ -39,10 +39,10 @@ class QuotaGate:
         self._client = client
         self._clock = clock
         self._known: dict[str, tuple[float, str]] = {}
-        """By namespace: when its quotas were read, and the first that counts the line; empty: none does."""
+        """By namespace: when its quotas were read, and the first that counts the line; empty if none does."""
 
     async def refusal(self, snapshot: TenantSnapshot) -> Refusal | None:
-        """Return why a SharePod may not have the share that it asks for by now; None if no quota stands against it."""
+        """Return why a SharePod may not have the requested share; None if no quota prevents it."""
         sharepod, pod = snapshot.sharepod, snapshot.pod
         row = snapshot.reserved[0].written if snapshot.reserved else None
         if sharepod is None or sharepod.gpu is None or pod is None or row is None:
@@ -55,11 +55,11 @@ class QuotaGate:
             quota = await self._counting(sharepod.namespace)
         except ApiError as error:
             log.warning("cannot see the quotas of a namespace", namespace=sharepod.namespace, error=str(error))
-            return _refusal(pod.carried, "its quotas cannot be seen at the moment", "It is tried again.")
+            return _refusal(pod.carried, "its quotas cannot be read now", "It is tried again.")
         if not quota:
             return None
         advice = "Create the SharePod again with the share that it should have, or remove the quota."
-        return _refusal(pod.carried, f"ResourceQuota {quota} counts what its Pod carries", advice)
+        return _refusal(pod.carried, f"ResourceQuota {quota} counts the resource line of its Pod", advice)
 
     async def _counting(self, namespace: str) -> str:
         """Return the name of a quota that names a resource of the line; empty if there is none. Raises `ApiError`."""

@@ -1,11 +1,11 @@
-"""Reconciles one tenant: takes a snapshot, lets `lifecycle` decide the next step, acts, writes the status.
+"""Reconciler of one tenant: takes a snapshot, gets the next step from `lifecycle`, performs it, writes the status.
 
 Guarantees:
-- One tenant is worked on at most once at a time.
-- Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
-- Absence is confirmed by a GET before anything is concluded from it; that a SharePod is gone, once, and not at all if
-  its watch has shown the deletion. Nor is it for the release of a row whose Pod was seen to end, or to be deleted and
-  then to go: its agent confirms that anyway before the share is given away.
+- One tenant is handled at most once at a time.
+- Every step can be repeated: the next reconciliation completes what a crash between any two calls left undone.
+- Absence is confirmed by a GET before it has consequences, with two exceptions. A SharePod's deletion is confirmed
+  once, and not at all if its watch has shown it. A row of a Pod that was seen to end or to be deleted needs no GET: its
+  agent confirms the end before the share is released.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ _FOLLOWING: dict[type, tuple[type, ...]] = {
     AllocateClaim: (steps.OpenGate,),
     steps.OpenGate: (steps.Wait,),
 }
-"""Steps that are done in the same turn as the one before: nothing else has to happen, or be shown, between them."""
+"""Steps that follow another in the same turn: nothing has to happen, or be shown, between them."""
 _FOLLOWED = tuple(_FOLLOWING)
 
 
 class TenantReconciler:
     """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds; `wall`: since the epoch;
-    `advertises`: whether a node advertises what the lines of the shares there need."""
+    `advertises`: whether a node advertises enough for the lines of the shares there."""
 
     loop: PlacementLoop
     """Set once, before `run`."""
     on_lowered: Callable[[str], None] = staticmethod(lambda _node: None)
-    """Called with the node of a tenant whose Pod carries more of the line's resources than its row reserves."""
+    """Called with the node of a tenant whose Pod's line exceeds its row."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class TenantReconciler:
         await self.queue.run()
 
     def clear(self) -> None:
-        """Forget what is to be done: leadership was lost."""
+        """Drop pending work: leadership was lost."""
         self.queue.clear()
         self._pod_control.retries.clear()
 
     async def reconcile(self, tenant: str) -> None:
         """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
-        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read, unless a watch or write showed it.
+        # 1. Take a snapshot. A live read confirms the SharePod's deletion, unless a watch or write has shown it.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             memo.gone = memo.gone or self._state.saw_deleted(tenant)
@@ -127,10 +127,10 @@ class TenantReconciler:
                 memo.gone = await self._is_gone(snapshot, tenant)
                 if not memo.gone:
                     return
-                snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
-        # 2. Decide the next step, and 3. do it. A Pod that was created asks for its place at once, and one whose claim
-        # was allocated has its gate opened at once. What a watch has said of a step meanwhile is in the next snapshot,
-        # and no reason for one more turn.
+                snapshot = self._snapshots.take(tenant, memo)  # the state may have changed during the read
+        # 2. Decide the next step, and 3. perform it. A created Pod requests its place at once, and a Pod whose claim
+        # was allocated gets its gate opened at once. Watch events during a step appear in the next snapshot; they cause
+        # no further turn.
         step = lifecycle.decide(snapshot)
         finish = await self._act(snapshot, tenant, memo, step)
         while isinstance(step, _FOLLOWED) and finish is None and not memo.is_blocked(snapshot.now):
@@ -144,7 +144,7 @@ class TenantReconciler:
         if isinstance(step, steps.Forget):
             return
         self._tell_lowered(snapshot)
-        # 4. Write the status as it is after the step, and 5. evict where the policy says so.
+        # 4. Write the status after the step, and 5. evict if the policy requires it.
         if not isinstance(step, steps.Wait | steps.Place):  # those two change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
@@ -159,21 +159,21 @@ class TenantReconciler:
                 self._run_ended(memo, finish)
 
     def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
-        """Keep a tenant away from a node whose ledger the API server refused to change for it."""
+        """Make a tenant avoid a node whose ledger the API server refused to change for it."""
         memo, now = self._memos.of(tenant), self._clock()
         pause = memo.next_pause_s(self._settings.bind_timeout)
         memo.not_before = now + pause
         memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
 
     def _tell_lowered(self, snapshot: TenantSnapshot) -> None:
-        """Tell of the node that has to advertise more of the line's resources than its GPUs have."""
+        """Report the node that has to advertise more of the line's resources than its GPUs have."""
         if snapshot.pod is not None and snapshot.pod.carried:
             for reserved in snapshot.reserved:
                 if LineOnNode(snapshot.pod.carried, reserved.written).beyond and reserved.written is not None:
                     self.on_lowered(reserved.node)
 
     def _run_ended(self, memo: TenantMemo, end: EndRun) -> None:
-        """Count the end of a run that is on record, and keep the next one away from a kubelet that refused this one."""
+        """Count the recorded end of a run, and make the next run avoid a kubelet that refused this one."""
         metrics.RUNS_ENDED.labels(end.cause).inc()
         if end.cause is EndCause.REJECTED and end.node is not None:
             until = self._clock() + end.pause_s + self._settings.bind_timeout
@@ -192,7 +192,7 @@ class TenantReconciler:
         return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
     async def _is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Confirm by a GET that the SharePod, or plain Pod, is gone; one that is there after all is taken in."""
+        """Confirm by a GET that the SharePod or plain Pod is deleted; record it if it exists."""
         name, namespace = self._name(snapshot)
         if is_line(snapshot, tenant):
             return await self._pod_control.absent(name, namespace, tenant) and self._state.asking(tenant) is None
@@ -280,7 +280,7 @@ class TenantReconciler:
         return await self.share_claims.act(sharepod, step, memo, now)
 
     def _try_others(self, sharepod: SharePodFacts) -> None:
-        """Try other SharePods of its namespace at once whose Pods were refused, as one's was and is no longer."""
+        """Retry at once other SharePods of its namespace with refused Pods, after this one's Pod was accepted."""
 
         def waits(tenant: str) -> bool:
             blocked = self._memos.of(tenant).blocked if self._state.sharepods.get(tenant) is not None else None
@@ -319,7 +319,7 @@ class TenantReconciler:
             self.queue.add_after(tenant, LOOK_AGAIN_S)
 
     async def _delete_sharepod(self, sharepod: SharePodFacts) -> None:
-        """Delete a SharePod whose time after its end is over, unless it has changed meanwhile."""
+        """Delete a finished SharePod whose ttlSecondsAfterFinished is over, unless it has changed."""
         version = str(sharepod.version)
         try:
             await self._client.delete(
@@ -331,7 +331,7 @@ class TenantReconciler:
             log.info("deleted a SharePod that had ended", sharepod=f"{sharepod.namespace}/{sharepod.name}")
 
     async def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
-        """Queue the tenant for another share while one is asked for that may be given, else take it out of the loop's
+        """Queue the tenant for another share while it requests a permissible one, else remove it from the loop's
         queue."""
         sharepod = snapshot.sharepod
         if sharepod is not None and asks_for_another_share(self._state, snapshot, memo):
@@ -354,7 +354,8 @@ class TenantReconciler:
         if not await self._pod_control.take_back(pod):
             return
         refused = step.cause is TakeBackCause.PLACE and claim_steps.names_claims(step.message)
-        if pod.claim is not None and refused and not pod.other_claims:  # else it may be about one of those
+        # otherwise the refusal may concern another claim
+        if pod.claim is not None and refused and not pod.other_claims:
             self.share_claims.on_denied(f"kube-scheduler did not take an allocated claim: {step.message}")
         now, settings = self._clock(), self._settings
         match step.cause:
@@ -384,7 +385,7 @@ class TenantReconciler:
         self._ledger.remove(step.node, tenant)
 
     async def _evict(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:
-        """Evict the Pod if its share is not enforced and the policy says so."""
+        """Evict the Pod if its share is not enforced and the policy requires it."""
         known = memo.eviction.done if memo.eviction is not None else None
         again = await self._evictor.check(sharepod, snapshot.pod, seen_by_agent(self._state, snapshot), memo)
         if again is not None:
@@ -394,13 +395,13 @@ class TenantReconciler:
 
 
 def _has_successor(snapshot: TenantSnapshot, node: str) -> bool:
-    """Return whether another Pod has the name of the one that the row on a node is for: then that one is gone."""
+    """Return whether another Pod now has the name of the Pod of a node's row: then the latter is deleted."""
     pod, rows = snapshot.pod, (item.written for item in snapshot.reserved if item.node == node)
     return pod is not None and any(row is not None and row.pod_uid not in (None, pod.uid) for row in rows)
 
 
 def _saw_end(snapshot: TenantSnapshot) -> bool:
-    """Return whether its Pod was seen to end, or to be deleted and then to be gone."""
+    """Return whether its Pod was seen to end, or to be deleted."""
     if snapshot.pod is not None:
         return snapshot.pod.ended
     return snapshot.lost is not None and snapshot.lost.deleting

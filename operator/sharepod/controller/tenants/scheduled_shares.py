@@ -1,10 +1,10 @@
-"""Claims that kube-scheduler allocates: enters their shares in the ledger, holds them, and lets them go.
+"""Claims that kube-scheduler allocates: enters their shares in the ledger, holds the claims, and releases them.
 
 Guarantees:
-- A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not give
-  away, and only where it fits beside the rows there: what was given away beyond that is not entered, and told.
-- One that is entered once its Pod is on the node counts as used.
-- Every other guarantee of a write is `ClaimWriter`'s, and of a row `LedgerWriter`'s.
+- A share is entered only in the ledger of a node of pool `scheduler` whose GPUs NVIDIA's device plugin does not
+  advertise, and only if it fits with the rows there. An allocation beyond that is not entered, but reported.
+- A share that is entered once its Pod is on the node counts as used.
+- `ClaimWriter` gives every other guarantee of a write, `LedgerWriter` of a row.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ScheduledShares:
         self._writer = writer
 
     async def act(self, step: Adopt | HoldClaim | LetClaimGo, memo: TenantMemo, now: float) -> bool:
-        """Do a step. Return False if it is not done: `memo.claim.not_entered` says why, or the claim is read again.
-        `now`: monotonic seconds."""
+        """Perform a step. Return False if it was not possible: `memo.claim.not_entered` has the reason, or the claim is
+        read again. `now`: monotonic seconds."""
         match step:
             case Adopt(claim=claim, share=share):
                 why, until = memo.avoid.get(share.node, ("", 0.0))  # the API server has refused the row
@@ -56,7 +56,7 @@ class ScheduledShares:
             return f"node {share.node} is of {pool}, where class {SCHEDULER_CLASS} gets nothing: delete the pod"
         node, seen = self._state.nodes.named(share.node), self._state.seen_claims
         if node is None:
-            return f"node {share.node} is gone or has lost the label {POOL_LABEL}: put it back, or delete the pod"
+            return f"node {share.node} is deleted or has lost the label {POOL_LABEL}: put it back, or delete the pod"
         if node.double_booked:
             resources = ", ".join(node.plugin_resources)
             return (
@@ -70,7 +70,8 @@ class ScheduledShares:
             self._state.cluster.reserve(share.node, row)
         except PlacementError as error:
             return (
-                f"{error}: somebody else than kube-scheduler has allocated it, too, or a former pod has not ended yet"
+                f"{error}: another allocator than kube-scheduler has also allocated it, or a former pod has not ended "
+                f"yet"
             )
         log.info("entered a share that kube-scheduler has given", claim=f"{claim.namespace}/{claim.name}", row=row)
         if all(pod.node is None for pod in seen.users(claim)):

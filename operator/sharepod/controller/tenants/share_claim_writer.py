@@ -1,10 +1,10 @@
-"""Claims of SharePods' Pods: makes them, allocates them, and takes allocations of former places back.
+"""Claims of SharePods' Pods: creates and allocates them, and removes allocations of former places.
 
 Guarantees:
-- A claim is made for one Pod, by its uid, and found made where an answer was lost.
-- What a quota, a policy or a webhook denies is told, and tried again after growing pauses; meanwhile the Pod has no
+- A claim is created for one Pod, by its uid, and found again after a lost answer.
+- A denial by a quota, a policy or a webhook is reported, and retried after growing pauses; until then the Pod has no
   share.
-- Every other guarantee of a write is `ClaimWriter`'s.
+- `ClaimWriter` gives every other guarantee of a write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class ShareClaimWriter:
         """Called, with the reason, where the API server denies an allocation."""
 
     async def act(self, sharepod: SharePodFacts, step: ShareClaimStep, memo: TenantMemo, now: float) -> bool:
-        """Do a step. Return False if it is not done: `memo.blocked` says why, or the claim was read again.
+        """Perform a step. Return False if it was not possible: `memo.blocked` has the reason, or the claim was read
+        again.
 
         `now`: monotonic seconds.
         """

@@ -20,18 +20,18 @@ from sharepod.controller.state.reading.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until a tenant is looked at again whose step could not be taken yet: a watch lags by less than that."""
+"""Seconds until the retry of a tenant's step that was not yet possible: a watch lags by less than that."""
 
 
 class Snapshots:
-    """Takes snapshots, and keeps in the memo since when things are as they are.
+    """Builder of snapshots; it records in the memo since when states hold.
 
     Args:
         state: The cluster state.
-        settings: The operator's settings, for its patience with Pods.
+        settings: The operator's settings, for the timeouts of Pods.
         clock: Monotonic seconds.
         wall: Time of day, seconds since the epoch.
-        advertises: Returns whether a node advertises what the lines of the shares there need.
+        advertises: Returns whether a node advertises enough for the lines of the shares there.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Snapshots:
         )
 
     def advertised(self, reserved: tuple[ReservationSnapshot, ...]) -> bool:
-        """Return whether the nodes of these rows, as far as they are written, advertise what is needed there."""
+        """Return whether the nodes of these rows, as far as written, advertise enough for the lines there."""
         return all(self._advertises(item.node) for item in reserved if item.written is not None)
 
     def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
@@ -95,7 +95,7 @@ class Snapshots:
         return tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
 
     def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
-        """Return whether a GPU of a row has failed: the agent reports it so, or no longer."""
+        """Return whether a GPU of a row has failed: the agent reports the failure, or no longer reports the GPU."""
         gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
         if gpunode is None or reserved.written is None:
             return False
@@ -113,7 +113,7 @@ class Snapshots:
         drained = False
         if written.state is TenantState.RELEASING:
             uid, since = memo.release_generation.get(node, ("", 0))
-            if uid != gpunode.uid:  # the first look at it, or the Node was registered anew
+            if uid != gpunode.uid:  # its first check, or the Node was registered again
                 since = gpunode.generation
                 memo.release_generation[node] = (gpunode.uid, since)
             seen = gpunode.seen(tenant)
@@ -135,7 +135,7 @@ class Snapshots:
 
 
 def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus | None:
-    """Return what the agent of its node reports of a tenant."""
+    """Return the report of a tenant by its node's agent."""
     for reserved in snapshot.reserved:
         gpunode = state.gpunodes.named(reserved.node) if reserved.written is not None else None
         seen = gpunode.seen(reserved.wanted.tenant) if gpunode is not None else None
@@ -153,9 +153,9 @@ def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: 
 
 
 def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, wall: float) -> float | None:
-    """Return when a SharePod ended, in monotonic seconds; None if it has not, or its status does not tell.
+    """Return when a SharePod ended, in monotonic seconds; None if it has not, or its status has no time.
 
-    The time of day counts at the first look only, and an end that it puts into the future is as of that look.
+    The time of day counts only at the first check; an end in the future counts as that moment.
     """
     end_time = sharepod.status.end_time if sharepod is not None else None
     if end_time is None or (ended := seconds(end_time)) is None:
@@ -166,7 +166,7 @@ def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, w
 
 
 def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
-    """Return the Pod as disrupted if it was evicted from here, whether by the Eviction API or by a delete."""
+    """Return the Pod as disrupted if this process evicted it, by the Eviction API or by a delete."""
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod

@@ -1,16 +1,17 @@
-"""Status writer: writes a SharePod's status, as `decisions.status` composes it, and the Events it is worth.
+"""Status writer: writes a SharePod's status, as `decisions.status` composes it, and its Events.
 
 Guarantees:
-- Nothing is written that did not change, and nothing is composed again of the same inputs.
-- The first status of a run is written once its Pod is bound or refused by kube-scheduler, at the latest a second after
-  its gate was opened.
-- Usage is written when it has moved by five points, at most every `usage_interval`; at rest it is not written.
-- Totals are written when they have grown by an eighth, and once they are final.
-- A change of conditions alone is written at most once a second.
-- A new process announces nothing that the status showed before.
-- A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
-- The whole status is applied, server-side, by one field manager; what another manager has left in it is taken out.
-- A status that cannot be read is not written, but for its end: the owner is told by an Event.
+- Unchanged fields are not written, and equal inputs are not composed again.
+- The first status of a run is written once its Pod is bound or refused by kube-scheduler, at the latest one second
+  after its gate was opened.
+- Usage is written after a change of five points, at most every `usage_interval`; without changes it is not written.
+- Totals are written after growth by an eighth, and once they are final.
+- A change of conditions only is written at most once a second.
+- A new process announces only what the status did not show before.
+- A write is conditional on the version of the SharePod that it was composed from; otherwise the SharePod is read and
+  reconciled again.
+- The whole status is applied, server-side, by one field manager; fields of another manager are removed.
+- An unreadable status is written only at the SharePod's end: otherwise an Event notifies the owner.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from sharepod.kube import ConflictError, ForbiddenError, InvalidError, Json, Not
 from .snapshots import asks_for_another_share
 
 _BIND_S = 1.0
-"""Seconds for which the status of a Pod that has just got its share waits for the binding: kube-scheduler binds within
-milliseconds, and an API server spends more on a status than on any other write of a life."""
+"""Seconds for which the status of a Pod with a new share waits for the binding. kube-scheduler binds within
+milliseconds, and a status is the most expensive write of a Pod's life for the API server."""
 _MINOR_PERIOD_S = 1.0
 """Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 
@@ -55,7 +56,7 @@ class StatusWriter:
 
     Args:
         clock: Monotonic seconds.
-        requeue_after: Looks at a tenant again after so many seconds.
+        requeue_after: Enqueues a tenant after so many seconds.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class StatusWriter:
         self._requeue_after = requeue_after
 
     async def totals_are_written(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> bool:
-        """Write the totals of a share whose row is about to go: its agent forgets the count with the row. Return False
-        if they could not be written to the SharePod as it is now. Where the API server refuses them they are lost: no
-        GPU is kept for a figure. Raises `ApiError`."""
+        """Write the totals of a share whose row is removed next: its agent drops the count with the row. Return False
+        if they could not be written to the present SharePod. Totals that the API server refuses are lost: a GPU is not
+        held back for them. Raises `ApiError`."""
         if not sharepod.readable:
             return True
         inputs = self._inputs(snapshot, memo, last=True)
@@ -97,10 +98,10 @@ class StatusWriter:
         memo: TenantMemo,
         finish: Ending | None,
     ) -> bool:
-        """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
+        """Write changed fields, now or when due, and their Events. Raises `ApiError`.
 
-        Return whether something was written. A SharePod of which only the metadata is known gets an Event alone, unless
-        it has ended.
+        Return whether a write was made. A SharePod of which only the metadata is known gets only an Event, unless it
+        has ended.
         """
         if finish is None and (pause := self._about_to_be_bound(snapshot, memo)) > 0.0:
             self._requeue_after(sharepod.uid, pause)
@@ -111,7 +112,7 @@ class StatusWriter:
         return await self._write(snapshot, sharepod, memo, finish, self._inputs(snapshot, memo))
 
     def _about_to_be_bound(self, snapshot: TenantSnapshot, memo: TenantMemo) -> float:
-        """Return the seconds for which the status still waits for kube-scheduler to look at the Pod."""
+        """Return for how many seconds the status still waits for kube-scheduler to handle the Pod."""
         pod = snapshot.pod
         if memo.opened is None or pod is None or pod.uid != memo.opened[0]:
             return 0.0
@@ -127,12 +128,12 @@ class StatusWriter:
         finish: Ending | None,
         inputs: StatusInputs,
     ) -> bool:
-        """Write what these inputs have changed. Return whether something was written.
+        """Write the changes from these inputs. Return whether a write was made.
 
-        1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
-        2. Compose the status and compare it with the one that was read.
-        3. Return if nothing changed; come back later if only minor fields did, too soon.
-        4. Apply; after a conflict read the SharePod and come back at once. Where it is not found, it is gone.
+        1. Return if the present status was made of the same inputs; retry later if minor ones changed too soon.
+        2. Compose the status and compare it with the read one.
+        3. Return if nothing changed; retry later if only minor fields did, too soon.
+        4. Apply; after a conflict read the SharePod and retry at once. If it is not found, it is deleted.
         5. Write Events.
         """
         pod = snapshot.pod
@@ -172,7 +173,7 @@ class StatusWriter:
             self._events.warning(KIND, sharepod, "StatusRefused", "Watch", text)
             raise
         except NotFoundError:
-            memo.gone = True  # no read would say more
+            memo.gone = True  # a read would give no more information
             self._state.drop_sharepod(sharepod.uid)
             return False
         except ConflictError:
@@ -182,7 +183,7 @@ class StatusWriter:
         memo.status_written, memo.major = now, major
         if "usage" in changes:
             memo.usage_written = now
-        decides = finish is not None or cleared  # the next step follows from what was written
+        decides = finish is not None or cleared  # the next step follows from the written status
         self._state.put_sharepod(answer, news=decides)
         memo.shown = None
         known = self._state.sharepods.get(sharepod.uid)
@@ -201,10 +202,11 @@ class StatusWriter:
         return True
 
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
-        """Write a status; return the SharePod as it is then.
+        """Write a status; return the resulting SharePod.
 
-        Server-side apply leaves null, which no schema allows, of a list that another manager of fields has as well,
-        once its last entry goes. What cannot be applied is merged, by which that manager loses it.
+        If another field manager also owns a list, server-side apply turns the list into null once its last entry is
+        removed. No schema allows null. A status that cannot be applied is merged, by which the other manager loses the
+        list.
         """
         metadata: Json = {"name": sharepod.name, "uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         body: Json = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
@@ -222,7 +224,8 @@ class StatusWriter:
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
     def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo, *, last: bool = False) -> StatusInputs:
-        """Return what the status is made of, usage left as it is. `last`: the row goes next, and the totals with it."""
+        """Return the inputs of the status, with unchanged usage. `last`: the row is removed next, and the totals with
+        it."""
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
@@ -282,7 +285,7 @@ def _time_of_day(second: int) -> str:
 
 
 def _moves_to(snapshot: TenantSnapshot, memo: TenantMemo) -> KeptPlace | None:
-    """Return the place that is kept for a tenant which this process moves; None once its next Pod has a share."""
+    """Return the place reserved for a tenant that this process moves; None once its next Pod has a share."""
     eviction, pod = memo.eviction, snapshot.pod
     if eviction is None or (pod is not None and pod.uid != eviction.pod and not pod.waits_for_share):
         return None

@@ -57,4 +57,4 @@ async def test_a_list_of_quotas_whose_pages_come_round_again_raises_no_share_by_
     snapshot = TenantSnapshot(sharepod=raised, pod=pod(node="node-a"), reserved=(reserved(),))
     refusal = await QuotaGate(Circle(), lambda: 0.0).refusal(snapshot)
     assert refusal is not None
-    assert "quotas cannot be seen at the moment" in refusal.message
+    assert "quotas cannot be read now" in refusal.message
