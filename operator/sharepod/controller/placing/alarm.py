@@ -1,4 +1,4 @@
-"""Alarm of the placement loop: what wakes it, now or at a time."""
+"""Alarm of the placement loop: wakes it, now or at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 _SOONEST_S = 0.05
-"""Least seconds until a time at which the loop is woken: times that are over by then do not keep it busy."""
+"""Least seconds until a wake-up: times that have already passed must not keep the loop busy."""
 
 
 class Alarm:

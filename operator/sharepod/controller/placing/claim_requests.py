@@ -1,9 +1,10 @@
-"""Requests of claims: what is asked of placement for the claims of a Pod that waits for them.
+"""Requests of claims: the placement requests for the claims of a waiting Pod.
 
 Guarantees:
-- A claim is asked for only while a Pod that uses it waits for a node, and only once all claims of that Pod are known.
-- Claims of one Pod that have no place are asked for together: all go to one node, or none is placed.
-- A Pod with a claim that has a place goes to that node.
+- A place for a claim is requested only while a Pod that uses it waits for a node, and once all claims of that Pod are
+  known.
+- Claims of one Pod without a place are requested together: all get places on one node, or none is placed.
+- A Pod with a placed claim gets its other places on the same node.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from sharepod.controller.state.facts.claim_facts import MAX_CLAIMS, ClaimFacts, 
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
 
 _MOST_LOOKED_AT = 16
-"""Pods on one claim of which one is looked for in one turn whose claims can all be placed."""
+"""Pods of one claim that are checked in one turn for a Pod whose claims can all be placed."""
 _TURN_S, _ROUND_S = 1.0, 10.0
 """Seconds until the next Pods on a claim have their turn, and until the first ones have it again: where nothing
 changes, a claim of 17 such Pods costs two looks in eleven seconds."""
 
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
-    """Return the Pod that a claim is to be placed for: of those that wait, the first by priority and age whose claims
-    can all be placed, else the first. Of many, those that have their turn are looked at."""
+    """Return the Pod for which a claim is placed: of the waiting Pods, the first by priority and age whose claims can
+    all be placed, else the first. Of many Pods only those with a turn are checked."""
     seen = state.seen_claims
-    users = seen.users(claim)  # those that wait come first
+    users = seen.users(claim)  # waiting Pods come first
     if not users or not users[0].waits:
         return None
     turn = seen.turns.get(claim.uid, 0)
@@ -39,8 +40,8 @@ def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
 
 
 def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
-    """Give other Pods on a claim their turn where those that had it cannot be placed; return in how many seconds to
-    look at them, None if there are no others."""
+    """Give the turn to other Pods of a claim if those with the turn cannot be placed. Return the seconds until they are
+    checked; None if there are no others."""
     seen, pod = state.seen_claims, waiting_pod(state, claim)
     if pod is None or claim.request is None or claim.deleting or _can_be_placed(state, pod):
         return None
@@ -52,8 +53,8 @@ def next_turn(state: ClusterState, claim: ClaimFacts) -> float | None:
 
 
 def _can_be_placed(state: ClusterState, pod: ClaimPodFacts) -> bool:
-    """Return whether all claims of a Pod are known, ask for what they can and stay, and its containers use them as they
-    can be used."""
+    """Return whether all claims of a Pod are known and valid and stay, and its containers use them in a supported
+    way."""
     seen = state.seen_claims
     if len(pod.entries) > MAX_CLAIMS or not seen.complete(pod) or seen.crowded(pod) is not None:
         return False
@@ -78,9 +79,9 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
 
 
 def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, str]) -> PlacementRequest | None:
-    """Return the request of a claim and of those to be placed beside it; None if another leads, or none waits.
+    """Return the request of a claim and its Pod's other unplaced claims; None if another claim leads, or no Pod waits.
 
-    `avoid`: nodes not to use this time, each with the reason.
+    `avoid`: nodes to avoid this time, each with the reason.
     """
     pod = waiting_pod(state, claim)
     group = group_of(state, claim, pod) if pod is not None else None
@@ -96,8 +97,8 @@ def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, st
 
 
 def request_elsewhere(state: ClusterState, claim: ClaimFacts) -> PlacementRequest | None:
-    """Return what the next Pod of a claim's controller will ask for; None for a Pod that has other claims, or that
-    nobody brings back."""
+    """Return the request of the next Pod of a claim's controller; None for a Pod with other claims, or without a
+    controller that replaces it."""
     pods = tuple(pod for pod in state.seen_claims.users(claim) if pod.runs)
     if claim.request is None or len(pods) != 1:
         return None

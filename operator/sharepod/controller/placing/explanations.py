@@ -1,15 +1,14 @@
-"""Explanations: why tenants that wait have no place, and what would help.
+"""Explanations: why waiting tenants have no place, and what would help.
 
 Guarantees:
-- Explaining delays nobody: it comes after the decisions of a pass, in slices that take a quarter of a processor at
-  most, and stops after one of them when others come to be placed.
-- Namespaces take turns, each with those first that have waited longest for an explanation.
-- Reasons that were told before are told anew fifty a second in all: where thousands wait, each change of a figure
-  would be a write of each status.
-- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all who ask the same. An answer that has not changed
-  is not told again.
-- Looking for tenants that would have to move or go takes at most a fiftieth of the time; where that is used up, a
-  refusal goes without.
+- Explaining delays no placement: it follows the decisions of a pass, in slices that take at most a quarter of a
+  processor, and stops after a slice when new requests arrive.
+- Namespaces take turns, each with its longest unexplained requests first.
+- Changed reasons are written for fifty tenants a second in all: with thousands waiting, each change of a figure would
+  write every status.
+- One refusal is explained at most every `_EXPLAIN_PERIOD_S`, for all equal requests. An unchanged answer is not written
+  again.
+- The search for tenants to move or to end takes at most a fiftieth of the time; beyond that a refusal omits them.
 - Only tenants of its own namespace are named.
 """
 
@@ -37,14 +36,14 @@ from .waiting import NEVER, WaitingTenant, who_asks_matters
 _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
 _EXPLAIN_S = 0.02
-"""Seconds of explaining that each pass has, whatever else waits: reasons come, however busy the queue is."""
+"""Seconds of explaining in each pass, whatever else waits: so reasons appear even with a busy queue."""
 _TOLD_ANEW_PER_S = 50.0
-"""Tenants a second whose reason is worked out anew. A status that is written and read back costs the operator some
-2 ms."""
+"""Tenants per second whose reason is computed again. Writing and reading back a status costs the operator about 2
+ms."""
 _TOLD_ANEW_AT_ONCE = 5
 """The same, at once: the 10 ms that these take are not noticed."""
 _TOLD_ANEW_PAUSE_S = 0.1
-"""Seconds until the next are looked at once this many were."""
+"""Seconds until the next changed reasons after this many."""
 _IDLE_PER_LOOK = 49
 """Time that passes after each look for tenants that would have to move or go, in times of how long it took: some 20 ms
 with a thousand tenants, in slices."""
@@ -52,8 +51,8 @@ with a thousand tenants, in slices."""
 
 @dataclass(slots=True)
 class _Answer:
-    """Why a request has no place, as worked out `at`, monotonic seconds. `told`: with the tenants that would have to
-    move or go; None: they were not looked for yet."""
+    """Refusal of a request, computed `at`, monotonic seconds. `told`: the refusal with the tenants that would have to
+    move or end; None before the search for them."""
 
     refusal: Refusal
     at: float
@@ -67,17 +66,18 @@ class Explanations:
 
     Args:
         engine: Decides, and words refusals.
-        memos: Take the refusals.
-        request_of: Returns what a tenant asks for; None if it waits no longer.
-        own_movable: Returns the tenants of a request's namespace that could be moved for it if their owner said so.
+        memos: Receive the refusals.
+        request_of: Returns a tenant's request; None if it no longer waits.
+        own_movable: Returns the tenants of a request's namespace that could be moved for it if their owner allowed
+            that.
         standing: Returns the standing of a namespace by its budget.
         may_act: True while this process leads and has listed everything.
-        on_answered: Called with each tenant that has a new answer to show.
+        on_answered: Called with each tenant whose answer has changed.
         clock: Monotonic seconds.
         later: Called with the time, monotonic seconds, at which to explain again.
-        kick: Set when the queue is to be gone through.
-        arrived: Set while others have come to be placed.
-        rests: Returns for how long to rest after a slice, in times of how long it lasted.
+        kick: Set to request a pass through the queue.
+        arrived: Set while new requests wait to be placed.
+        rests: Returns the rest after a slice, in multiples of the slice's duration.
     """
 
     def __init__(
@@ -110,15 +110,16 @@ class Explanations:
         self._rests = rests
         self._next_look = 0.0
         self._tells_anew_at = NEVER
-        """When those that were told before are looked at again."""
+        """When changed reasons are handled again."""
         self._told_anew = RateLimiter(clock(), per_s=_TOLD_ANEW_PER_S, burst=_TOLD_ANEW_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
-        """Answers by what was asked."""
+        """Answers by request content."""
 
     async def work_out(self, unexplained: Unexplained, places: Mapping[str, WaitingTenant]) -> None:
-        """Work out why SharePods were refused that have no reason yet, or an old one.
+        """Explain the refusals without a reason, or with an old one.
 
-        Of thousands some are left to the next pass once another SharePod has come to be placed: it does not wait.
+        With thousands, the rest is left to the next pass once a new request arrives, so that this request does not
+        wait.
         """
         began = time.monotonic()
         ends = began + _EXPLAIN_S
@@ -139,7 +140,7 @@ class Explanations:
             if request is None or not self._may_act():
                 continue
             answer = self._answer(waiting, request)
-            if not isinstance(answer, _Answer):  # room has appeared meanwhile
+            if not isinstance(answer, _Answer):  # capacity has appeared since
                 waiting.refused_at_version = None
                 unexplained.leave_out(waiting)
                 self._kick.set()
@@ -154,7 +155,7 @@ class Explanations:
             self._later(self._tells_anew_at if paced else told + _EXPLAIN_PERIOD_S)
 
     def _may_tell_anew(self) -> bool:
-        """Return whether one more that was told before may be told now; come back for the others if not."""
+        """Return whether one more changed reason may be written now; if not, schedule the rest."""
         now = self._clock()
         if now < self._tells_anew_at:
             return False
@@ -165,11 +166,11 @@ class Explanations:
         return False
 
     def forget(self) -> None:
-        """Work every answer out again: what they say of nodes is no longer so."""
+        """Compute every answer again: their facts about nodes have changed."""
         self._answers.clear()
 
     def _answer(self, waiting: WaitingTenant, request: PlacementRequest) -> Assignment | _Answer:
-        """Return why a request has no place; worked out once in `_EXPLAIN_PERIOD_S` for all who ask the same."""
+        """Return why a request has no place; computed once in `_EXPLAIN_PERIOD_S` for all equal requests."""
         asked = waiting.worked_out.asks if waiting.worked_out is not None else ""
         for_all = asked and not who_asks_matters(self._engine.cluster, request)
         if for_all and (known := self._answers.get(asked)) is not None:
@@ -183,7 +184,7 @@ class Explanations:
         return answer
 
     def _take(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> None:
-        """Take a refusal into the memo, with what would help, and tell it if it is another one."""
+        """Store a refusal in the memo, with its remedies, and notify if it has changed."""
         refusal = answer.refusal
         if answer.told is not None or refusal != waiting.refusal:
             waiting.told = answer.told
@@ -195,16 +196,16 @@ class Explanations:
         self.tell(waiting, refusal)
 
     def tell(self, waiting: WaitingTenant, refusal: Refusal) -> None:
-        """Take a refusal into the memo, and tell it if it is another one."""
+        """Store a refusal in the memo, and notify if it has changed."""
         memo = self._memos.of(waiting.tenant)
         if refusal != memo.refusal:
             memo.refusal = refusal
             self._on_answered(waiting.tenant)
 
     async def _look_for_tenants(self, waiting: WaitingTenant, request: PlacementRequest, answer: _Answer) -> bool:
-        """Add to a refusal which tenant would have to move or, where no single move helps, which would have to go, if
-        there is time to look for them. Other tasks have turns meanwhile. Return False if others have come to be placed:
-        the rest is left to the next time."""
+        """Add to a refusal the tenant that would have to move or, if no single move helps, the tenants that would have
+        to end, if time is left for the search. Yields to other tasks. Return False if new requests have arrived: the
+        rest is left to the next time."""
         if answer.refusal.outlook is not Outlook.WAITING or answer.told is not None:
             return True
         if answer.looking is None:
@@ -226,7 +227,7 @@ class Explanations:
         return True
 
     def _tenants_in_steps(self, request: PlacementRequest) -> Iterator[MoveAdvice | Leavers | None]:
-        """Look for tenants that would have to move or go; they come last, if any."""
+        """Search for tenants to move or to end; yield them last, if any."""
         engine, found = self._engine, None
         for found in move_advice(engine.cluster, request, self._own_movable(request), engine.find):
             yield found

@@ -1,13 +1,13 @@
 """Ledger writer: writes `spec` of the GPUNodes.
 
 Guarantees:
-- One write is in flight for a GPUNode; everything decided meanwhile goes into the next.
-- Each write is a JSON Patch that holds only for the GPUNode (uid) and the generation of its spec that it was worked out
-  from: a stale writer changes nothing.
-- A write that the API server refuses although nothing had moved is reported. Its new reservations are dropped, and
-  `on_refused` keeps their tenants away; the rest is tried again after growing pauses.
-- Nothing is written to a ledger that cannot be read.
-- A decision that was taken back is given to others only once no write of it can still come true.
+- One write is in flight per GPUNode; decisions during it go into the next write.
+- Each write is a JSON Patch that is conditional on the GPUNode's uid and the generation of the spec that it was
+  computed from: a stale writer changes nothing.
+- A write that the API server refuses although nothing has changed is reported. Its new reservations are dropped, and
+  `on_refused` makes their tenants avoid the node; the rest is retried after growing pauses.
+- An unreadable ledger is never written.
+- A withdrawn decision frees its share only once no write of it can still succeed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = structlog.get_logger(__name__)
 
 
 class LedgerWriter:
-    """Writer that brings the ledgers to what was decided.
+    """Writer of all ledgers.
 
-    `add` and `remove` return at once; the outcome comes by the cluster state, as every change of a ledger does.
+    `add` and `remove` return at once; the cluster state shows the outcome, like every change of a ledger.
 
     Args:
-        state: Has the decisions, and takes the ledgers as written.
+        state: Has the decisions, and receives the ledgers as written.
         client: The API server.
-        events: For writes that are refused.
+        events: Recorder of Events for refused writes.
         workers: Ledgers written at the same time.
     """
 
@@ -54,7 +54,7 @@ class LedgerWriter:
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
-        """By node: the generation that a write was for whose answer was lost."""
+        """By node: the generation of a write whose answer was lost."""
         self.holders_of: Callable[[GpuNodeFacts], tuple[PluginHolder, ...]] = lambda base: base.spec.holders
         """Returns the holders as a ledger should have them. May be replaced before `run`."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
@@ -65,11 +65,11 @@ class LedgerWriter:
         await self._queue.run()
 
     def add(self, node: str) -> None:
-        """Write what was decided for this node."""
+        """Write the decisions for this node."""
         self._queue.add(node)
 
     def remove(self, node: str, tenant: str) -> None:
-        """Remove this row. Its share is given away once the row is gone."""
+        """Remove this row. Its share becomes free once the row is removed."""
         self._leaving.setdefault(node, set()).add(tenant)
         self._queue.add(node)
 
@@ -90,7 +90,7 @@ class LedgerWriter:
     async def _write(self, node: str) -> None:
         base = self._state.gpunodes.named(node)
         if base is None:
-            self._drop(node, "its GPUNode is gone")
+            self._drop(node, "its GPUNode is deleted")
             return
         if base.ledger_error is not None:
             self._drop_fresh(base, base.ledger_error)
@@ -138,9 +138,9 @@ class LedgerWriter:
             self._queue.add(node)
 
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
-        """Let placement give away what was decided and taken back before it was written.
+        """Let placement reuse shares that were decided and withdrawn before their write.
 
-        A write whose answer was lost can still come true while the generation is the one that it was for.
+        A write without an answer can still succeed while the generation is the one that it names.
         """
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)
@@ -148,7 +148,7 @@ class LedgerWriter:
                 self._state.on_room_changed()
 
     def _pool(self, base: GpuNodeFacts) -> InPool:
-        """Return the pool of a node. It stays what it is while there are tenants or holders: each pool ends its own."""
+        """Return the pool of a node. It stays while there are tenants or holders: each pool ends its own."""
         node = self._state.nodes.named(base.name)
         label = Pool(node.pool) if node is not None and node.pool in tuple(Pool) else None
         if label is base.spec.pool:
@@ -173,7 +173,7 @@ class LedgerWriter:
         return True
 
     def _again(self, node: str) -> None:
-        """Try later what is still to be written to this node, if anything is."""
+        """Retry later the pending changes of this node, if any."""
         if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
             self._queue.add_after(node, _BACKOFF.pause_s(count))
@@ -193,7 +193,7 @@ class LedgerWriter:
             self._state.drop_gpunode(base.uid)
 
     def _drop(self, node: str, why: str) -> None:
-        """Drop everything that was to be written to this node; the tenants concerned are looked at again."""
+        """Drop all pending changes of this node and reconsider the affected tenants."""
         self._refusals.pop(node, None)
         self._unknown.pop(node, None)
         leaving = self._leaving.pop(node, set())

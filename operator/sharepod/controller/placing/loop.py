@@ -1,17 +1,17 @@
-"""Placement loop: the one place where shares are decided.
+"""Placement loop: the only part that decides shares.
 
 Guarantees:
-- Decisions are taken one at a time, by effective priority, standing of the namespace, turns of namespaces and age
-  (`namespace_turns.py`), each on a state that holds all earlier ones, written or not.
-- One that comes while others are tried is tried among them: it waits for one of each other namespace at most.
-- Those that ask the same are tried as one. Trying again what was refused takes a quarter of a processor at most,
-  however much that is: nobody that comes waits for more than a slice of it.
+- Decisions are made one at a time, by effective priority, standing of the namespace, turns of namespaces and age
+  (`namespace_turns.py`), each on a state with all earlier ones, written or not.
+- A request that arrives during a pass is tried in it: it waits for one request of each other namespace at most.
+- Equal requests are tried as one. Retries of refused requests take at most a quarter of a processor, whatever their
+  number: a new request waits for one slice of them at most.
 - Nothing is decided before everything was listed, nor while this process does not lead.
-- A decision is handed to the ledger writer at once and never waited for.
-- A refused SharePod is tried again when a node has gained room that it could use, and only then.
-- Why a SharePod was refused is worked out after the decisions of the pass, so that explaining delays nobody.
-- No SharePod blocks another, except by a head-of-line reservation: GPUs of one node are reserved for the first
-  in the line once it has waited `head_reservation_after`.
+- A decision goes to the ledger writer at once; the loop never waits for the write.
+- A refused SharePod is retried only when a node has gained capacity that it could use.
+- The reasons of refusals are computed after the decisions of the pass, so that explaining delays no placement.
+- A SharePod blocks others only by a head-of-line reservation: GPUs of one node are reserved for the first in the queue
+  once it has waited `head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ from .waiting import Asked, WaitingTenant, asked_of
 from .waiting_line import WaitingLine
 
 _PASSES = 4
-"""Passes that may start again because room appeared, before one goes through to the end of the queue."""
+"""Passes that may restart because capacity appeared, before one pass reaches the end of the queue."""
 _EXPLAINED_AT_ONCE = 100
-"""Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
+"""Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is deleted: about 50 ms of work."""
 
 
 log = structlog.get_logger(__name__)
 
 
 class PlacementLoop:
-    """Loop that decides for the SharePods that wait.
+    """Loop that decides for the waiting SharePods.
 
     Args:
-        state: The cluster state; its `cluster` takes the reservations.
-        memos: Say what to avoid and until when to wait; take the refusals.
+        state: The cluster state; its `cluster` receives the reservations.
+        memos: Nodes to avoid and times to wait for; receive the refusals.
         may_act: True while this process leads and has listed everything.
-        on_decided: Called with tenant and node of each new or changed reservation, which is to be written.
-        on_answered: Called with each tenant that has a new answer to show.
-        on_holder_wanted: Called with a request that has no place, and where holders would make one.
+        on_decided: Called with tenant and node of each new or changed reservation, to be written.
+        on_answered: Called with each tenant whose answer has changed.
+        on_holder_wanted: Called with a request without a place, and where holders would make one.
         clock: Monotonic seconds.
-        head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
+        head_reservation_after: Seconds after which GPUs are reserved for the head of the queue.
         head_reservation_for: Seconds after which that reservation ends.
-        head_idle_ratio: Most of the GPU time that may stand idle for the head of the line in the long run.
-        preemptions_per_minute: Most victims of preemption a minute; 0: nobody is preempted.
+        head_idle_ratio: Most of the GPU time that may be idle for the head of the queue in the long run.
+        preemptions_per_minute: Most victims of preemption a minute; 0: no preemption.
         moves: Limits of moving tenants to other GPUs.
         wall: Time of day, seconds since the epoch.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count for that reservation.
@@ -116,7 +116,7 @@ class PlacementLoop:
         self._alarm = Alarm(clock)
         self._cycles = 0
         self.rests = slices.RESTS
-        """Rest after a slice of what nobody new waits for, in times of how long it lasted."""
+        """Rest after a slice of work that no new request waits for, in multiples of its duration."""
         self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
         self._head = HeadOfLine(
             state.cluster,
@@ -168,7 +168,7 @@ class PlacementLoop:
         )
 
     def want_place(self, tenant: str) -> None:
-        """Queue a SharePod for a place. One that waits already and asks for something else by now is tried again."""
+        """Queue a SharePod for a place. A waiting SharePod whose request has changed is retried."""
         if self._line.join(tenant):
             self._alarm.ring()
 
@@ -188,18 +188,18 @@ class PlacementLoop:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Wake the loop if any SharePod waits: room may have appeared."""
+        """Wake the loop if any SharePod waits: capacity may have appeared."""
         if self._line.places or self._resizes:
             self._alarm.ring()
 
     def order_changed(self) -> None:
-        """Try every SharePod that waits again: standings have changed, and with them whose turn it is."""
+        """Retry every waiting SharePod: standings have changed, and with them the order of the queue."""
         for waiting in self._line.places.values():
             waiting.refused_at_version = waiting.key = None
         self.room_changed()
 
     def node_left(self) -> None:
-        """Work the reasons of refusals out again: they count a node that is gone, or the only one."""
+        """Compute the reasons of refusals again: they count a deleted node, or the only one."""
         self._explanations.forget()
         refused = [waiting for waiting in self._line.places.values() if waiting.refused_at_version is not None]
         for number, waiting in enumerate(refused):
@@ -210,18 +210,18 @@ class PlacementLoop:
             self._alarm.ring()
 
     def retry(self, tenant: str) -> None:
-        """Try a SharePod again whatever has changed since its refusal."""
+        """Retry a SharePod whatever has changed since its refusal."""
         waiting = self._line.places.get(tenant)
         if waiting is not None:
             waiting.refused_at_version = None
             self._alarm.ring()
 
     def take_over(self) -> None:
-        """Keep the places that a former leader has kept. To be called before this one gives anything away."""
+        """Reserve the places that a former leader has reserved. To be called before any decision."""
         moving = self.preemptions.moving
         moving.take_over()
         if moving:
-            self._alarm.ring()  # they are given up in time though nobody waits
+            self._alarm.ring()  # released in time even if no request waits
 
     def waiting(self) -> tuple[str, ...]:
         """Return the tenants that wait for a place."""
@@ -252,23 +252,23 @@ class PlacementLoop:
     async def _pass(self, *, whole: bool) -> bool:
         """Go through the queue once.
 
-        Return False if the pass stopped because room appeared while others had a turn: the head of the queue must come
-        first again. A `whole` pass goes through to the end.
+        Return False if the pass stopped because capacity appeared during another task's turn: the head of the queue
+        must be tried first again. A `whole` pass reaches the end.
         """
         cluster = self._state.cluster
         self._cycles += 1
         self.preemptions.moving.take_over()
         began, version = time.monotonic(), cluster.room_version
         cycle = slices.Cycle(self._cycles, began, {})
-        # 1. Resize: shares that change in place, but for those of request 0, which come after those that wait.
+        # 1. Resize: change shares in place. Shares of request 0 come after the waiting requests.
         await self._resizes.decide(of_request_0=False, arrivals=lambda: self._line.arrivals)
         cycle.end_of("resize")
-        # 2. Line up those to try: highest priority first, then those that have used least of their entitlement, then by
-        #    turns of their namespaces, each with its oldest first.
+        # 2. Line up the requests to try: highest priority first, then namespaces with the least use of their
+        # entitlement, then by turns of namespaces, each with its oldest first.
         turns = await self._line.line_up(cluster)
         queued = len(turns)
         cycle.end_of("sort")
-        # 3. Place: one decision each, for those that new room could serve.
+        # 3. Place: one decision for each request that new capacity could serve.
         refused: set[Asked] = set()
         began = time.monotonic()
         while (tried := turns.take()) is not None:
@@ -298,16 +298,16 @@ class PlacementLoop:
         # 4. Renew the shadow prices, if demand has moved.
         await self._renewal.go_on()
         cycle.end_of("renew")
-        # 5. Reserve GPUs for the head of the line, if it has waited long enough; have others make room for it.
+        # 5. Reserve GPUs for the head of the queue, if it has waited long enough; preempt tenants for it.
         await self._head.look(self._line.places, self._line.arrived)
-        await slices.let_others_go_on(self._line.arrived)  # what was decided is written before others are told why not
+        await slices.let_others_go_on(self._line.arrived)  # decisions are written before refusals are explained
         cycle.end_of("head")
         await self.preemptions.look(self._line)
         cycle.end_of("preempt")
         # 6. Explain refusals that have no reason yet, or an old one.
         await self._explanations.work_out(self._unexplained, self._line.places)
         cycle.end_of("explain")
-        # 7. Come back for those that are tried again at a time.
+        # 7. Schedule the requests that are retried at a set time.
         if (again := self._line.retry_at()) < float("inf"):
             self._alarm.ring_at(again)
         log.debug("placement pass", cycle=cycle.number, queued=queued, phases_ms=cycle.phases_ms)
@@ -328,8 +328,7 @@ class PlacementLoop:
         return request
 
     def _could_be_served(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """True if the changes since its refusal could be room for this one. `refused`: what was asked in vain in this
-        pass."""
+        """True if the changes since its refusal could serve this request. `refused`: contents refused in this pass."""
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
@@ -357,7 +356,7 @@ class PlacementLoop:
         return self._could_be_served(waiting, request, refused) and self._place(waiting, request, refused)
 
     def _place(self, waiting: WaitingTenant, request: PlacementRequest, refused: set[Asked]) -> bool:
-        """Decide for one SharePod; return False if it is refused. `refused`: what was asked in vain in this pass."""
+        """Decide for one SharePod; return False if it is refused. `refused`: contents refused in this pass."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
@@ -386,13 +385,13 @@ class PlacementLoop:
             self.engine.reserve(request, answer)
         except PlacementError as error:
             log.error(
-                "cannot reserve what was decided",
+                "cannot reserve the decided share",
                 tenant=waiting.tenant,
                 sharepod=f"{request.namespace}/{request.name}",
                 error=str(error),
             )
             waiting.refused_at_version = waiting.explained_version = cluster.room_version
-            return True  # its own fault, and not that there is no room
+            return True  # an error in the request, not a lack of room
         metrics.DECISIONS.labels("placed").inc()
         for one in (request, *request.beside) if request.claim is not None and request.pod_uid is None else ():
             self._state.seen_claims.booked(one.tenant)
@@ -403,7 +402,7 @@ class PlacementLoop:
         preempted = self.preemptions.placed(request, answer)
         if is_head:
             cluster.reserve_for_head(None)
-        grouped = request.gpu.labels.affinity is not None  # the others of its group can follow now
+        grouped = request.gpu.labels.affinity is not None  # the other members of its group can now follow
         if is_head or preempted or grouped or cluster.excluding_fewer_at > version:
             self.room_changed()
         self._on_decided(waiting.tenant, answer.node)

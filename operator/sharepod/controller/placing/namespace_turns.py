@@ -1,13 +1,13 @@
-"""Turns of namespaces: in which order those that wait are tried in one pass through the queue.
+"""Turns of namespaces: the order in which waiting requests are tried in one pass through the queue.
 
 Guarantees:
 - Higher effective priority comes first, then the better standing of the namespace.
-- Among equals of these, namespaces take turns, each with its own oldest first: a namespace's n-th is tried before the
-  (n+1)-th of any other, and of several that are n-th the oldest first.
-- One that comes during a pass has a turn with its namespace, whose next turn is the present one at the earliest: the
-  first of a namespace waits for one of each other namespace, and not for all of them.
-- A request group has one turn: its oldest request is tried first, and by itself from then on. The others follow,
-  unless the caller leaves out the group.
+- Among equals of these, namespaces take turns, each with its own oldest first. A namespace's n-th request is tried
+  before the (n+1)-th of any other; of several n-th requests, the oldest first.
+- A request that arrives during a pass gets a turn with its namespace, whose next turn is the present one at the
+  earliest. So the first request of a namespace waits for one of each other namespace, not for all of them.
+- A request group has one turn: its oldest request is tried first, separately from then on. The others follow, unless
+  the caller leaves out the group.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .queue_index import Entry, NamespaceLine, Rank
 from .waiting import RequestGroup, WaitingTenant
 
 Keyed = tuple[QueueKey, WaitingTenant]
-"""One that waits, with its key."""
+"""A waiting request, with its key."""
 
 
 class NamespaceTurns:
-    """Those that are still to be tried in a pass.
+    """Requests to be tried in a pass.
 
     Args:
-        indexed: Lines of the queue index, which do not change during the pass.
-        untried: Those that were never refused, or are to be tried whatever has changed since: it takes out who is
-            tried, and puts in who comes.
+        indexed: Entries of the queue index, which do not change during the pass.
+        untried: Requests that were never refused, or are to be tried whatever has changed; `take` removes tried
+            requests, the caller adds new ones.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class NamespaceTurns:
         self._numbers = itertools.count()
         self._indexed = dict(indexed or {})
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
-        """Heaps of the others of each namespace."""
+        """Heaps of the other requests of each namespace."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
         """Heap of the namespaces, each with its turn and the key of its first; an entry that is no longer so is passed
         over."""
         self._turns: dict[tuple[Rank, str], int] = {}
         """Next turn of each namespace."""
         self._present: dict[Rank, int] = {}
-        """Turn of the one that was taken last."""
+        """Turn of the last taken request."""
         self.group: RequestGroup | None = None
-        """Request group of the one that was taken last."""
+        """Request group of the last taken request."""
         self._untried = untried if untried is not None else set()
         for rank, namespace in self._indexed:
             self._turns[rank, namespace] = 0
@@ -59,7 +59,7 @@ class NamespaceTurns:
 
     @property
     def has_untried(self) -> bool:
-        """Return whether any was never refused, or is to be tried whatever has changed since."""
+        """Return whether any request was never refused, or is to be tried whatever has changed."""
         return bool(self._untried)
 
     def add_all(self, waiting: Iterable[Keyed]) -> None:
@@ -71,7 +71,7 @@ class NamespaceTurns:
         self._add([(key, next(self._numbers), each, group) for key, _, each, group in entries])
 
     def add_group(self, group: RequestGroup) -> None:
-        """Add those of a request group."""
+        """Add the requests of a request group."""
         oldest = group.oldest
         if oldest is not None and oldest.key is not None:
             self._add([(oldest.key, next(self._numbers), oldest, group)])
@@ -85,13 +85,13 @@ class NamespaceTurns:
             rank, turn, key, namespace = heapq.heappop(self._next)
             if self._turns[rank, namespace] != turn or (first := self._first(rank, namespace)) is None:
                 continue
-            if first[0] != key:  # the one that was first has left, or an older one has come
+            if first[0] != key:  # the first has left, or an older one has arrived
                 self._push(rank, namespace)
                 continue
             _, _, waiting, group = first
             self._count(rank, namespace, first)
             self._untried.discard(waiting.tenant)
-            if group is not None and group.oldest is not waiting:  # it has left the request group meanwhile
+            if group is not None and group.oldest is not waiting:  # it has left the request group
                 self._push(rank, namespace)
                 self.add_group(group)
                 continue
@@ -105,11 +105,11 @@ class NamespaceTurns:
         return None
 
     def leave_out_group(self) -> None:
-        """Try those no more that are left in the request group of the one that was taken last."""
+        """Do not try the remaining requests in the group of the last taken request."""
         self.group = None
 
     def _first(self, rank: Rank, namespace: str) -> Entry | None:
-        """Return the first of a namespace, of those that were indexed before the pass and the others."""
+        """Return the first request of a namespace, indexed or not."""
         indexed, others = self._indexed.get((rank, namespace)), self._lines.get((rank, namespace))
         first = indexed.first if indexed is not None else None
         return min(first, others[0], key=_key) if first is not None and others else others[0] if others else first

@@ -1,11 +1,11 @@
-"""The pool that a node is in, which may lag behind its label. Pure.
+"""The pool of a node, which may lag behind its label. Pure.
 
 Guarantees:
-- NP1 one allocator: a node changes its pool only while its ledger is empty, nothing is on its way there, and nothing of
-  the former pool is left: no holder, and no claim that kube-scheduler has allocated there.
-- NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has put the ledger in force that tells
-  it to leave, and has said that it publishes no device. An earlier word does not count.
-- A node whose label says its pool again stays in it.
+- NP1 one allocator: a node changes its pool only while its ledger is empty, no decision is pending, and the former pool
+  has left no holder and no claim that kube-scheduler has allocated there.
+- NP2 withdrawn-before-left: a node leaves pool `scheduler` only once its agent has applied the ledger that orders this,
+  and has then reported that it publishes no device. An earlier report does not count.
+- A node whose label names its pool again stays in it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 
 @dataclass(frozen=True, slots=True)
 class InPool:
-    """Pool of a node, as its ledger says it. `leaving`: the node takes no new claim there."""
+    """Pool of a node in its ledger. `leaving`: the node takes no new claim there."""
 
     pool: Pool
     leaving: bool = False
 
 
 def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPool:
-    """Return the pool that the ledger is to say.
+    """Return the pool to write to the ledger.
 
     Args:
-        base: The GPUNode as it is.
-        label: The pool by the Node's label; None if that names none, or there is no Node: it leaves for no other pool.
-        occupied: A decision is on its way to the ledger, or a claim is allocated there by kube-scheduler.
+        base: The GPUNode as read.
+        label: The pool by the Node's label; None without a valid pool or without a Node: it then changes to no other
+            pool.
+        occupied: A decision is pending for the ledger, or kube-scheduler has allocated a claim there.
     """
     now = base.spec.pool
     if label is now:
@@ -44,7 +45,7 @@ def next_pool(base: GpuNodeFacts, label: Pool | None, *, occupied: bool) -> InPo
 
 
 def withdrawn(base: GpuNodeFacts) -> bool:
-    """Return whether the agent has put this very ledger in force and publishes no device."""
+    """Return whether the agent has applied this very ledger and publishes no device."""
     said = any(
         item.type == CONDITION_SLICES_PUBLISHED and item.reason == SLICES_WITHDRAWN for item in base.status.conditions
     )

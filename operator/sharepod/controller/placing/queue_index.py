@@ -1,10 +1,10 @@
-"""Index of the queue: by rank and namespace, each namespace's in the order of the queue, request groups as one.
+"""Index of the queue: by rank and namespace, each namespace's requests in queue order, request groups as one entry.
 
 Guarantees:
-- What a pass costs before its first decision grows with those that have changed since the pass before, not with those
-  that wait: they stay indexed.
-- Of a namespace the first is taken that was not refused at the present version of the room.
-- Those that ask the same and were refused at the same version are one request group.
+- The work of a pass before its first decision grows with the requests changed since the last pass, not with the waiting
+  requests: these stay indexed.
+- Of a namespace, the first request not refused at the present version of capacity is taken.
+- Equal requests that were refused at the same version form one request group.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from . import slices
 from .waiting import RequestGroup, WaitingTenant
 
 _AT_ONCE = 64
-"""Those that have changed that are indexed between two looks at the time: some 200 us of work."""
+"""Changed requests that are indexed between two readings of the clock: about 200 us of work."""
 
 Rank: TypeAlias = tuple[int, int]
 """Priority and standing, as a queue key begins."""
 Entry: TypeAlias = tuple[QueueKey, int, WaitingTenant, RequestGroup | None]
-"""Key, number of the entry, and one that waits, with the request group of which it is the oldest."""
+"""(queue key, sequence number, request, request group of which it is the oldest or None)."""
 
 
 class NamespaceLine:
-    """Those of one namespace and rank that are tried alone, and request groups, in the order of the queue.
+    """Separate requests and request groups of one namespace and rank, in queue order.
 
-    Those before `_next` have had their turn at `_version` of the room.
+    Entries before `_next` have had their turn at `_version` of capacity.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class NamespaceLine:
         self._version: int | None = None
 
     def begin(self, version: int) -> None:
-        """Begin a pass: at another version than that of the last one everybody has a turn."""
+        """Begin a pass: at another version than the last pass's, every entry has a turn."""
         if version != self._version:
             self._version, self._next = version, 0
 
     def add(self, entry: Entry, *, refused: bool) -> bool:
-        """Index an entry; return whether it is to have a turn, and those behind it have had theirs. `refused`: it was,
+        """Index an entry; return whether it needs a turn while later entries have had theirs. `refused`: it was refused
         at the version of this pass."""
         at = bisect.bisect_left(self._entries, entry[:2], key=_place)
         self._entries.insert(at, entry)
@@ -66,7 +66,7 @@ class NamespaceLine:
 
     @property
     def first(self) -> Entry | None:
-        """The entry whose turn is next; None if all had theirs."""
+        """The entry with the next turn; None if all had theirs."""
         return self._entries[self._next] if self._next < len(self._entries) else None
 
     def take(self) -> None:
@@ -82,13 +82,13 @@ class NamespaceLine:
 
     @property
     def is_empty(self) -> bool:
-        """True if nobody is indexed."""
+        """True if no entry is indexed."""
         return not self._entries
 
 
 @dataclass(slots=True)
 class _Indexed:
-    """Where one is indexed. `asks`: what it asked then; None of a request group."""
+    """Place of a request in the index. `asks`: its content then; None in a request group."""
 
     where: tuple[Rank, str]
     entry: Entry
@@ -99,9 +99,9 @@ class QueueIndex:
     """Index of pending requests.
 
     Args:
-        has: Returns whether one waits still.
-        know_key: Returns the key of one that waits; None if it asks for nothing any more, and leaves.
-        arrived: Set while others have come.
+        has: Returns whether a request still waits.
+        know_key: Returns the key of a waiting request; None if it no longer requests anything, and leaves.
+        arrived: Set while new requests have arrived.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class QueueIndex:
         self._know_key = know_key
         self.lines: dict[tuple[Rank, str], NamespaceLine] = {}
         self.untried: set[str] = set()
-        """Those that were never refused, or are to be tried whatever has changed since."""
+        """Requests that were never refused, or are to be tried whatever has changed."""
         self._changed: dict[str, WaitingTenant] = {}
         """Those to be indexed, or indexed again."""
         self._changed_groups: dict[RequestGroup, None] = {}
         self._indexed: dict[str, _Indexed] = {}
         self._indexed_groups: dict[RequestGroup, _Indexed] = {}
         self._asking: dict[str, dict[str, WaitingTenant]] = {}
-        """Those that are indexed alone, by what they ask and by tenant."""
+        """Requests that are indexed separately, by content and by tenant."""
         self._groups: dict[str, list[RequestGroup]] = {}
-        """Request groups by what is asked: empty ones may be among them."""
+        """Request groups by content, including empty ones."""
         self._timed: dict[str, WaitingTenant] = {}
-        """Those that are tried again at a time."""
+        """Requests that are retried at a set time."""
         self._numbers = itertools.count()
 
     @property
@@ -169,13 +169,13 @@ class QueueIndex:
             part.clear()
 
     def dissolve_groups(self) -> None:
-        """Have each be tried alone."""
+        """Index every request separately."""
         for group in self.groups:
             group.take_apart()
 
     def tried(self, waiting: WaitingTenant, version: int) -> None:
-        """Note that a request had its turn, at this version of the room. A refused request keeps its place, unless
-        others ask the same or it asks for something else by now."""
+        """Record that a request had its turn, at this version of capacity. A refused request keeps its place, unless
+        others have the same content or its content has changed."""
         if waiting.retry_at < float("inf"):
             self._timed[waiting.tenant] = waiting
         else:
@@ -186,8 +186,8 @@ class QueueIndex:
             self.changed(waiting)
 
     def came_back(self, waiting: WaitingTenant, group: RequestGroup) -> None:
-        """Note that a request is back in the group from which its turn took it. If nothing else has changed, both keep
-        their places."""
+        """Record that a request is back in the group from which its turn took it. If nothing else has changed, both
+        keep their places."""
         indexed = self._indexed_groups.get(group)
         alone = len(self._groups.get(group.asks, ())) == 1 and group.asks not in self._asking
         if indexed is not None and indexed.entry[2] is waiting and group.oldest is waiting and alone:
@@ -199,13 +199,13 @@ class QueueIndex:
         return min((waiting.retry_at for waiting in self._timed.values()), default=float("inf"))
 
     async def refresh(self, version: int, now: float, may_join: Callable[[WaitingTenant], bool]) -> list[Entry]:
-        """Index the requests that have changed, for a pass at this version of the room. Return those to be tried whose
-        turn in their line is over. Others have turns during the pass.
+        """Index the changed requests, for a pass at this version of capacity. Return those to be tried whose turn in
+        their queue has passed. Yields to other tasks.
 
         Args:
             version: The `room_version`.
             now: Monotonic seconds.
-            may_join: Returns whether one may be tried as one with others that ask the same.
+            may_join: Returns whether a request may be tried in one group with equal requests.
         """
         for line in self.lines.values():
             line.begin(version)
@@ -239,7 +239,7 @@ class QueueIndex:
             self._insert(waiting, key, version, now, late)
 
     def _joins(self, waiting: WaitingTenant, may_join: Callable[[WaitingTenant], bool]) -> bool:
-        """Add a request to the group that asks the same and was refused at the same version; return False if there is
+        """Add a request to the group of equal requests that were refused at the same version; return False if there is
         none."""
         version, known = waiting.refused_at_version, waiting.worked_out
         if version is None or known is None or not may_join(waiting):
@@ -257,7 +257,7 @@ class QueueIndex:
         return True
 
     def _same(self, asks: str, version: int, may_join: Callable[[WaitingTenant], bool]) -> list[WaitingTenant]:
-        """Take those out that are indexed alone, ask this and were refused at this version."""
+        """Remove the separately indexed requests with this content that were refused at this version."""
         same = [
             each
             for each in self._asking.get(asks, {}).values()
@@ -282,7 +282,7 @@ class QueueIndex:
     def _insert_group(
         self, group: RequestGroup, version: int, may_join: Callable[[WaitingTenant], bool], late: list[Entry]
     ) -> None:
-        """Index a group by its oldest request, with all others that ask the same and were refused at its version."""
+        """Index a group by its oldest request, with all other equal requests that were refused at its version."""
         self._changed_groups.pop(group, None)
         self._remove_group(group)
         alike = self._groups.get(group.asks, [])

@@ -1,8 +1,8 @@
-"""Placement requests: what is asked of placement for each tenant that waits.
+"""Placement requests of the waiting tenants.
 
 Guarantees:
-- A tenant whose Pod no longer waits for a share, or is gone, asks for nothing.
-- A request is worked out from the cluster state as it is now: what was asked before counts no more.
+- A tenant whose Pod is deleted, or no longer waits for a share, requests nothing.
+- A request is computed from the present cluster state; earlier requests do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sharepod.placement.state.types import Outlook, PlacementRequest, Refusal
 from .claim_requests import claim_request
 from .waiting import WaitingTenant, WorkedOut, asks
 
-_THEN_LOOKED = "Whether a GPU is free for it is looked at then, or once a cluster admin has given it a larger budget."
+_THEN_LOOKED = "Free GPUs are checked then, or once a cluster admin has given it a larger budget."
 
 
 def budget_wait(standing: Standing) -> Refusal | None:
@@ -40,21 +40,21 @@ def budget_wait(standing: Standing) -> Refusal | None:
 
 
 def borrower_advice(standing: Standing) -> str:
-    """Return until when a namespace that borrows comes after those within their budgets; empty if it does not."""
+    """Return until when a borrowing namespace comes after namespaces within their budgets; empty if it does not."""
     if standing.lowered_to is None or standing.refill_at is None:
         return ""
     return (
-        "The GPU budget of the namespace is spent: others within theirs come first until it counts again at "
+        "The GPU budget of the namespace is spent: namespaces within their budgets come first until the refill at "
         f"{standing.refill_at}."
     )
 
 
 class PlacementRequests:
-    """Maker of placement requests.
+    """Builder of placement requests.
 
     Args:
         state: The cluster state.
-        memos: Say which nodes a tenant is kept away from.
+        memos: Nodes that a tenant must avoid.
         clock: Monotonic seconds.
         standing_of: Returns the standing of a namespace.
     """
@@ -72,15 +72,15 @@ class PlacementRequests:
         self._standing_of = standing_of
 
     def of(self, tenant: str) -> PlacementRequest | None:
-        """Return the request of a tenant, as its namespace's standing makes it; None if it asks for nothing any
-        more."""
+        """Return the request of a tenant, adjusted by its namespace's standing; None if it no longer requests
+        anything."""
         request = self._own(tenant)
         return self.ranked(request) if request is not None else None
 
     def worked_out(self, waiting: WaitingTenant) -> WorkedOut | None:
-        """Return the request of one in the queue as `of` does, with what it asks. That of a SharePod that is kept away
-        from no node is worked out again only where something that it is made of has changed. One that asks for
-        something else by now is tried whatever has changed of the cluster."""
+        """Return a queued tenant's request like `of`, with its content. A SharePod's request is computed again only if
+        one of its inputs has changed, or it must avoid nodes. A tenant with a changed request is tried whatever has
+        changed in the cluster."""
         parts = self._parts(waiting.tenant)
         known = waiting.worked_out
         if parts and known is not None and known.parts and all(map(operator.is_, parts, known.parts)):
@@ -88,12 +88,12 @@ class PlacementRequests:
         request = self.of(waiting.tenant)
         now = WorkedOut(parts, request, asks(request), queue_key(request)) if request is not None else None
         if known is not None and now is not None and now.asks != known.asks:
-            waiting.refused_at_version = None  # it was something else that was refused
+            waiting.refused_at_version = None  # the refusal was for another request
         waiting.worked_out = now
         return now
 
     def _parts(self, tenant: str) -> tuple[object, ...]:
-        """Return what the request of a SharePod is made of; nothing where that is no matter of a few objects."""
+        """Return the inputs of a SharePod's request; empty if they are not just a few objects."""
         sharepod, pod = self._state.asking(tenant), self._state.pod_of(tenant)
         if sharepod is None or pod is None or self._memos.of(tenant).avoid:
             return ()
@@ -108,9 +108,10 @@ class PlacementRequests:
         return replace(request, priority=priority, standing=standing.step)
 
     def best_effort(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return the request with which a tenant of a namespace out of budget may run meanwhile: the same at request 0.
+        """Return the request with which a tenant of a namespace out of budget may run until the refill: the same at
+        request 0.
 
-        None for a namespace that does not borrow, and where a request of 0 is no share.
+        None for a namespace that does not borrow, and if a request of 0 is no share.
         """
         gpu = request.gpu
         shareable = gpu.mode is Mode.SHARED and gpu.latency is not Latency.INTERACTIVE and gpu.memory is not None
@@ -128,11 +129,11 @@ class PlacementRequests:
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             return None
         if pod.claim is not None and self._state.claim_of_pod(pod) is None:
-            return None  # it asks again with the next claim
+            return None  # its next claim requests a share again
         return self.of_sharepod(sharepod, pod)
 
     def _of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
-        """Return the request of a claim and those beside it; None if it asks for nothing any more."""
+        """Return the request of a claim and its Pod's other claims; None if it no longer requests anything."""
         if claim.request is None or claim.deleting:
             return None
         return claim_request(self._state, claim, self._avoided(claim.uid))
@@ -158,7 +159,7 @@ class PlacementRequests:
         )
 
     def _avoided(self, tenant: str) -> dict[str, str]:
-        """Return the nodes that a tenant is kept away from, each with the reason."""
+        """Return the nodes that a tenant must avoid, each with the reason."""
         memo, now = self._memos.of(tenant), self._clock()
         memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
         return {node: why for node, (why, _) in memo.avoid.items()}

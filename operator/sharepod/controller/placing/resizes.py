@@ -1,8 +1,8 @@
-"""Resizes: deciding about another share for a tenant that has one.
+"""Resizes: decisions about another share for a placed tenant.
 
 Guarantees:
-- A share changes only where the same GPUs have room for it, and never below what is in use of their memory.
-- Nothing is decided for a tenant that is gone, whole GPUs, or a request that has changed since it was queued.
+- A share changes only if the same GPUs have room for it, and never below the memory in use there.
+- There is no decision for a deleted tenant, for whole GPUs, or for a request that has changed since it was queued.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = structlog.get_logger(__name__)
 
 
 class Resizes:
-    """Tenants that ask for another share than they have.
+    """Tenants that request another share than they have.
 
     Args:
-        state: The cluster state; its `cluster` takes the changed shares.
-        memos: Say what was asked before; take the refusals.
-        on_decided: Called with tenant and node of each changed share, which is to be written.
-        on_answered: Called with each tenant that has a new answer to show.
-        on_room: Called when a change may have made room for those that wait.
+        state: The cluster state; its `cluster` receives the changed shares.
+        memos: Former requests; receive the refusals.
+        on_decided: Called with tenant and node of each changed share, to be written.
+        on_answered: Called with each tenant whose answer has changed.
+        on_room: Called when a change may have freed capacity for waiting requests.
         clock: Monotonic seconds.
     """
 
@@ -63,8 +63,8 @@ class Resizes:
         return bool(self._asking)
 
     def want(self, tenant: str, *, changed: bool) -> bool:
-        """Queue a tenant; return whether it is to be decided for: it is new, or asks for another share than when it was
-        refused (`changed`)."""
+        """Queue a tenant; return whether it needs a decision: it is new, or requests another share than at its refusal
+        (`changed`)."""
         if not changed and tenant in self._asking:
             return False
         self._asking[tenant] = WaitingTenant(tenant, self._clock())
@@ -79,11 +79,11 @@ class Resizes:
         self._asking.clear()
 
     async def decide(self, *, of_request_0: bool, arrivals: Callable[[], int]) -> None:
-        """Decide for those for which something has changed, of those that have no time of their own, or of the
-        others: those first that were not looked at for the longest time.
+        """Decide for the tenants with relevant changes, either with request 0 or with a higher request: the tenant with
+        the oldest decision first.
 
-        Other tasks have turns meanwhile. The rest is left to the next time when others come to be placed. `arrivals`:
-        how many have.
+        Yields to other tasks. The rest is left to the next time when new requests arrive. `arrivals`: returns their
+        number.
         """
         cluster, began, came = self._state.cluster, time.monotonic(), arrivals()
         version = cluster.room_version
@@ -134,7 +134,7 @@ def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | R
     if asked is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
         return None
     if memos.of(tenant).resize_counted not in (None, asked) and state.sharepods.get(tenant) is not None:
-        return None  # it asks for something else by now, and is looked at for that
+        return None  # its request has changed, which causes another step
     gpunode = state.gpunodes.named(reserved[0][0])
     seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == tenant)
     in_use = next(seen, 0)  # of the GPU where it uses most
@@ -150,12 +150,12 @@ def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | R
 
 
 def _has_request_0(cluster: Cluster, tenant: str) -> bool:
-    """Return whether a tenant has no time of its own: it asked for none, or it was lowered."""
+    """Return whether a tenant has request 0, by its own request or by preemption."""
     return any(row.request_milli == 0 for _, row in cluster.reservations_of(TenantId(tenant)))
 
 
 def _share_asked(state: ClusterState, tenant: str) -> GpuRequest | None:
-    """Return the share that a tenant asks for; None if it is gone or its request is invalid."""
+    """Return the share that a tenant requests; None if it is deleted or its request is invalid."""
     sharepod, claim = state.asking(tenant), state.seen_claims.claims.get(tenant)
     if sharepod is not None and not sharepod.plain:
         return sharepod.gpu

@@ -1,4 +1,4 @@
-"""Slices of the placement loop's work, the turns that other tasks get between two of them, and what its passes took."""
+"""Slices of the placement loop's work, with turns of other tasks in between, and the durations of its passes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TURNS = 10
 10 ms of deciding it took a quarter of a second while thousands were tried."""
 
 _AT_ONCE = 64
-"""Those that wait that are looked at between two looks at the time: some tens of us of work, or 200."""
+"""Waiting requests that are handled between two readings of the clock: tens of us of work, or 200."""
 RESTS = 3.0
-"""Rest after a slice of what nobody new waits for, in times of how long the slice lasted: trying again those that were
-refused, and explaining, take a quarter of a processor, however many wait."""
+"""Rest after a slice of work that no new request waits for, in multiples of its duration. So retries of refused
+requests, and explanations, take a quarter of a processor, however many wait."""
 
 
 def is_over(began: float) -> bool:
@@ -32,7 +32,7 @@ def is_over(began: float) -> bool:
 
 
 async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
-    """Give other tasks their turns, or one where this is set by then."""
+    """Yield to other tasks, for one turn only if `woken` is set by then."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
         if woken is not None and woken.is_set():
@@ -40,8 +40,8 @@ async def let_others_go_on(woken: asyncio.Event | None = None) -> None:
 
 
 async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> float:
-    """Give other tasks their turns if a slice that began then has lasted long enough; return when the present one
-    began. `woken`: they get one turn where this is set by then."""
+    """Yield to other tasks if a slice that began then has lasted long enough; return the start of the present slice.
+    `woken`: yield one turn only if this is set by then."""
     if is_over(began):
         await let_others_go_on(woken)
         return time.monotonic()
@@ -49,8 +49,8 @@ async def turns_of_others(began: float, woken: asyncio.Event | None = None) -> f
 
 
 async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterator[Item]:
-    """Yield these as they are now, however many, with turns of others meanwhile, one at a time once `woken`: they may
-    have changed by then."""
+    """Yield the present items, however many, with turns of other tasks in between, one turn at a time once `woken`. The
+    items may have changed when they are yielded."""
     began = time.monotonic()
     for number, item in enumerate(list(items), start=1):
         yield item
@@ -59,8 +59,8 @@ async def in_slices(items: Iterable[Item], woken: asyncio.Event) -> AsyncIterato
 
 
 async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asyncio.Event) -> None:
-    """Leave the processor to others after a slice that began then, for so many times as long as it lasted, or until
-    `woken`. They have their turns also where it is set already, but for one that has `arrived`."""
+    """Yield the processor after a slice that began then, for `times` its duration, or until `woken`. If `woken` is
+    already set, other tasks still get their turns, unless a new request has `arrived`."""
     lasted = time.monotonic() - began
     await let_others_go_on(arrived)
     with suppress(TimeoutError):
@@ -70,7 +70,8 @@ async def rest(began: float, woken: asyncio.Event, times: float, *, arrived: asy
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass through the queue: its number, and how long its phases took (wall time, with the turns of others)."""
+    """One pass through the queue: its number, and the durations of its phases (wall time, including turns of other
+    tasks)."""
 
     number: int
     began: float
@@ -92,10 +93,10 @@ class Renewal:
         self._slices: Iterator[None] | None = None
 
     async def go_on(self) -> None:
-        """Renew the weights, if demand has moved.
+        """Renew the weights, if demand has changed.
 
-        Others have a turn between two slices, and one that comes to be placed is placed before the rest of them; not
-        before the first weights are there, without which each takes ten times as long.
+        Yields between two slices, and new requests are placed before the rest of them. Only the first weights come
+        before any placement: without weights each placement takes ten times as long.
         """
         if self._slices is None and self._packing.due:
             self._slices = self._packing.renewal()

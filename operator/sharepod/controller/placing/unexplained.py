@@ -1,8 +1,8 @@
-"""Refusals that have no reason yet, or an old one: whose reason is worked out next.
+"""Refusals without a reason, or with an old one: the order in which reasons are computed.
 
 Guarantees:
-- Namespaces take turns, each with those first that have waited longest for an explanation.
-- Those alone are looked at that have their turn: what it costs does not grow with those that wait.
+- Namespaces take turns, each with its longest unexplained requests first.
+- Only requests with a turn are read: the cost does not grow with the number of waiting requests.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from .waiting import ByExplanation, RequestGroup, WaitingTenant
 
 
 class Unexplained:
-    """Tenants whose refusal is to be explained. `groups`: returns the request groups, which know that of their own."""
+    """Tenants with a refusal to explain. `groups`: returns the request groups, which keep the state of their own
+    requests."""
 
     def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
         self._groups = groups
         self._alone: dict[str, WaitingTenant] = {}
-        """The others."""
+        """The other requests."""
         self._by_namespace: dict[str, ByExplanation] = {}
         """These, in their order."""
 
@@ -41,18 +42,18 @@ class Unexplained:
         return self._alone.get(waiting.tenant) is waiting
 
     def add_anew(self, waiting: WaitingTenant) -> None:
-        """Add one whose reason is to be told anew, though it was not refused again."""
+        """Add a request whose reason has to be computed again, though it was not refused again."""
         waiting.explained_version = None
         self.add(waiting)
 
     def has(self, waiting: WaitingTenant) -> bool:
-        """Return whether the refusal of one that waits is still to be explained."""
+        """Return whether a waiting request's refusal is still to be explained."""
         if waiting.group is None:
             return self._alone.get(waiting.tenant) is waiting
         return waiting.explained_version != waiting.refused_at_version
 
     def explained(self, waiting: WaitingTenant, at: float) -> None:
-        """Take one out whose refusal was explained then, monotonic seconds."""
+        """Remove a request whose refusal was explained at this time, in monotonic seconds."""
         waiting.explained_at, waiting.explained_version = at, waiting.refused_at_version
         self.leave_out(waiting)
         if waiting.group is not None:
@@ -72,8 +73,8 @@ class Unexplained:
         return min((first.explained_at for first in filter(None, firsts) if first.explained_at > latest), default=None)
 
     def due(self, places: Mapping[str, WaitingTenant], latest: float) -> Iterator[WaitingTenant]:
-        """Yield those to explain now, while each is explained or left out: their last explanation was at that time or
-        before. Those that wait no longer are left out. `places`: those that wait."""
+        """Yield the requests to explain now, if their last explanation was at `latest` or before. The caller explains
+        or removes each. Requests that no longer wait are left out. `places`: the waiting requests."""
         lines: dict[str, list[Iterator[WaitingTenant]]] = {}
         for namespace, alone in list(self._by_namespace.items()):
             if alone.first is None:
@@ -87,7 +88,7 @@ class Unexplained:
         return filter(None, itertools.chain.from_iterable(itertools.zip_longest(*in_turn)))
 
     def _waiting(self, places: Mapping[str, WaitingTenant], due: Iterator[WaitingTenant]) -> Iterator[WaitingTenant]:
-        """Yield those that wait still; leave out the others."""
+        """Yield the requests that still wait; leave out the others."""
         for waiting in due:
             if places.get(waiting.tenant) is waiting:
                 yield waiting

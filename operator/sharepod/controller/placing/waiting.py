@@ -15,31 +15,31 @@ from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest, Refusal
 
 NEVER = float("-inf")
-"""Time of what has not happened yet."""
+"""Time of an event that has not happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkedOut:
-    """A request, and the objects that it was worked out from: while they are the same ones, it is what is asked for."""
+    """A request, and the objects that it was computed from: while these are unchanged, the request is valid."""
 
     parts: tuple[object, ...]
     request: PlacementRequest
     asks: str
     """See `asks`."""
     key: QueueKey
-    """Where it stands in the queue."""
+    """Its place in the queue."""
 
 
 def asks(request: PlacementRequest) -> str:
-    """Return all that a decision about a request depends on, but for who asks: those who ask the same get the same
-    answer of one state of the cluster, unless `who_asks_matters`."""
+    """Return the content of a request: all that a decision depends on, except the tenant. Equal requests get the same
+    answer from one cluster state, unless `who_asks_matters`."""
     who = (request.namespace, request.owner, request.priority, request.standing, request.claim is None)
     return once_in_all(repr((who, request.pod_uid is None, request.gpu, request.pod, request.avoid, request.beside)))
 
 
 def who_asks_matters(cluster: Cluster, request: PlacementRequest) -> bool:
-    """Return whether another who asks the same might get another answer: GPUs are kept for one, or holders make places,
-    of which a tenant waits for one at a time."""
+    """Return whether another tenant with an equal request might get another answer: GPUs are reserved for one tenant,
+    or holders, which are made for one tenant at a time, could make a place."""
     return any(kept.tenant == request.tenant for kept in cluster.kept()) or bool(cluster.plugin_nodes())
 
 
@@ -54,25 +54,25 @@ class WaitingTenant:
     tenant: str
     since: float
     on_changed: Callable[[WaitingTenant], None] = _nobody
-    """Called when it is to be tried whatever has changed, leaves its group, or has another place in the queue."""
+    """Called when it is to be tried whatever has changed, leaves its group, or changes its place in the queue."""
     group: RequestGroup | None = None
-    """Those it was refused with as one; None: it is tried alone."""
+    """The group with which it was refused; None: it is tried separately."""
     refused_alone_at: int | None = None
     """Its `refused_at_version` while it is in no request group."""
     key: QueueKey | None = None
-    """Where it stands in the queue, as its last request said; None: no request was worked out."""
+    """Its place in the queue, by its last request; None before the first request."""
     retry_at: float = float("inf")
     """When it is tried again even if nothing has changed."""
     arrival_counted: bool = False
     """Placement's demand has counted it."""
     room_looked_for: tuple[int, float] | None = None
-    """The cluster's `room_version` and when preemption last found nobody to make room for it; None: it has not."""
+    """The cluster's `room_version` and the time when preemption last found no victims for it; None: never."""
     kept_in_vain: int = 0
     """Head-of-line reservations for it that ended before it was placed."""
     not_kept_before: float = NEVER
     """When it may have the next one at the earliest."""
     kept_nowhere_at: float = NEVER
-    """When GPUs to keep for it were last looked for in vain."""
+    """When GPUs to reserve for it were last searched for in vain."""
     explained_at: float = NEVER
     """When the reason of its refusal was last worked out."""
     explained_version: int | None = None
@@ -80,14 +80,14 @@ class WaitingTenant:
     worked_out: WorkedOut | None = None
     """Its last request."""
     refusal: Refusal | None = None
-    """Last refusal as placement worded it, without what would help."""
+    """Placement's last refusal, without remedies."""
     told: Refusal | None = None
     """The same with the tenants that would have to move or go; None: they were not looked for."""
 
     @property
     def refused_at_version(self) -> int | None:
-        """The cluster's `room_version` at its last refusal; None: try it whatever has changed. What is set is its own
-        alone: it leaves its request group."""
+        """The cluster's `room_version` at its last refusal; None: try it whatever has changed. Setting it removes the
+        request from its group."""
         return self.group.refused_at_version if self.group is not None else self.refused_alone_at
 
     @refused_at_version.setter
@@ -100,17 +100,17 @@ class WaitingTenant:
 
     @property
     def is_like_others(self) -> bool:
-        """Return whether it may be tried as one with others that ask the same: it was counted, and no time is set at
-        which it is tried again."""
+        """Return whether it may be tried in one group with equal requests: its refusal was counted, and it has no time
+        of its own for a retry."""
         known = self.worked_out is not None and self.key is not None
         return known and self.arrival_counted and self.retry_at == float("inf")
 
 
 class ByExplanation:
-    """Those whose refusal is to be explained, by their last explanation.
+    """Requests with a refusal to explain, by their last explanation.
 
-    Adding one, and looking for the first, cost the same however many there are. `is_so`: returns whether it is still
-    to be explained; asked of each that comes to be the first.
+    Adding a request, and finding the first, take constant time. `is_so`: returns whether a request is still to be
+    explained; called for each that comes first.
     """
 
     def __init__(self, is_so: Callable[[WaitingTenant], bool]) -> None:
@@ -129,7 +129,7 @@ class ByExplanation:
 
     @property
     def first(self) -> WaitingTenant | None:
-        """The one that was explained longest ago; None if there is none."""
+        """The request with the oldest explanation; None if there is none."""
         while self._heap:
             at, _, first = self._heap[0]
             if first.explained_at == at and self._is_so(first):
@@ -140,7 +140,7 @@ class ByExplanation:
         return None
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
-        """Yield those that were last explained at that time or before, while each is explained or left out."""
+        """Yield the requests last explained at that time or before. The caller explains or removes each."""
         yielded = None
         while (first := self.first) is not None and first is not yielded and first.explained_at <= latest:
             yield first
@@ -148,12 +148,12 @@ class ByExplanation:
 
 
 class RequestGroup:
-    """Some of one namespace that ask the same and were refused as one: what a pass notes of them it notes once.
+    """Equal requests of one namespace that were refused together: a pass records a result for all of them once.
 
     Args:
-        asks: What they ask, as `asks` says it.
+        asks: Their content, from `asks`.
         refused_at_version: The `refused_at_version` of each of them.
-        on_changed: Called when some have come or gone.
+        on_changed: Called when requests were added or removed.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class RequestGroup:
         self._members: OrderedDict[str, WaitingTenant] = OrderedDict()
         """The oldest first."""
         self._unexplained = ByExplanation(self._is_unexplained)
-        """Those whose refusal is to be explained."""
+        """Requests with a refusal to explain."""
         self._explained: list[WaitingTenant] = []
-        """Those that were explained since the last refusal, and are not among these."""
+        """Requests explained since the last refusal, which are not among the unexplained."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -181,7 +181,7 @@ class RequestGroup:
 
     @property
     def first_unexplained(self) -> WaitingTenant | None:
-        """The one whose refusal is to be explained next; None if all were."""
+        """The request whose refusal is to be explained next; None if all were."""
         return self._unexplained.first
 
     def _is_unexplained(self, waiting: WaitingTenant) -> bool:
@@ -217,7 +217,7 @@ class RequestGroup:
             self.not_explained(waiting)
 
     def remove(self, waiting: WaitingTenant) -> None:
-        """Let one of them go: it is alone from now on, refused as it was."""
+        """Remove a request: it is then separate, with the same refusal."""
         waiting.group, waiting.refused_alone_at = None, self.refused_at_version
         del self._members[waiting.tenant]
         self._on_changed(self)
@@ -239,7 +239,8 @@ class RequestGroup:
         self._unexplained.add(waiting)
 
     def due(self, latest: float) -> Iterator[WaitingTenant]:
-        """Yield those whose refusal is to be explained and was last before that time, while each is `explained`."""
+        """Yield the requests to explain whose last explanation was before that time, while the caller marks each
+        `explained`."""
         return self._unexplained.due(latest)
 
 
@@ -253,8 +254,8 @@ Asked: TypeAlias = tuple[int, int | None, str]
 
 
 def asked_of(cluster: Cluster, waiting: WaitingTenant, request: PlacementRequest) -> Asked | None:
-    """Return what is asked of which state of the cluster, and since which state it was known to be in vain. None where
-    the answer depends on who asks."""
+    """Return the content of a request with the cluster states between which it is known to be refused. None if the
+    answer depends on the tenant."""
     if waiting.worked_out is None or who_asks_matters(cluster, request):
         return None
     return cluster.room_version, waiting.refused_at_version, waiting.worked_out.asks

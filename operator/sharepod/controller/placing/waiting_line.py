@@ -1,12 +1,12 @@
-"""Line of those that wait for a place, in the order in which they are tried.
+"""Queue of requests that wait for a place, in the order in which they are tried.
 
 Guarantees:
-- Those that come while others are tried are known: they can be lined up among them.
-- Who asks for nothing any more leaves the line when looked at.
-- Where many come at once, or wait, other tasks get turns while their places in the order are worked out.
-- Those that ask the same and were refused as one are lined up as one, unless GPUs are kept for one of them or holders
-  make places: a pass costs one step for all of them, however many wait.
-- Nobody is lined up anew that has not changed: one that comes does not wait for that of those that wait.
+- New requests are known during a pass, and can be lined up in it.
+- A tenant that no longer requests anything leaves the queue when it is checked.
+- While the order of many requests is computed, other tasks get turns.
+- Equal requests that were refused together are lined up as one, unless GPUs are reserved for one of them or holders
+  make places. A pass then takes one step for all of them, however many wait.
+- A tenant is re-sorted only when its own request changes, so a new arrival never waits for a re-sort of the queue.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .waiting import RequestGroup, WaitingTenant, who_asks_matters
 
 
 class WaitingLine:
-    """Line of those that wait.
+    """Queue of waiting requests.
 
     Args:
-        requests: Says what each asks for.
-        on_idle: Called with each tenant that asks for nothing any more, which is to leave.
+        requests: Returns each tenant's request.
+        on_idle: Called with each tenant that no longer requests anything, and leaves.
         clock: Monotonic seconds.
     """
 
@@ -38,17 +38,17 @@ class WaitingLine:
         self._on_idle = on_idle
         self._clock = clock
         self.places: dict[str, WaitingTenant] = {}
-        """All of them, by tenant, in the order in which they came."""
+        """All waiting requests, by tenant, in order of arrival."""
         self._came: list[WaitingTenant] = []
-        """Those that have come since the turns were worked out."""
+        """Requests that have arrived since the turns were computed."""
         self.arrived = asyncio.Event()
         """Set while there are any of these."""
         self._queue_index = QueueIndex(self.has, self._know_key, self.arrived)
         self.arrivals = 0
-        """Number of all that have ever come."""
+        """Number of all arrivals so far."""
 
     def join(self, tenant: str) -> bool:
-        """Take a tenant in; return False if it waits already, and asks for what it was refused."""
+        """Add a tenant; return False if it already waits with the request that was refused."""
         waiting = self.places.get(tenant)
         if waiting is None:
             self.places[tenant] = waiting = WaitingTenant(tenant, self._clock(), self._queue_index.changed)
@@ -68,7 +68,7 @@ class WaitingLine:
             self._queue_index.leave(waiting)
 
     def longest_wait_s(self) -> float:
-        """Return the wait of the tenant that came first, in seconds; 0 if none waits."""
+        """Return the wait of the first arrival, in seconds; 0 if none waits."""
         first = next(iter(self.places.values()), None)
         return self._clock() - first.since if first is not None else 0.0
 
@@ -80,12 +80,12 @@ class WaitingLine:
         self._queue_index.clear()
 
     def has(self, waiting: WaitingTenant) -> bool:
-        """Return whether this one waits still."""
+        """Return whether this request still waits."""
         return self.places.get(waiting.tenant) is waiting
 
     @property
     def groups(self) -> Iterator[RequestGroup]:
-        """Request groups of those that ask the same: empty ones may be among them."""
+        """Request groups of equal requests, including empty groups."""
         return self._queue_index.groups
 
     def retry_at(self) -> float:
@@ -93,14 +93,14 @@ class WaitingLine:
         return self._queue_index.retry_at()
 
     def of_priority(self, least: int) -> Iterator[WaitingTenant]:
-        """Yield those of at least that priority that have been lined up."""
+        """Yield the lined-up requests of at least that priority."""
         for (rank, _), line in list(self._queue_index.lines.items()):
             if -rank[0] >= least:
                 for _, _, waiting, group in line:
                     yield from group if group is not None else (waiting,)
 
     def request_of(self, waiting: WaitingTenant) -> PlacementRequest | None:
-        """Return its request; have it leave and return None if it asks for nothing any more."""
+        """Return the tenant's request; if there is none, remove the tenant and return None."""
         worked_out = self._requests.worked_out(waiting)
         if worked_out is None:
             self._on_idle(waiting.tenant)
@@ -108,13 +108,13 @@ class WaitingLine:
         return worked_out.request
 
     async def line_up(self, cluster: Cluster) -> NamespaceTurns:
-        """Return the turns of those to try; those refused at this version of the room already are left out."""
+        """Return the turns of the requests to try, without those already refused at this version of capacity."""
         self._take_those_that_came()
         kept_for = {kept.tenant for kept in cluster.kept()}
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
             self._queue_index.dissolve_groups()
-        for tenant in kept_for:  # whether there is a place depends on who asks
+        for tenant in kept_for:  # for these the answer depends on the tenant
             if (waiting := self.places.get(tenant)) is not None and waiting.group is not None:
                 waiting.group.remove(waiting)
 
@@ -128,8 +128,8 @@ class WaitingLine:
         return turns
 
     def refused(self, tried: WaitingTenant, cluster: Cluster, turns: NamespaceTurns) -> None:
-        """Note that one was refused, and with it those that were lined up with it if they ask the same: they are lined
-        up no longer. The others that were are: it may ask for something else by now."""
+        """Record the refusal of a request and of the equal requests lined up with it, which are then no longer lined
+        up. The other members of its group stay lined up: its own request may have changed."""
         version = tried.refused_at_version = cluster.room_version
         group, known = turns.group, tried.worked_out
         self._queue_index.tried(tried, version)
@@ -146,12 +146,13 @@ class WaitingLine:
             self._queue_index.came_back(tried, group)
 
     def passed_over(self, waiting: WaitingTenant) -> None:
-        """Note that one had its turn and was neither placed nor refused: it has another in the next pass."""
+        """Record that a request had its turn and was neither placed nor refused: it gets another turn in the next
+        pass."""
         if self.has(waiting):
             self._queue_index.changed(waiting)
 
     def line_up_those_that_came(self, turns: NamespaceTurns) -> None:
-        """Add those that have come meanwhile to the turns."""
+        """Add new arrivals to the turns."""
         turns.add_all(self._keyed(self._take_those_that_came()))
 
     def _take_those_that_came(self) -> list[WaitingTenant]:
@@ -162,13 +163,13 @@ class WaitingLine:
         return came
 
     def _keyed(self, waiting: Iterable[WaitingTenant]) -> Iterator[tuple[QueueKey, WaitingTenant]]:
-        """Yield those that wait still, with their keys."""
+        """Yield the requests that still wait, with their keys."""
         for each in waiting:
             if self.has(each) and (key := self._know_key(each)) is not None:
                 yield key, each
 
     def _know_key(self, waiting: WaitingTenant) -> QueueKey | None:
-        """Return its key; None if it asks for nothing any more."""
+        """Return the request's key; None if the tenant no longer requests anything."""
         if waiting.key is None and self.request_of(waiting) is not None and waiting.worked_out is not None:
             waiting.key = waiting.worked_out.key
         return waiting.key

@@ -351,7 +351,7 @@ async def test_a_larger_budget_is_not_said_to_help_where_no_gpu_may_be_free(worl
     world.standings = {"spent": Standing(waits_until="2026-02-01T00:00:00Z")}
     await world.want("new", 0.1, namespace="spent")
     assert "would help" not in world.why("new")
-    assert "Whether a GPU is free for it is looked at then" in world.why("new")
+    assert "Free GPUs are checked then" in world.why("new")
 
 
 @pytest.mark.promise("placement-exclusion-cap")

@@ -254,7 +254,7 @@ async def test_one_that_borrows_and_waits_is_told_until_when_others_come_first()
         await world.want("second", 0.5, memory="4Gi")
         await world.later(1)
         assert world.why("second").endswith(
-            "The GPU budget of the namespace is spent: others within theirs come first until it counts again at "
+            "The GPU budget of the namespace is spent: namespaces within their budgets come first until the refill at "
             "2026-02-01T00:00:00Z."
         )
 
@@ -273,7 +273,7 @@ async def test_until_when_others_come_first_is_told_anew_once_it_is_no_longer_so
         standing = replace(standing, refill_at="2026-02-01T00:10:00Z")
         world.loop.order_changed()
         await world.later(6)
-        assert world.why("second").endswith("counts again at 2026-02-01T00:10:00Z.")
+        assert world.why("second").endswith("until the refill at 2026-02-01T00:10:00Z.")
         standing = WITHOUT_BUDGET
         world.loop.order_changed()
         await world.later(6)

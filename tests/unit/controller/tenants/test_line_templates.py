@@ -156,7 +156,9 @@ async def test_what_a_quota_forbids_is_told_and_made_once_it_may_be(monkeypatch:
     assert server.told == [("p", "template sharepod of its claim cannot be made: exceeded quota: few")]
     seen.put_pod(line_pod("p", "l"))
     await templates.reconcile("a")
-    assert server.told[1:] == [("p", "claim l of its line was deleted and cannot be created again: exceeded quota: few")]
+    assert server.told[1:] == [
+        ("p", "claim l of its line was deleted and cannot be created again: exceeded quota: few")
+    ]
     assert pauses == [1, 2]
     server.refusal = None
     await templates.reconcile("a")

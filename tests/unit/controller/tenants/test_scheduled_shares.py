@@ -149,5 +149,6 @@ async def test_a_pod_that_waits_for_a_gpu_that_is_gone_or_a_node_without_a_pool_
     world.change("nodes", "node-a", lambda item: item["metadata"]["labels"].pop("sharepod.dev/pool"))
     await world.look_at_claim(times=3)
     assert any(
-        "is deleted or has lost the label sharepod.dev/pool: put it back" in note for note in world.told("ReservationLost")
+        "is deleted or has lost the label sharepod.dev/pool: put it back" in note
+        for note in world.told("ReservationLost")
     )

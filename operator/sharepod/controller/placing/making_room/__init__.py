@@ -1,1 +1,2 @@
-"""Making room: who makes room for those that wait, by time, by a move or by an eviction."""
+"""Preemptions and moves: tenants that free capacity for waiting requests, by lower time, by a move or by an
+eviction."""

@@ -1,11 +1,11 @@
-"""Movers as they are seen: which tenants may be restarted elsewhere, for whom, and what they ask for there.
+"""Movers: tenants that may be restarted elsewhere, for which request, and their own request there.
 
 Guarantees:
-- A tenant is moved whose owner has said so, by `movable: true`, or a best effort one that would be evicted otherwise.
-- Its Pod ends within `_LONGEST_GRACE_S`: so long, at most, do GPUs stand idle for it and for the one that waits.
-- It comes back: its restartPolicy, or the controller of its Pod, brings the next one.
-- It has run for `after` seconds, its Pod is not ending, and no PodDisruptionBudget has refused its eviction lately.
-- A Pod with several claims stays.
+- A tenant is moved only if its owner has set `movable: true`, or if it is best effort and would otherwise be evicted.
+- Its Pod ends within `_LONGEST_GRACE_S`: the longest time that GPUs are idle for it and for the waiting request.
+- It returns: its restartPolicy, or the controller of its Pod, creates the next Pod.
+- It has run for `after` seconds, its Pod is not ending, and no PodDisruptionBudget has recently refused its eviction.
+- A Pod with several claims is not moved.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sharepod.placement.state.types import PlacementRequest, Reservation
 from .victims_seen import VictimsSeen
 
 _LONGEST_GRACE_S = 600
-"""Longest grace period of a Pod that is moved, in seconds: checkpoints of large models take minutes. While it lasts,
-both the place that it goes to and what it leaves are kept."""
+"""Longest grace period of a moved Pod, in seconds: checkpoints of large models take minutes. During it both its new
+place and its old place are reserved."""
 _SLICE = 20
-"""Nodes that are looked at before others have a turn: some milliseconds of work where each has 30 tenants."""
+"""Nodes that are read before other tasks get a turn: a few milliseconds of work with 30 tenants each."""
 
 
 class MoversSeen:
@@ -38,8 +38,8 @@ class MoversSeen:
 
     Args:
         state: The cluster state.
-        seen: What preemption knows of each tenant.
-        requests: Say what a tenant asks for.
+        seen: Preemption's facts of each tenant.
+        requests: Return a tenant's request.
         after: Seconds for which a tenant has run before it is moved.
         wall: Time of day, seconds since the epoch.
         standing: Returns the standing of a namespace.
@@ -63,8 +63,7 @@ class MoversSeen:
         self._standing = standing
 
     def any_marked(self) -> bool:
-        """Return whether any owner lets a tenant be moved: only then is it worth looking for one that makes room for
-        an equal."""
+        """Return whether any owner allows moving: only then can a move help a request of the same priority."""
         return any(self._is_marked(tenant) for node in self._state.cluster.nodes() for tenant in node.rows)
 
     def _is_marked(self, tenant: TenantId) -> bool:
@@ -74,11 +73,11 @@ class MoversSeen:
         return sharepod is not None and sharepod.gpu is not None and bool(sharepod.gpu.movable)
 
     async def look(self, request: PlacementRequest, evicted: Collection[TenantId]) -> dict[TenantId, Movable]:
-        """Return the tenants that may be moved for a request. Others have a turn meanwhile.
+        """Return the tenants that may be moved for a request. Yields to other tasks.
 
         Args:
-            request: The one that waits.
-            evicted: Tenants that would be evicted for it otherwise.
+            request: The waiting request.
+            evicted: Tenants that would otherwise be evicted for it.
         """
         found: dict[TenantId, Movable] = {}
         for number, node in enumerate(list(self._state.cluster.nodes())):
@@ -91,7 +90,7 @@ class MoversSeen:
         return found
 
     def own(self, request: PlacementRequest) -> dict[TenantId, Movable]:
-        """Return the tenants of a request's namespace that could be moved for it if their owner said so."""
+        """Return the tenants of a request's namespace that could be moved for it if their owner allowed that."""
         found: dict[TenantId, Movable] = {}
         for node in self._state.cluster.nodes():
             for tenant, row in node.rows.items():
@@ -106,7 +105,7 @@ class MoversSeen:
     def of(
         self, tenant: TenantId, row: Reservation, request: PlacementRequest, evicted: Collection[TenantId]
     ) -> Movable | None:
-        """Return a tenant as one that may be moved for a request; None if it may not. `evicted`: see `look`."""
+        """Return a tenant's facts as a mover for a request; None if it may not move. `evicted`: see `look`."""
         most = self._most_above(tenant, row)
         if most is None or row.releasing or (most > 0 and tenant not in evicted):
             return None
@@ -121,7 +120,7 @@ class MoversSeen:
         return Movable(request=asked, started=fact.started, lost_seconds=fact.lost_seconds)
 
     def asks(self, tenant: TenantId, row: Reservation) -> PlacementRequest | None:
-        """Return what a tenant that runs asks for when it is placed again; None where that is not known."""
+        """Return the request of a running tenant for its next placement; None if unknown."""
         claim = self._state.seen_claims.claims.get(tenant)
         if claim is not None:
             return self._of_claim(claim)
@@ -153,7 +152,7 @@ class MoversSeen:
         return 1 if best_effort else None
 
     def _returns(self, tenant: TenantId) -> bool:
-        """Return whether another run follows where the Pod of a tenant is evicted; of a claim, `asks` knows."""
+        """Return whether another run follows an eviction of a tenant's Pod; for a claim, `asks` decides."""
         sharepod = self._state.asking(tenant)
         if sharepod is None:
             return self._state.seen_claims.claims.get(tenant) is not None

@@ -1,15 +1,15 @@
-"""Moving: a tenant that is restarted on other GPUs to make room, and its new place, which is kept for it meanwhile.
+"""Moving: restart of a tenant on other GPUs in favour of a waiting request, with a reserved new place.
 
-A move is carried out as a preemption with one victim (`preemptions`); here is what it has beyond that.
+A move is carried out as a preemption with one victim (`preemptions`); this module adds the rest.
 
 Guarantees:
-- The new place is kept from before the tenant is touched until it is placed again: nobody slips in.
-- One tenant moves for each that waits, and nobody makes room for it in turn: where nobody would be evicted otherwise, a
-  tenant that another one has left its place for has nobody else moved for it within `after` seconds.
-- The place is given up once the tenant was not evicted after all, is gone, or has had no row for `_AWAY_S`.
+- The new place is reserved from before the tenant is evicted until it is placed again: no other request gets it.
+- At most one tenant moves per waiting request. Moves do not cascade: nothing is evicted or moved for the mover. If the
+  request could not have evicted anyone, it causes no second move within `after` seconds.
+- The place is released once the eviction fails, the tenant is deleted, or it has had no row for `_AWAY_S`.
 - At most `per_minute` tenants are moved a minute.
-- The place of a SharePod whose Pod ends is in its status: the next leader keeps it before it decides. That of a
-  claim is in memory alone: after a crash the next Pod waits as any other.
+- The place of a SharePod whose Pod ends is in its status: the next leader reserves it before it decides. A claim's
+  place is only in memory: after a crash the next Pod waits as any other.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from .victims_seen import VictimsSeen
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _AWAY_S = 120.0
-"""Seconds for which the place of a tenant is kept that has no row any more: its next Pod is created within seconds of
-that, unless a quota or a controller's back-off stands in the way."""
+"""Seconds for which the place of a tenant without a row is reserved: its next Pod is created within seconds, unless a
+quota or a controller's back-off delays it."""
 _LONGEST_S = 900.0
-"""Seconds after which the place is given up in any case: the longest grace period of one that moves, and some."""
+"""Seconds after which the place is released in any case: somewhat longer than a mover's longest grace period."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveLimits:
-    """Limits of moving. `per_minute`: most tenants moved a minute, 0: nobody is moved; `after`: seconds for which a
-    tenant has run before it is moved."""
+    """Limits of moving. `per_minute`: most tenants moved a minute, 0: none; `after`: seconds for which a tenant has run
+    before it is moved."""
 
     per_minute: float
     after: float
 
 
 NO_MOVES = MoveLimits(0.0, 0.0)
-"""Limits by which nobody is moved."""
+"""Limits that allow no moves."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class OngoingMove:
 
     mover: PlacementRequest
     waits: PlacementRequest | None
-    """The request that it makes room for; None: a former leader knew it."""
+    """The request that it is moved for; None: only a former leader knew it."""
     node: str
     """The node that it leaves."""
     to: Assignment
@@ -76,16 +76,16 @@ class OngoingMove:
 
 
 class Moving:
-    """Moves under way, and the choice of new ones.
+    """Moves in progress, and the choice of new ones.
 
     Args:
-        state: The cluster state; its `cluster` keeps the places.
-        seen: What is known of the tenants.
-        movers: Which tenants may be moved.
-        find: Returns the place that the engine would give to a request now.
-        limits: How many are moved, and how often.
+        state: The cluster state; its `cluster` reserves the places.
+        seen: Facts of the tenants.
+        movers: Tenants that may be moved.
+        find: Returns the place that the engine would assign to a request now.
+        limits: Rate of moves, and least running time.
         clock: Monotonic seconds.
-        later: Called with the time, monotonic seconds, at which to look again.
+        later: Called with the time, monotonic seconds, of the next check.
     """
 
     def __init__(
@@ -119,19 +119,19 @@ class Moving:
         """Called with each move whose tenant is placed again, and the node."""
 
     def __bool__(self) -> bool:
-        """Return whether any tenant is on its way."""
+        """Return whether any move is in progress."""
         return bool(self._running)
 
     def kept_place(self, tenant: TenantId) -> KeptPlace | None:
-        """Return the place that is kept for a tenant that moves, as its status has it."""
+        """Return the place reserved for a moving tenant, in the form of its status."""
         move = self._running.get(tenant)
         if move is None:
             return None
         return KeptPlace(node=move.to.node, gpus=tuple(move.to.gpus), priority=move.mover.priority)
 
     def take_over(self) -> None:
-        """Keep the places that a former leader has kept for SharePods whose Pods end or have ended. To be called before
-        anything is decided; only the first call does something."""
+        """Reserve the places that a former leader has reserved for SharePods whose Pods end or have ended. To be called
+        before any decision; only the first call has an effect."""
         if self._taken_over:
             return
         self._taken_over = True
@@ -152,18 +152,18 @@ class Moving:
             gpus = tuple(map(GpuUuid, place.gpus))
             to = Assignment(node=place.node, gpus=gpus, memory=Bytes(0))
             self._keep(OngoingMove(mover, None, sharepod.status.node or "", to, self._clock()))
-            log.info("goes on with a move", tenant=tenant, to=place.node)
+            log.info("continuing a move", tenant=tenant, to=place.node)
 
     def helps_equals(self) -> bool:
-        """Return whether a tenant may be moved for one of its own priority."""
+        """Return whether a tenant may be moved for a request of its own priority."""
         return self.enabled and self._movers.any_marked()
 
     async def plan(self, request: PlacementRequest, evicted: Collection[TenantId]) -> PreemptionPlan | None:
-        """Return the move that makes room for a request, as a preemption; None if no move does, or not now.
+        """Return the move that frees a place for a request, as a preemption; None if no move does, or not now.
 
         Args:
-            request: The one that waits.
-            evicted: Tenants that would be evicted for it otherwise.
+            request: The waiting request.
+            evicted: Tenants that would otherwise be evicted for it.
         """
         now = self._clock()
         if not self.enabled:
@@ -193,8 +193,8 @@ class Moving:
         return mover
 
     def may_go_on(self, request: PlacementRequest, plan: PreemptionPlan) -> bool:
-        """Return whether a tenant that is to be evicted may still be moved, or goes already: its owner may have taken
-        back that it is movable while the API server took no evictions."""
+        """Return whether a tenant to be evicted may still be moved, or already ends: its owner may have revoked
+        `movable` while the API server accepted no evictions."""
         tenant = plan.evict[0]
         row = next((row for node, row in self._state.cluster.reservations_of(tenant) if node == plan.node), None)
         if row is None or self._seen.leaves(tenant):
@@ -202,7 +202,7 @@ class Moving:
         return self._movers.of(tenant, row, request, plan.evict) is not None
 
     def begin(self, request: PlacementRequest, mover: PlacementRequest, plan: PreemptionPlan) -> None:
-        """Keep the new place of a tenant that is about to be evicted."""
+        """Reserve the new place of a tenant before its eviction."""
         now = self._clock()
         assert plan.move_to is not None
         with_claim = mover.claim is not None and mover.pod_uid is None
@@ -221,7 +221,8 @@ class Moving:
         self._state.cluster.keep(HeadReservation(mover.tenant, to.node, gpus, mover.priority, open_to=open_to))
 
     def stopped(self, tenant: TenantId) -> None:
-        """Give the new place of a tenant up unless its Pod ends already: nobody waits for its room any more."""
+        """Release the new place of a tenant unless its Pod is already ending: no request needs its capacity any
+        longer."""
         if tenant in self._running and not self._seen.leaves(tenant):
             if (waits := self._running[tenant].waits) is not None:
                 self._had.pop(waits.tenant, None)
@@ -237,7 +238,7 @@ class Moving:
             self.on_moved(move, to.node)
 
     def review(self) -> None:
-        """Give up the places of tenants that do not come back."""
+        """Release the places of tenants that do not return."""
         now = self._clock()
         self._had = {tenant: at for tenant, at in self._had.items() if now - at < self._after}
         for tenant, move in list(self._running.items()):
@@ -268,8 +269,8 @@ class Moving:
         return movable.request if movable is not None else None
 
     def _of_next_pod(self, request: PlacementRequest, to: Assignment) -> OngoingMove | None:
-        """Return the move of a Pod with a claim whose controller has made this request's Pod in its place, or another
-        Pod that has this place now."""
+        """Return the move of a Pod with a claim whose controller has created this request's Pod as its replacement, or
+        as another Pod that now has this place."""
         if request.owner is None or request.claim is None or request.pod_uid is not None:
             return None
         moves = [move for move in self._running.values() if move.mover.owner == request.owner]
@@ -283,7 +284,7 @@ class Moving:
         return frozenset(one.uid for one in seen.claims if any(pod.owner == owner for pod in seen.users(one)))
 
     def _is_gone(self, mover: PlacementRequest) -> bool:
-        """Return whether a SharePod that moves will have no further run. A claim goes with its Pod."""
+        """Return whether a moving SharePod will have no further run. A claim ends with its Pod."""
         if mover.claim is not None and mover.pod_uid is None:
             return False
         sharepod = self._state.asking(mover.tenant)

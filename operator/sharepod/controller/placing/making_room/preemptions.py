@@ -1,14 +1,15 @@
-"""Preemptions: which tenants make room for those that wait, and what is kept for these meanwhile.
+"""Preemptions: tenants of lower priority that free capacity for waiting requests, and the GPUs reserved for these.
 
 Guarantees:
-- Only a tenant that was refused room, whose Pod may preempt, preempts, and only tenants of lower effective priority.
-- Where time alone is not enough, a tenant that may be moved is moved before any other is evicted (`moving`).
-- The GPUs are kept for it from before the first victim is touched until it is placed, or nobody has to make room.
-- Nothing is remembered that a successor needs: what leaves is seen of the Pods, what was lowered of the ledger.
-- A preemption whose victims turn out to be protected, or worth more by now, is given up; another set is looked for.
-- A tenant that ends within an hour is preempted before one that may take longer, and for each that waits only one set
-  of such slow ones at a time: none more while any of them has longer than that to go.
-- Each that waits has its turn to be looked for, however many are before it for whom nobody can make room.
+- Only a request that was refused for lack of room, and whose Pod may preempt, preempts, and only tenants of lower
+  effective priority.
+- If lowering time is not enough, a movable tenant is moved before any other is evicted (`moving`).
+- The GPUs are reserved for the request from before the first eviction until it is placed, or no victim is left.
+- A successor needs no memory of this process: Pods show which tenants end, the ledger shows which were lowered.
+- A preemption whose victims turn out to be protected, or of higher priority by now, is given up; another set is chosen.
+- Tenants that end within an hour are preempted before tenants that may take longer. Each request has one set of such
+  slow tenants at a time: no further tenants are evicted while any of the set has more than an hour left.
+- Every waiting request gets its turn of the search, however many requests before it cannot be helped.
 - At most `per_minute` Pods are evicted, or shares lowered, a minute.
 """
 
@@ -41,16 +42,16 @@ from .moving import Moving
 from .victims_seen import VictimsSeen
 
 _PERIOD_S = 1.0
-"""Least seconds between two looks: each looks at all tenants."""
+"""Least seconds between two searches: each reads all tenants."""
 _AGAIN_S = 10.0
-"""Seconds after which room is looked for again although nothing has changed: budgets change priorities."""
+"""Seconds after which the search is repeated without any change: budgets change priorities."""
 TRIES = 4
-"""Tenants that room is looked for at one look: half are the first in the queue, the others those for which it was not
-looked for the longest time. A plan costs up to some tenths of a second on 10,000 GPUs."""
+"""Requests per search: half are the first in the queue, the others those with the oldest search. A plan takes up to a
+few tenths of a second on 10,000 GPUs."""
 _YIELD_S = 0.01
 """Seconds of planning after which other tasks get a turn."""
 _UNTOUCHED_S = 120.0
-"""Seconds after which a preemption is given up whose victims do not leave: the API server takes no evictions."""
+"""Seconds after which a preemption without evicted victims is given up: the API server accepts no evictions."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,8 +66,7 @@ class OngoingPreemption:
 
 
 def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tuple[PlacementRequest, WaitingTenant]]:
-    """Return those of `asked` that room is looked for now: the first in the queue, then those that had no turn for the
-    longest time."""
+    """Return the requests of `asked` with a turn: the first in the queue, then those with the oldest turn."""
     first = heapq.nsmallest(TRIES // 2, asked, key=lambda item: queue_key(item[0]))
     taken = {item[0].tenant for item in first}
     others = (item for item in asked if item[0].tenant not in taken)
@@ -76,7 +76,7 @@ def whose_turn(asked: list[tuple[PlacementRequest, WaitingTenant]]) -> list[tupl
 
 
 def _holds(cluster: Cluster, request: PlacementRequest, plan: PreemptionPlan, victims: Victims) -> bool:
-    """Return whether a plan would still do."""
+    """Return whether a plan is still valid."""
     holds = holds_for_several if request.beside else still_holds
     return holds(cluster, request, plan, victims)
 
@@ -86,18 +86,18 @@ def _last_turn(waiting: WaitingTenant) -> float:
 
 
 class Preemptions:
-    """Preemptions under way, and the choice of new ones.
+    """Preemptions in progress, and the choice of new ones.
 
     Args:
-        state: The cluster state; its `cluster` keeps the GPUs.
-        seen: What is known of the tenants.
+        state: The cluster state; its `cluster` reserves the GPUs.
+        seen: Facts of the tenants.
         moving: Moves tenants elsewhere.
-        request_of: Returns what a tenant asks for; None if it waits no longer.
-        per_minute: Most Pods evicted, or shares lowered, a minute; 0: nobody is preempted, though some may be moved.
+        request_of: Returns a tenant's request; None if it no longer waits.
+        per_minute: Most Pods evicted, or shares lowered, a minute; 0: no preemption, though moves remain possible.
         clock: Monotonic seconds.
-        on_lowered: Called with tenant and node of each share that was lowered, which is to be written.
-        later: Called with the time, monotonic seconds, at which to look again.
-        wake: Called when the queue is to be gone through again.
+        on_lowered: Called with tenant and node of each lowered share, to be written.
+        later: Called with the time, monotonic seconds, of the next search.
+        wake: Called to request another pass through the queue.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class Preemptions:
         self._limiter = RateLimiter(clock(), per_s=max(per_minute, 0.001) / 60, burst=max(1.0, per_minute / 4))
         self._running: dict[str, OngoingPreemption] = {}
         self._slow: dict[str, frozenset[str]] = {}
-        """Pods that may take longer to end than others wait for them, by the tenant that they were to make room for."""
+        """By preempting tenant: victims' Pods that may take longer to end than a request waits for them."""
         self._next_look = 0.0
         self.on_begun: Callable[[OngoingPreemption], None] = lambda _preemption: None
-        """Called with each preemption that begins: its victims are to be told, and evicted."""
+        """Called with each new preemption: its victims are to be notified, and evicted."""
 
     def of(self, tenant: str) -> OngoingPreemption | None:
-        """Return the preemption for a tenant that waits; None if nobody makes room for it."""
+        """Return the preemption for a waiting tenant; None if there is none."""
         return self._running.get(tenant)
 
     def end(self, tenant: str, outcome: str) -> None:
-        """End a preemption: the tenant was placed, waits no longer, or gets its room otherwise."""
+        """End a preemption: the tenant was placed, no longer waits, or gets capacity otherwise."""
         preemption = self._running.pop(tenant, None)
         if preemption is not None:
             metrics.PREEMPTIONS.labels(outcome).inc()
@@ -144,7 +144,7 @@ class Preemptions:
                 self.moving.stopped(preemption.plan.evict[0])
 
     def placed(self, request: PlacementRequest, to: Assignment) -> bool:
-        """End what was under way for a tenant that has a place now. Return whether others made room for it."""
+        """End what is in progress for a tenant that now has a place. Return whether tenants were preempted for it."""
         preempted = request.tenant in self._running
         self.end(request.tenant, "placed")
         self.moving.placed(request, to)
@@ -166,7 +166,7 @@ class Preemptions:
         self.moving.clear()
 
     async def look(self, line: WaitingLine) -> None:
-        """Give up what holds no longer, and begin preemptions for the first of those that wait. `line`: theirs."""
+        """Give up invalid preemptions, and begin new ones for the first waiting requests. `line`: the queue."""
         now, places = self._clock(), line.places
         if not (self._enabled or self.moving.enabled or self.moving) or not (places or self._running or self.moving):
             return  # a former leader, with other settings, may have begun moves
@@ -203,7 +203,7 @@ class Preemptions:
             self._later(now + _AGAIN_S)
 
     async def _asked(self, line: WaitingLine, now: float) -> list[tuple[PlacementRequest, WaitingTenant]]:
-        """Return those whose turn it is: they may preempt, and room was not looked for in vain just now."""
+        """Return the requests with a turn: they may preempt, and were not searched for in vain just now."""
 
         def is_due(waiting: WaitingTenant) -> bool:
             was_refused = waiting.refused_at_version is not None and waiting.tenant not in self._running
@@ -231,7 +231,7 @@ class Preemptions:
         return now < at + (_AGAIN_S if version == self._state.cluster.room_version else _PERIOD_S)
 
     async def _plan_quickly(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-        """Return what makes room for a request: without those that take long to end, wherever others would do."""
+        """Return the plan for a request: without tenants that take long to end, if others suffice."""
         plan = await self._plan(request, victims)
         if plan is None or not victims.are_slow(plan.evict):
             return plan
@@ -241,7 +241,7 @@ class Preemptions:
         return None if any(map(self._seen.goes_slowly, self._slow.get(request.tenant, ()))) else plan
 
     async def _plan(self, request: PlacementRequest, victims: Victims) -> PreemptionPlan | None:
-        """Return what makes room for a request. Others have a turn meanwhile."""
+        """Return the plan for a request. Yields to other tasks."""
         best: PreemptionPlan | None = None
         began = time.monotonic()
         look = plans_for_several if request.beside else plans
@@ -259,7 +259,8 @@ class Preemptions:
         victims: Victims,
         places: Mapping[str, WaitingTenant],
     ) -> bool:
-        """Begin a preemption: keep the GPUs, lower, and hand over whom to evict. Return False if it may not begin."""
+        """Begin a preemption: reserve the GPUs, lower shares, and pass on the tenants to evict. Return False if it may
+        not begin."""
         cluster = self._state.cluster
         if places.get(waiting.tenant) is not waiting or not _holds(cluster, request, plan, victims):
             return False
@@ -273,7 +274,7 @@ class Preemptions:
             if mover is None:
                 return False
             self.moving.begin(request, mover, plan)
-        # 1. Nobody slips in; 2. time changes hands at once; 3. others are evicted, and told.
+        # 1. Reserve the GPUs. 2. Lower shares at once. 3. Evict and notify the other victims.
         open_to = request.namespace if request.beside else None  # its other claims are other tenants
         cluster.keep(HeadReservation(request.tenant, plan.node, plan.gpus, request.priority, open_to=open_to))
         for tenant in plan.lower:
@@ -300,7 +301,7 @@ class Preemptions:
         return True
 
     def _review(self, places: Mapping[str, WaitingTenant], victims: Victims) -> bool:
-        """Give up what holds no longer; return whether there was any."""
+        """Give up invalid preemptions; return whether there was any."""
         now, before = self._clock(), len(self._running)
         for tenant, item in list(self._running.items()):
             waiting = places.get(tenant)

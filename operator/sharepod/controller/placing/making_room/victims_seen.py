@@ -1,11 +1,11 @@
-"""Victims as they are seen: what preemption may know of each tenant that holds a share.
+"""Victims: preemption's facts of each tenant with a share.
 
 Guarantees:
-- A Pod is one victim, with all claims that it has; a claim that several Pods may use is none.
-- A tenant whose Pod is being deleted leaves, until its grace period is well over; after that it is not counted on, nor
-  before where the grace period lasts longer than `_LONGEST_GRACE_S`. One
-  whose Pod is gone leaves too, until its row has stayed for `_ROW_STUCK_S`: its agent may see processes that never end.
-- A tenant of which too little is known is no victim.
+- A Pod is one victim, with all its claims; a claim that several Pods may use is none.
+- A tenant whose Pod is being deleted counts as leaving until its grace period is well over. If the grace period exceeds
+  `_LONGEST_GRACE_S`, the tenant does not count as leaving. A tenant whose Pod is deleted counts as leaving until its
+  row has stayed for `_ROW_STUCK_S`: its agent may see processes that never end.
+- A tenant with too few known facts is no victim.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import Reservation
 
 _SLICE = 20
-"""Nodes that are looked at before others have a turn: some 10 ms of work where each has 30 tenants."""
+"""Nodes that are read before other tasks get a turn: about 10 ms of work with 30 tenants each."""
 _STUCK_S = 60.0
 """Seconds after the end of its grace period for which a Pod counts as leaving: a kubelet needs some to confirm it, and
 a node that does not answer never will."""
 _LONGEST_GRACE_S = 3600.0
-"""Longest grace period, or rest of one, in seconds, for which others wait: a Pod can have one of years."""
+"""Longest grace period, or rest of one, in seconds, that requests wait for: a Pod may have one of years."""
 _ROW_STUCK_S = 120.0
-"""Seconds for which a row counts as leaving whose Pod is gone: its agent confirms within seconds that nothing is left,
-unless a process hangs in the driver."""
+"""Seconds for which a row counts as leaving after its Pod's deletion. Its agent confirms within seconds that no process
+is left, unless a process hangs in the driver."""
 _PROTECTED_S = 30.0
-"""Seconds for which a Pod counts as protected whose eviction a PodDisruptionBudget has refused."""
+"""Seconds for which a Pod counts as protected after a PodDisruptionBudget has refused its eviction."""
 
 
 class VictimsSeen:
@@ -61,9 +61,9 @@ class VictimsSeen:
         self._protected: dict[str, float] = {}
         """Until when the eviction of a Pod is not tried again, by uid."""
         self._evicted: dict[str, float] = {}
-        """Pods whose eviction was accepted, by uid, and until when that counts: their watch may not show it yet."""
+        """Pods whose eviction was accepted, by uid, and until when that counts: the watch may not show it yet."""
         self._ending: dict[TenantId, float] = {}
-        """Tenants whose Pods are gone and whose rows are there, and since when this was seen."""
+        """Tenants with a row whose Pods are deleted, and since when this was seen."""
 
     def refused(self, pod: str) -> None:
         """Note that a PodDisruptionBudget has refused the eviction of a Pod."""
@@ -74,11 +74,11 @@ class VictimsSeen:
         self._evicted[pod] = self._clock() + _STUCK_S
 
     def leaves(self, tenant: str) -> bool:
-        """Return whether the Pod of a tenant is being deleted, or is gone."""
+        """Return whether the Pod of a tenant is being deleted, or is deleted."""
         return all(pod.deleting or pod.ended or pod.uid in self._evicted for pod in self.pods_of(tenant))
 
     async def lowest(self) -> int:
-        """Return the lowest effective priority of all tenants that hold a share. Others have a turn meanwhile."""
+        """Return the lowest effective priority of all tenants with a share. Yields to other tasks."""
         found = 1 << 40
         for number, node in enumerate(list(self._state.cluster.nodes())):
             if number % _SLICE == _SLICE - 1:
@@ -96,12 +96,12 @@ class VictimsSeen:
         return all(pod.grace_s <= seconds_ for pod in self.pods_of(tenant))
 
     def slow_pods(self, tenants: Iterable[str]) -> frozenset[str]:
-        """Return the uids of those Pods of tenants that others do not wait for once they are evicted."""
+        """Return the uids of the tenants' Pods that take too long to wait for after an eviction."""
         pods = (pod for tenant in tenants for pod in self.pods_of(tenant))
         return frozenset(pod.uid for pod in pods if pod.grace_s > _LONGEST_GRACE_S)
 
     def goes_slowly(self, uid: str) -> bool:
-        """Return whether a Pod was evicted, is there still, and ends later than others wait for it."""
+        """Return whether a Pod was evicted, still exists, and takes too long to wait for."""
         pod = self._state.pods.get(uid) or self._state.seen_claims.pods.get(uid)
         if pod is None or pod.ended:
             return False
@@ -111,7 +111,7 @@ class VictimsSeen:
         return ends_by is not None and ends_by - self._wall() > _LONGEST_GRACE_S
 
     async def look(self) -> Victims:
-        """Return all tenants that could make room for others. Others have a turn meanwhile."""
+        """Return all possible victims. Yields to other tasks."""
         now = self._clock()
         self._protected = {pod: until for pod, until in self._protected.items() if until > now}
         self._evicted = {pod: until for pod, until in self._evicted.items() if until > now}
@@ -158,13 +158,14 @@ class VictimsSeen:
         return (pod,) if pod is not None else ()
 
     def _gone(self, tenant: TenantId) -> VictimFacts:
-        """Return what is known of a tenant whose Pod is gone: its row goes once its agent has nothing left of it."""
+        """Return the facts of a tenant whose Pod is deleted: its row is removed once its agent finds no process of
+        it."""
         lost = self._state.lost_pods.get(tenant)
         priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
         return VictimFacts(unit=tenant, priority=priority, leaving=True)
 
     def fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
-        """Return what is known of one tenant; None if it cannot make room."""
+        """Return the facts of one tenant; None if it cannot be a victim."""
         pods = self.pods_of(tenant)
         claim = self._state.seen_claims.claims.get(tenant)
         if self._is_gone(tenant):
