@@ -255,7 +255,7 @@ bench-shares bench-handoff bench-busy-node bench-changes soak-agent: export PYTH
 bench-handoff: shim doubles compiled ## how long the token takes from tenant to tenant, and the agent's CPU
 	@$(BIN)/python benchmarks/handoff.py
 
-bench-busy-node: shim doubles compiled ## shares on a node whose processors are all wanted, by the agent's CPU request (two minutes; root)
+bench-busy-node: shim doubles compiled ## shares on a node with fully loaded processors, by the agent's CPU request (two minutes; root)
 	@$(BIN)/python benchmarks/busy_node.py
 
 bench-changes: shim doubles compiled cluster ## what tenants notice of the agent's restart, and how soon an edited share is a measured one

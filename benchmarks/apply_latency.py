@@ -1,15 +1,15 @@
-"""Time from apply until the Pod is created and until it is bound: SharePods beside bare pods, from one client in one
-run.
+"""Time from apply until the Pod is created and until it is bound: SharePods compared with bare pods, from one client in
+one run.
 
     PYTHONPATH=tests:benchmarks python benchmarks/apply_latency.py [--count 200] [--rate 20] [--nodes 50]
 
-A real control plane with nodes that have nothing behind them; one process plays all agents. The operator runs as a
-process under its own ServiceAccount, with its default settings. One client creates the objects at a fixed rate, first
-bare pods, then SharePods, and sees the Pods by a watch of its own; both times run from the moment it sends the object.
-`operator_cpu`: processor time of the operator for each SharePod until all are bound; it does not depend much on
-what else runs.
-Fractions are drawn by a fixed seed from 0.1 to 0.5, so that Binpack has something to do and all fit. Prints a table
-and writes build/results/apply_latency.json.
+A real control plane with nodes without machines; one process plays all agents. The operator runs as a process under its
+own ServiceAccount, with its default settings. One client creates the objects at a fixed rate, first bare pods, then
+SharePods, and sees the Pods by its own watch. Both times start when the client sends the object.
+
+`operator_cpu`: processor time of the operator per SharePod until all are bound; it depends little on other load.
+Fractions are drawn by a fixed seed from 0.1 to 0.5, so that Binpack has choices and all fit. Prints a table and writes
+build/results/apply_latency.json.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
         ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
         wait_until(lambda: len(cluster.api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=60)
         agents.start(*nodes)
-        time.sleep(3)  # the operator looks at the agents' Leases each second
+        time.sleep(3)  # the operator checks the agents' Leases each second
 
         rows: list[Row] = []
         for case in ("bare pod", "SharePod"):

@@ -1,9 +1,9 @@
-"""16 SharePods of half a GPU, all at once, on 8 GPUs of 4 nodes, again and again, on a real API server.
+"""16 SharePods of half a GPU, all at once, on 8 GPUs of 4 nodes, repeatedly, on a real API server.
 
     PYTHONPATH=tests:benchmarks python benchmarks/burst.py [--rounds 100] [--thirds]
 
 Each round must place all 16, two on each GPU, and no GPU may have three at any time: every version of every ledger is
-looked at, not only the last. Ends with status 1 if not. Prints a table and writes build/results/burst.json.
+checked, not only the last. Otherwise it exits with 1. Prints a table and writes build/results/burst.json.
 """
 
 from __future__ import annotations

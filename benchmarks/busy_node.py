@@ -1,10 +1,9 @@
-"""Shares of a GPU on a node whose processors are all wanted, by what the agent's pod asks of them.
+"""Shares of a GPU on a node with fully loaded processors, by the CPU request of the agent's pod.
 
-Two tenants at 0.4 and 0.6 run beside programs that take whatever processor time they get. Each tenant, each of those
-programs and the agent is in a cgroup of its own, with the weight that a kubelet gives to a pod of that CPU request: so
-a nice value counts for nothing between them, and the agent's request decides how soon it runs. `work` is what both
-tenants got of the GPU; beside it the same without the programs. Needs root. Prints a table and writes
-`build/results/busy_node.json`.
+Two tenants at 0.4 and 0.6 run with programs that use all available processor time. Each tenant, each program and the
+agent has its own cgroup, with a kubelet's weight for its CPU request. So nice values have no effect between them, and
+the agent's request decides how soon it runs. `work` is both tenants' GPU time; the table also has it without the
+programs. Needs root. Prints a table and writes `build/results/busy_node.json`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Pods:
         (pod / "cgroup.procs").write_text(str(pid))
 
     def empty(self) -> bool:
-        """Return whether no process is left in them."""
+        """Return whether they have no process left."""
         return not any((pod / "cgroup.procs").read_text() for pod in self._pods)
 
     @staticmethod
@@ -77,7 +76,7 @@ class Pods:
 
 @contextlib.contextmanager
 def busy(pods: Pods, count: int) -> Iterator[None]:
-    """Run so many programs that take whatever processor time they get."""
+    """Run so many programs that use all available processor time."""
     programs = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         for number, program in enumerate(programs):
@@ -130,7 +129,7 @@ def main() -> int:
     except OSError as error:
         print(f"needs root and cgroups with the controller cpu: {error}", file=sys.stderr)
         return 1
-    print_table(rows, title="a node whose processors are all wanted")
+    print_table(rows, title="a node with fully loaded processors")
     write("busy_node", rows)
     return 0
 

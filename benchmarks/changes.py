@@ -1,18 +1,21 @@
-"""Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
+"""Effect on tenants of a killed or upgraded agent, and delay until an edited share is effective.
 
-`agent killed`: privileged process and worker; `container killed`: the supervisor too, and all are started again; `agent
-upgraded`: SIGTERM once the next one stands by. The agent is two processes, as in its DaemonSet: needs root. Three
-busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to 100 ms,
-so that any single second is some points off what was asked: `second_off` is how far the shares of what all got are
-from the requests, in points, the worst of the tenants, over a second; of `undisturbed` seconds, and of the `first`
-after the new agent serves. `four_off`: the same over four seconds. `gap`: the longest time in which attempts to
-connect failed; `unanswered`: the longest time from an attempt to the agent's WELCOME, by callers of each tenant that
-ask 25 times a second. `hooks_back`: from then until every program is connected. `right_after`: counted from there, or
-from the edit, the earliest time from which on a second is no further off than undisturbed ones are. `over_limit`: of
-siblings started at that moment, those that got more memory than was left; `dead`: programs that ended. With
-`--tenants` also what callers of twelve of so many tenants see, which have no programs. With `--cluster` also the gap
-of an agent with all its Kubernetes half, and how long it takes from a GPUNode's change (the answer to the write) to
-the tenant's limits in force. Prints a table and writes `build/results/changes.json`.
+- `agent killed`: privileged process and worker; `container killed`: also the supervisor, and all are started again;
+  `agent upgraded`: SIGTERM once the next agent stands by.
+- `second_off`: difference between shares and requests over one second, in points, of the worst tenant, in `undisturbed`
+  seconds and in the `first` seconds after the new agent serves. `four_off`: the same over four seconds. A quantum is up
+  to 100 ms, so any single second differs by some points.
+- `gap`: longest time of failing connection attempts; `unanswered`: longest time from an attempt to the agent's WELCOME,
+  by callers of each tenant that connect 25 times a second.
+- `hooks_back`: from then until every program is connected.
+- `right_after`: from there, or from the edit, the time until seconds differ no more than undisturbed ones.
+- `over_limit`: siblings, started at that moment, that got more memory than was left; `dead`: programs that ended.
+
+Three busy tenants of one simulated GPU, the real hook, and the real agent at its default settings. The agent is two
+processes, as in its DaemonSet: needs root. With `--tenants` also the figures of callers of twelve of so many tenants
+without programs. With `--cluster` also the gap of an agent with its whole Kubernetes part, and the time from a
+GPUNode's change (the answer to the write) to the tenant's applied limits. Prints a table and writes
+`build/results/changes.json`.
 """
 
 from __future__ import annotations
@@ -103,7 +106,7 @@ def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, fl
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Return the seconds from `begin` until shares were right; all that were sampled if they never were."""
+    """Return the seconds from `begin` until shares were right; the whole sampled time if they never were."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
@@ -123,7 +126,7 @@ def turns(case: str, times: int) -> Iterator[int]:
 
 
 def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
-    """Have another agent in the place of this one."""
+    """Replace this agent by another."""
     logged = len(node.log())
     label = f"a.greedy.{time.monotonic()}"
     greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)
@@ -153,7 +156,7 @@ def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Progra
 
 
 def beside_many(tenants: int, times: int) -> list[Row]:
-    """Measure what callers see of an upgrade and of a kill on a node with so many tenants on eight GPUs."""
+    """Measure the effect of an upgrade and of a kill on callers, on a node with so many tenants on eight GPUs."""
     a_gpu = -(-tenants // len(GPUS))
     many = [tenant(f"m{i:03}", 1 / a_gpu - 5e-4, memory=GI // 4, gpus=[GPUS[i % len(GPUS)]]) for i in range(tenants)]
     result: list[Row] = []
@@ -213,7 +216,7 @@ def standalone(times: int) -> list[Row]:
 
 
 def in_cluster(times: int) -> list[Row]:
-    """Measure from a GPUNode's change until the tenant's limits are in force."""
+    """Measure from a GPUNode's change until the tenant's limits are applied."""
     from cluster.agent_world import OneNode, install, row
     from harness.cluster import Cluster
 

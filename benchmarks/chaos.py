@@ -3,15 +3,16 @@
     PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1010] [--kills 10] [--faults 36]
         [--preempted 40] [--seed N] [--limit SECONDS] [--thirds] [--attach claims]
 
-Ten kills (SIGKILL) and 36 faults between the operator and the API server (silence, errors, late and lost answers,
-outages, restarts of the API server: `tests/cluster/weather/storm.py`) are drawn from the seed, which is printed first;
-SEED=N in the environment repeats a run. A tenth of the SharePods is deleted while the others are placed; the names of
-some Pods are taken; processes of no tenant are on twenty GPUs, which must take nobody. 40 further SharePods, on nodes
-of their own, are preempted by three waves of others and come back. Halfway the store is copied; in the end it is put
-back to that copy. Of what the store holds, none may be lost, doubled or over-committed, at any
-moment; ends with status 1 if not. What is not at rest after `--limit` seconds in all is said, and counted as it is.
-The operator has its default settings but for the agents' Leases: one process plays all agents. Prints a table and
-writes build/results/chaos.json.
+The seed, printed first, draws ten kills (SIGKILL) and 36 faults between the operator and the API server (silence,
+errors, late and lost answers, outages, restarts of the API server: `tests/cluster/weather/storm.py`). SEED=N in the
+environment repeats a run. A tenth of the SharePods is deleted while others are placed; the names of some Pods are
+taken. Twenty GPUs have processes of no tenant, and must take no tenant. 40 further SharePods, on nodes of their own,
+are preempted by three waves and return.
+
+Halfway etcd is copied; at the end it is restored. No stored SharePod may be lost, doubled or over-committed at any
+moment; otherwise it exits with 1. SharePods not at rest after `--limit` seconds in all are reported, and counted as
+they are. The operator has its default settings except for the agents' Leases: one process plays all agents. Prints a
+table and writes build/results/chaos.json.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ PROMISES = {
 }
 
 _SECONDS_A_FAULT = 6.0
-"""Seconds that a fault and the pause after it take, about: so long SharePods keep coming."""
+"""Approximate seconds of a fault and the pause after it: SharePods arrive for this long."""
 _RESTORED = 1 / 8
-"""Part of the limit that is kept for the store that is put back."""
+"""Part of the limit that is reserved for the restored etcd."""
 _AGENT_LEASE = 120  # seconds; a thousand agents' Leases are renewed one after the other
 
 

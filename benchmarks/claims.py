@@ -3,17 +3,17 @@
     PYTHONPATH=tests:benchmarks python benchmarks/claims.py [--count 100] [--rounds 20] [--claims 300] [--kills 5]
         [--nodes 151] [--parts latency,bursts,kills] [--attach claims]
 
-Three parts on nodes with nothing behind them, and one on a real one:
+Three parts on nodes without machines, and one on a real node:
 
 - latency: Pods created at a fixed rate until they are bound: bare, of SharePods attached by CSI and by claims, with a
-  claim of a template, with a claim that exists;
-- bursts: 16 Pods with claims of half a GPU, all at once, on 8 GPUs of 4 nodes, again and again; then 8 such Pods and 8
-  SharePods. Every version of every ledger is looked at;
+  claim of a template, with an existing claim;
+- bursts: 16 Pods with claims of half a GPU, all at once, on 8 GPUs of 4 nodes, repeatedly; then 8 such Pods and 8
+  SharePods. Every version of every ledger is checked;
 - kills: Pods with claims, and as many SharePods, while the operator is killed (SIGKILL) at moments drawn from a seed;
-- running (by itself only; needs root): from creation until a Pod runs, on a real kubelet (claims_running.py).
+- running (only on request; needs root): from creation until a Pod runs, on a real kubelet (claims_running.py).
 
-With `--attach claims` the SharePods of bursts and kills are attached by claims, too. In the end each Pod must be bound,
-each with one row, and no GPU may ever have been over-committed; ends with status 1 if not. Prints a table and writes
+With `--attach claims` the SharePods of bursts and kills are attached by claims, too. Finally each Pod must be bound,
+each with one row, and no GPU may ever have been over-committed; otherwise it exits with 1. Prints a table and writes
 build/results/claims.json.
 """
 
@@ -70,7 +70,7 @@ def bound(world: World, namespace: str) -> int:
 
 
 def operate(world: World, attach: str) -> None:
-    """Start the operator anew, with SharePods attached so."""
+    """Restart the operator, with this attachment of SharePods."""
     assert world.operator is not None
     world.operator.stop()
     world.start_operator(SHAREPOD_ATTACH=attach)
@@ -89,7 +89,7 @@ def latency(world: World, count: int, rate: float) -> list[Row]:
             for number in range(count):
                 head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": f"c{number}"}}
                 world.api.create(claim_path(namespace), {**head, "spec": claim_spec(100)})
-        time.sleep(2)  # the operator looks at the agents' Leases each second
+        time.sleep(2)  # the operator checks the agents' Leases each second
         path, bodies = pods_path(namespace), []
         for number in range(count):
             if case == "bare pod":
@@ -211,7 +211,7 @@ def killed(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--count", type=int, default=100, help="Pods of each kind whose latency is measured")
+    parser.add_argument("--count", type=int, default=100, help="Pods of each kind in the latency part")
     parser.add_argument("--rate", type=float, default=20.0, help="Pods a second")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--claims", type=int, default=300, help="claims, and as many SharePods, while it is killed")

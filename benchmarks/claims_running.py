@@ -1,7 +1,7 @@
 """Time from creation until a Pod runs on a real kubelet: bare, with a claim, of a SharePod by CSI and by a claim.
 
-Real: control plane, kubelet, containerd, operator, agent. Simulated: the GPUs and the driver. One Pod at a time, on a
-node that has nothing else; each is gone, and the ledger empty, before the next one. Needs root.
+Real: control plane, kubelet, containerd, operator, agent. Simulated: the GPUs and the driver. One Pod at a time, on an
+otherwise empty node; each is deleted, and the ledger empty, before the next one. Needs root.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _sharepod(system: ClaimSystem) -> Object:
 
 
 def _once(system: ClaimSystem, path: str, body: Object) -> float:
-    """Return the seconds until a Pod runs; then it is gone, and what it had."""
+    """Return the seconds until a Pod runs; then delete it with its claims."""
     begun = time.monotonic()
     system.cluster.api.create(path, body)
     _until(lambda: any(pod["status"].get("phase") == "Running" for pod in system.pods()), "a Pod that runs")

@@ -1,11 +1,11 @@
-"""Duration of the token scheduler's decisions, compiled as it is shipped and interpreted as it is written.
+"""Duration of the token scheduler's decisions, compiled as shipped and interpreted from source.
 
     PYTHONPATH=tests:benchmarks python benchmarks/decisions.py [--seconds S] [--rounds N]
 
-Every tenant always wants the token. A decision is what the agent does between a holder's DRAINED and the next GRANT:
-`drained`, `tick`, `next_deadline`. Each case runs in a process of its own, compiled and interpreted in turn, so that
-both meet the same machine; a figure is the median over the rounds. `interpreted_ratio`: interpreted over compiled.
-Needs `make compiled`. Prints a table and writes `build/results/decisions.json`.
+Every tenant always wants the token. A decision is the agent's work between a holder's DRAINED and the next GRANT:
+`drained`, `tick`, `next_deadline`. Each case runs in a separate process, compiled and interpreted in turn, for equal
+conditions; a figure is the median over the rounds. `interpreted_ratio`: interpreted over compiled. Needs `make
+compiled`. Prints a table and writes `build/results/decisions.json`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def play(tenants: int, gpus: int, seconds: float) -> list[float]:
 
 
 def measured(tenants: int, gpus: int, seconds: float, *, compiled: bool) -> tuple[float, float]:
-    """Return the median and the 99th percentile in microseconds, of a process of its own."""
+    """Return the median and the 99th percentile in microseconds, of a separate process."""
     paths = [str(COMPILED)] if compiled else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT / "tests"), str(ROOT / "benchmarks")])}
     command = [sys.executable, __file__, "--play", f"{tenants},{gpus}", "--seconds", str(seconds)]

@@ -1,20 +1,21 @@
-"""An inference server drained from node to node under load: SharePods beside a Deployment of plain Pods, in one run.
+"""Inference server drained from node to node under load: SharePods compared with a Deployment of plain Pods, in one
+run.
 
     PYTHONPATH=tests:benchmarks python benchmarks/drains.py [--drains 10] [--rate 20] [--every 75]
 
 A real control plane, operator, agents and hook; nodes without machines, whose pods are processes. The program is a
 small HTTP server that runs a kernel of 5 ms for each request. Four cases, each on two nodes of its own:
 
-- one SharePod, one Pod of a Deployment: what one replica costs;
-- two SharePods, two Pods of a Deployment, behind a PodDisruptionBudget `minAvailable: 1`. (One with `maxUnavailable`
-  does not count a SharePod while it has no Pod.)
+- one SharePod, one Pod of a Deployment: the cost of a single replica;
+- two SharePods, two Pods of a Deployment, behind a PodDisruptionBudget `minAvailable: 1`. (A budget with
+  `maxUnavailable` does not count a SharePod while it has no Pod.)
 
-Of each case in turn the node of a replica is drained by `kubectl drain`, and uncordoned once all replicas are ready
-again. A client sends requests at a fixed rate to the Pods that the API shows as ready, as a Service does, and tries
-again on another, or after 20 ms, until there is an answer; a request without one after ten seconds is lost. Each run
-lasts for more than a minute, so that no back-off is measured.
+Of each case in turn `kubectl drain` drains the node of a replica, which is uncordoned once all replicas are ready
+again. A client sends requests at a fixed rate to the Pods that the API shows as ready, as a Service does. It retries on
+another Pod, or after 20 ms, until it gets an answer; a request without one after ten seconds is lost. Each run lasts
+for more than a minute, so that no back-off is measured.
 
-`longest_gap`: longest time between two answers, of all drains; `gap`: the median of the drains' longest. Of one
+`longest_gap`: longest time between two answers, of all drains; `gap`: the median of the drains' longest. For one
 SharePod the gap is split (medians): `eviction_to_end` of its process, `end_to_released` (its row is removed from the
 ledger), `released_to_bound` (of the next Pod), `bound_to_answer`. Prints a table and writes build/results/drains.json.
 """
@@ -41,9 +42,9 @@ KERNEL_US = 5000
 PATIENCE_S = 10.0
 """Seconds that a client tries."""
 TRY_S = 2.0
-"""Seconds that one try may take."""
+"""Timeout of one try, in seconds."""
 RETRY_S = 0.02
-"""Seconds between two tries where no other replica is ready."""
+"""Seconds between two tries if no other replica is ready."""
 SETTLE_S = 1.0
 """Seconds of load before a drain and after it."""
 _TIMEOUT = 90.0
@@ -62,7 +63,7 @@ class Sight:
 
 
 class Watched:
-    """Watch of one collection, in a thread; `take` gets each object, and whether it is gone."""
+    """Watch of one collection, in a thread; `take` gets each object, and whether it was deleted."""
 
     def __init__(self, cluster: Cluster, path: str, take: Callable[[Object, bool], None]) -> None:
         self._cluster = cluster
@@ -87,7 +88,7 @@ class Watched:
 
 @dataclass
 class Load:
-    """Client of one case, in a thread with a loop of its own: `rate` requests a second until `stop`."""
+    """Client of one case, in a thread with its own event loop: `rate` requests a second until `stop`."""
 
     rate: float
     endpoints: Callable[[], list[str]]
@@ -105,7 +106,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more, and wait for what is under way."""
+        """Send no more, and wait for pending requests."""
         self._stopping.set()
         self._thread.join(timeout=PATIENCE_S + 10)
 
@@ -155,7 +156,7 @@ async def _ask(address: str) -> None:
 
 
 class Case:
-    """Workload of one kind with its nodes, its client and what is seen of it."""
+    """Workload of one kind with its nodes, its client and its observations."""
 
     def __init__(self, cluster: Cluster, nodes: ProcessNodes, name: str, *, shared: bool, replicas: int) -> None:
         self.name = f"{replicas} {'SharePod' if shared else 'plain Pod'}{'s' if replicas > 1 else ''}"
@@ -217,7 +218,7 @@ class Case:
             }
             self._cluster.api.create(f"/apis/policy/v1/namespaces/{self._namespace}/poddisruptionbudgets", budget)
 
-    # What is seen
+    # Observation
 
     def _see_pod(self, pod: Object, gone: bool) -> None:
         now, metadata = time.monotonic(), pod["metadata"]
@@ -249,7 +250,7 @@ class Case:
         processes = self._nodes.kubelets.processes
         return [address for uid in self._ready() if (address := processes[uid].address) is not None]
 
-    # What is done
+    # Actions
 
     def drain(self) -> None:
         """Drain the node of the first replica, and uncordon it once all are ready again."""

@@ -1,11 +1,14 @@
-"""Fairness: a simulated month in which teams ask for more than there is, with budgets and without.
+"""Fairness: a simulated month in which teams request more than the capacity, with budgets and without.
 
     make bench-fairness [TRACE=DIR] [FAIRNESS_ARGS=...]
 
-`fairness_month.py` plays it, with the operator's own decisions. Prints and writes for each seed each team's GPU time
-against its budget (without what it borrowed while nobody within a budget waited), the GPU time reserved against that of
-the same month without budgets, evictions a day, and waits. The exit status is 1 if a team is more than 2 % from its
-budget in either direction, or budgets cost more than 1 % of the GPU time in the mean of the seeds.
+`fairness_month.py` plays it, with the operator's own decisions. Prints and writes for each seed:
+- each team's GPU time against its budget, without time borrowed while no team within its budget waited;
+- the reserved GPU time against that of the same month without budgets;
+- evictions a day, and waits.
+
+It exits with 1 if a team is more than 2 % from its budget in either direction, or budgets cost more than 1 % of the GPU
+time in the mean of the seeds.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ def error_of(month: Month, capacity_s: float) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; else drawn jobs")
+    parser.add_argument(
+        "--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; otherwise drawn jobs"
+    )
     parser.add_argument("--pods", default="default", help="name of the folder's trace")
     parser.add_argument("--days", type=float, default=DAYS)
     parser.add_argument("--nodes", type=int, default=NODES)

@@ -1,10 +1,9 @@
 """Fairness: the simulated month of four teams that `fairness.py` measures.
 
-The placement engine, the preemption planner, whose turn it is to preempt and how often, the queue's order, standings,
-accounts and the head of the line are the operator's own, with its defaults. Assumed: an evicted job ends at once, comes
-back as a new one, as a Job's Pod does, and starts over; no time passes between decision and start. The trace tells no
-memory, so each share has its part of the GPU's; what lowering frees is then never enough, and the borrower at request 0
-does not occur.
+The operator's own parts, with its defaults: placement engine, preemption planner, turns and rate of preemptions, order
+of the queue, standings, accounts and head of the queue. Assumed: an evicted job ends at once, returns as a new job, as
+a Job's Pod does, and starts over; no time passes between decision and start. The trace has no memory sizes, so each
+share has its part of the GPU's. Lowering time then never suffices, and the borrower at request 0 does not occur.
 """
 
 from __future__ import annotations
@@ -39,25 +38,26 @@ from throughput.jobs import Job, Workload
 ENTITLED = {"a": 0.4, "b": 0.3, "c": 0.2, "d": 0.1}
 """Part of the GPU time that each team is entitled to."""
 ASKS = {"a": 0.35, "b": 0.3, "c": 0.2, "d": 0.15}
-"""Part of the demand that each team makes: each asks for more than it is entitled to."""
+"""Part of the demand of each team: each requests more than its entitlement."""
 DEMAND = 1.5
-"""GPU time asked for, by what there is."""
+"""Requested GPU time as a multiple of the capacity."""
 BURST = 1.6
-"""Demand of a team in every other week of its own, by its mean; in the weeks between it asks for as much less."""
+"""Demand of a team in alternate weeks, as a multiple of its mean; in the other weeks it requests as much less."""
 BUDGETED = 0.9
-"""Part of the GPU time that the budgets come to: what packing leaves unused cannot be promised."""
+"""Part of the GPU time that the budgets add up to: capacity lost to packing cannot be promised."""
 START_MS = 1_769_904_000_000
 """2026-02-01T00:00:00Z, the start of a month of four weeks: as many weeks of bursts as between for each team."""
 _DEFAULTS = {name: field.default for name, field in OperatorSettings.model_fields.items()}
 HALF_LIFE_S, PER_MINUTE = _DEFAULTS["usage_half_life"], _DEFAULTS["preemptions_per_minute"]
 LOOK_S = 300.0
-"""Seconds between two looks at budgets and the head of the line, and the most between two for room that was found."""
+"""Seconds between two rounds of budgets and head of the queue, and the most between two searches for room that was
+found."""
 SOON_S = 1.0
-"""Seconds to the next look for room once one was found, or somebody came who may take it."""
+"""Seconds to the next search for room after room was found, or after a request arrived that may take it."""
 DAYS, NODES = 28.0, 6
 _NO_ROOM = Refusal(outlook=Outlook.WAITING, headline="no room")
 Key = tuple[str, TracePod]
-"""Team and shape of a request: those of one key are served oldest first."""
+"""Team and shape of a request: equal keys are served oldest first."""
 
 
 @dataclass
@@ -67,9 +67,9 @@ class Month:
     gpu_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
     """GPU time reserved, by team."""
     alone_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENTITLED, 0.0))
-    """GPU time of it that a team borrowed while nobody within a budget waited."""
+    """GPU time that a team borrowed while no team within its budget waited."""
     waits_s: list[float] = field(default_factory=list)
-    """Wait of each job so far, of one that was evicted all its waits together."""
+    """Wait of each job so far; of an evicted job all its waits together."""
     placed: int = 0
     ended: int = 0
     waiting: int = 0
@@ -79,8 +79,8 @@ class Month:
     """GPU time of jobs that were evicted, from their start on."""
 
     def beyond(self, team: str, capacity_s: float, *, contended: bool = False) -> float:
-        """Return what a team had beyond its budget, in percent of it; less than 0 where it had less. `contended`:
-        without what it borrowed while nobody within a budget waited."""
+        """Return a team's GPU time beyond its budget, in percent of it; negative if it had less. `contended`: without
+        time borrowed while no team within its budget waited."""
         due = ENTITLED[team] * BUDGETED * capacity_s
         return 100 * (self.gpu_s[team] - (self.alone_s[team] if contended else 0.0) - due) / due
 
@@ -96,8 +96,8 @@ class RunningJob:
 
 
 class MonthOfTeams:
-    """One play. `budgets`: the teams have budgets, and who is within its budget takes room from those beyond; else the
-    queue goes by age. `idle_ratio`: what may stand idle for the head of the line; 0: nothing is kept. `run` once."""
+    """One play. `budgets`: the teams have budgets, and teams within theirs preempt others; otherwise the queue goes by
+    age. `idle_ratio`: most idle time for the head of the queue; 0: no reservation. `run` once."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class MonthOfTeams:
                 self.month.alone_s[team] += milli * passed / 1000
 
     def _look(self, now: float) -> None:
-        """Charge the budgets, as the operator does, and keep GPUs for the head of the line."""
+        """Charge the budgets, as the operator does, and reserve GPUs for the head of the queue."""
         at_ms = START_MS + round(now * 1000)
         if self._budgets:
             for team, rules in self._rules.items():
@@ -203,7 +203,7 @@ class MonthOfTeams:
             self._keep(now)
 
     def _keep(self, now: float) -> None:
-        """Look for the head of the line among those that could be it: of one team and shape, by age."""
+        """Choose the head of the queue among its candidates: of one team and shape, by age."""
         before = self._cluster.head_reservation
         eligible = {one.tenant: one for queue in self._waiting.values() for one in self._eligible(queue, now)}
         for tenant, one in eligible.items():
@@ -216,7 +216,7 @@ class MonthOfTeams:
             self._serve(before.node, now)
 
     def kept(self, owner: WaitingTenant, priority: int, now: float) -> None:
-        """GPUs begin to be kept for a job. Does nothing here."""
+        """Called when GPUs are reserved for a job. Does nothing here."""
 
     def waiting(self) -> Iterator[tuple[WaitingTenant, int]]:
         """Return the jobs that wait, each with its effective priority."""
@@ -232,7 +232,7 @@ class MonthOfTeams:
                 return
 
     def _make_room(self, now: float) -> None:
-        """Let those within their budgets take room from those beyond, as the operator's loop of preemptions does."""
+        """Let teams within their budgets preempt others, as the operator's preemption loop does."""
         self._room_at = now + LOOK_S
         effective = {team: standing.effective_priority(0) for team, standing in self._standings.items()}
         lowest = min((effective[item.team] for item in self._running.values()), default=0)
@@ -269,7 +269,7 @@ class MonthOfTeams:
             return
 
     def _victims(self, now: float) -> Victims:
-        """Return what the operator would know of those that run."""
+        """Return the operator's facts of the running jobs."""
         return victims_of(
             {
                 tenant: VictimFacts(
@@ -319,7 +319,7 @@ class MonthOfTeams:
         self._memos.of(tenant).refusal = _NO_ROOM
 
     def _serve(self, node: str, now: float) -> None:
-        """Start the jobs that wait, in queue order, as far as this node's room serves them."""
+        """Start the waiting jobs, in queue order, as far as this node's room serves them."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[Key] = set()

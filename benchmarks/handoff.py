@@ -1,13 +1,13 @@
-"""Latency of a hand-off of a GPU's token by the agent, beside the cost of two sockets alone.
+"""Latency of a hand-off of a GPU's token by the agent, compared with two bare sockets.
 
-One program plays all tenants' processes against a real agent at its default settings, in two processes as its
-DaemonSet runs it where this is root (`--one-process`: in one): it sends DRAINED for one tenant and waits for the next
-one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same frame back and does
-nothing else. The agent's CPU is measured while every tenant holds the token for its whole quantum of 30 ms, as
-programs do that have work without end. `answer` is a memory question of one more process, asked a thousand times a
-second beside 240 tenants that hand on in 30 ms: how long the agent's loop did anything else, once undisturbed and
-once with readings of NVML, checkpoints and a scrape each second. Prints a table and writes
-`build/results/handoff.json`.
+One program plays all tenants' processes against a real agent at its default settings, as root in two processes like its
+DaemonSet (`--one-process`: in one). It sends DRAINED for one tenant and waits for the next one's GRANT: a hand-off is
+the time between the two. `echo` is a process that only sends the same frame back. The agent's CPU is measured while
+every tenant holds the token for its whole quantum of 30 ms, like programs with endless work.
+
+`answer` is a memory question of one more process, asked a thousand times a second while 240 tenants hand on every 30
+ms. It shows how long the agent's loop did other work, once undisturbed and once with readings of NVML, checkpoints and
+a scrape each second. Prints a table and writes `build/results/handoff.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_TENANTS = 240
 
 
 def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
-    """Run the program; return what it counted."""
+    """Run the program; return its counts."""
     command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
     if done.returncode != 0:
@@ -53,7 +53,7 @@ def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
 
 
 def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str, ...]]]:
-    """The tenants of a case: which of them hand on to each other, and each one's GPUs."""
+    """Return the tenants of a case: which of them hand on to each other, and each one's GPUs."""
     if gang:
         return [(0, GPUS[:gpus])] * tenants
     each = min(tenants, MOST_TENANTS // gpus)
@@ -78,8 +78,8 @@ def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: floa
 
 
 def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
-    """The agent's CPU while tenants hold the token for whole quanta of 30 ms. Each GPU has so many that this is what
-    the target latency gives them."""
+    """Measure the agent's CPU while tenants hold the token for whole quanta of 30 ms. Each GPU has so many tenants that
+    the target latency gives them this quantum."""
     members = groups(tenants, gpus, gang=False)
     rows = [tenant(f"t{index}", 1 / tenants, gpus=on) for index, (_, on) in enumerate(members)]
     with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows, apart=APART) as node:
@@ -94,7 +94,7 @@ def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
 
 
 def ask(path: Path, seconds: float) -> list[float]:
-    """Ask for the memory's figures without end; return how long each answer took, in us."""
+    """Ask for the memory's figures repeatedly; return the time of each answer, in us."""
     took: list[float] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(20)
@@ -130,7 +130,8 @@ def scraped(node: Node) -> Iterator[None]:
 
 
 def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
-    """Time a question beside 240 tenants on eight GPUs. `disturbed`: NVML is read and the agent scraped meanwhile."""
+    """Time a question with 240 tenants on eight GPUs. `disturbed`: NVML is read and the agent scraped at the same
+    time."""
     members = groups(MOST_TENANTS, 8, gang=False)
     rows = [tenant(f"t{index}", 8 / MOST_TENANTS, gpus=on) for index, (_, on) in enumerate(members)]
     interval_s = "1" if disturbed else "60"

@@ -2,10 +2,10 @@
 
     make bench-hook
 
-Writes build/results/hook.json. Launches go to a libcuda that does nothing, so that what is above the same call without
-the hook is the hook's own time, as processor time of the launching threads. In each round the ways of calling follow
-each other in one process: straight to the driver, through the hook, straight beside one shared atomic counter, straight
-under one mutex. `launch_overhead` is the median over the rounds of what a way adds to the straight call of its round.
+Writes build/results/hook.json. Launches go to an empty libcuda, so the difference to the same call without the hook is
+the hook's own time, as processor time of the launching threads. In each round the ways of calling follow each other in
+one process: directly to the driver, through the hook, directly with one shared atomic counter, directly under one
+mutex. `launch_overhead` is the median over the rounds of a way's addition to the direct call of its round.
 
 alone           one grant without end, not metered: the gate stands open, each 512th launch has a fence. Into the
                 default stream the driver is asked for the current context, unless there is one device and no context
@@ -118,7 +118,7 @@ LINES = "a counter for each stream"
 def cost(
     threads: int, call: str, stream: str, environment: Mapping[str, str], rounds: int = ROUNDS
 ) -> dict[str, tuple[float, float]]:
-    """By way: nanoseconds per call, and what it adds to the straight one."""
+    """Return by way: nanoseconds per call, and the addition to the direct call."""
     program = [str(BUILD / "programs" / "launchcost"), str(threads), str(CALLS), str(rounds), call, stream]
     done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
     lines = (line.split() for line in done.stdout.splitlines())
@@ -146,7 +146,7 @@ def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callab
 
 
 def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """Each situation at each number of threads; beside those alone the straight call and the other ways."""
+    """Each situation at each number of threads; for `alone` also the direct call and the other ways."""
     rows = []
     for situation, call, stream, more, numbers in SITUATIONS:
         for threads in numbers:
@@ -174,7 +174,7 @@ def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
-    """A copy whose call says that it is between device memories, and one of which the driver has to be asked."""
+    """A copy whose call names two device memories, and a copy of which the driver must be asked."""
     agent.hints.contended = False
     agent.on_want = lambda client: agent.next_grant()
     rows = []
@@ -237,7 +237,7 @@ def training(agent: ScriptedAgent, environment: Mapping[str, str], concurrent: b
 
 
 def sample_rows(agent: ScriptedAgent, hooked: Mapping[str, str], folder: Path) -> list[Row]:
-    """Trainings of which samples are taken beside others, in turns."""
+    """Trainings with and without samples, in turns."""
     state = create_state(folder / "gpus", [(f"GPU-{GPU}", "Simulated GPU", 1 << 30)])
     environment = {
         **hooked,
@@ -268,7 +268,7 @@ def spawn_us(environment: Mapping[str, str]) -> float:
 
 
 def exec_rows(hook: Path, empty: Path) -> list[Row]:
-    """All in turns, so that what else the machine does meets each."""
+    """All in turns, so that other load affects each equally."""
     plain = {"PATH": os.environ["PATH"]}
     ways = {"bare": plain, "hooked": {**plain, "LD_PRELOAD": str(hook)}, "empty": {**plain, "LD_PRELOAD": str(empty)}}
     took: dict[str, list[float]] = {way: [] for way in ways}

@@ -1,19 +1,18 @@
-"""Cost of the hook per allocation and free, what allocating costs the agent and the neighbours, and delay until a
+"""Cost of the hook per allocation and free, cost of allocations to the agent and the neighbours, and delay until a
 sibling's idle credits are recalled.
 
     make bench-memory
 
-Writes build/results/memory.json. Allocations go to a libcuda that does nothing, so that the difference between with and
-without the hook is the hook's own time, in the steady state: a program that takes again what it frees asks the agent
-once. Beside them stands a bare question to the agent by the same socket. The real agent at its default settings; rounds
-with and without the hook in turns, and the median of them.
+Writes build/results/memory.json. Allocations go to an empty libcuda, so the difference between with and without the
+hook is the hook's own time, in the steady state: a program that allocates again what it frees calls the agent once. The
+table also has a bare question to the agent by the same socket. The real agent at its default settings; rounds with and
+without the hook in turns, and their median.
 
-Beside a neighbour: two tenants with half of a simulated GPU each, both with a program that launches; a second program
-of the one allocates and frees in a loop meanwhile. Timed is what the other tenant gets of the GPU's time, and the
-agent's processor time.
+With a neighbour: two tenants with half of a simulated GPU each, both with a launching program; a second program of one
+tenant allocates and frees in a loop. Measured are the other tenant's GPU time and the agent's processor time.
 
-Called back: one process has credits that it does not use, and its sibling asks for so much that it needs them. Timed is
-the sibling's whole call, on the fake driver, as the process that drives it sees it, which adds a pipe's two ways.
+Recall: one process has unused credits, and its sibling requests so much that it needs them. Measured is the sibling's
+whole call, on the fake driver, seen by the process that drives it, which adds a pipe's two ways.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LIMIT = 1024 * MIB
 TURNS = 7
 CALLED_BACK = 300
 IN_CREDIT = (512 << 10, 32, 2000)
-"""Bytes, how many at once, how often: together less than what a process keeps as idle credits."""
+"""Bytes, how many at once, how often: in total less than a process's idle credits."""
 LARGE = (64 * MIB, 1, 1000)
 """One at a time, and more than that."""
 PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
@@ -50,7 +49,7 @@ NEIGHBOUR_S = 10.0
 
 
 def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float]:
-    """Run `alloccost` and return what it measured."""
+    """Run `alloccost` and return its measurements."""
     done = subprocess.run(
         [str(PROGRAMS / "alloccost"), *arguments],
         env=dict(environment),

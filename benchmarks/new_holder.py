@@ -1,12 +1,12 @@
-"""Time from apply of a SharePod to its running, where a holder has to take a GPU from NVIDIA's device plugin first.
+"""Time from apply of a SharePod until it runs, if a holder must first take a GPU from NVIDIA's device plugin.
 
     PYTHONPATH=tests:benchmarks python benchmarks/new_holder.py [--times 30]
 
 Real: control plane, kubelet, containerd, the device plugin, operator, agent, hook. Simulated: the GPUs and the driver.
-Each time a SharePod is applied on a node without holders (`new holder`), and a second one beside it on the GPU that is
-held by then (`held`); then both are deleted, and the next time begins once the holder is gone. `to_held`: until the
-ledger says that the holder has a GPU; `to_running`: until the SharePod's status says Running. Prints a line for each
-time and a table, and writes `build/results/new-holder.json`. Needs root.
+Each time a SharePod is applied on a node without holders (`new holder`), and a second one on the then held GPU
+(`held`). Then both are deleted, and the next time begins once the holder is deleted. `to_held`: until the ledger shows
+that the holder has a GPU; `to_running`: until the SharePod's status is Running. Prints a line for each time and a
+table, and writes `build/results/new-holder.json`. Needs root.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def measure(node: PluginNode, times: int) -> dict[tuple[str, str], list[float]]:
 
 
 def _clear(node: PluginNode) -> None:
-    """Delete the SharePods and wait until the holder is gone."""
+    """Delete the SharePods and wait until the holder is deleted."""
     node.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=PATIENCE_S)
     wait_until(lambda: not node.holders() and not node.holder_pods(), what="no holder", timeout=PATIENCE_S)
 

@@ -1,10 +1,10 @@
-"""How soon a process that has more than its tenant's share is found, and ended by `unenforced_policy: Kill`.
+"""Delay until a process beyond its tenant's share is found, and killed by `unenforced_policy: Kill`.
 
     python benchmarks/offences.py [--each N]
 
 An offence begins when the driver first shows it; the GPUs are simulated, processes, mounts and agent are real. Offences
-begin at random times, each of a tenant of its own. Writes build/results/offences.json: for each kind, the time from the
-beginning until the finding stands in the node's status, and until the process has ended: median and longest.
+begin at random times, each of a separate tenant. Writes build/results/offences.json: for each kind, the time from the
+beginning until the finding is in the node's status, and until the process has ended: median and longest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROMISES = {
     "security-kill": ("max", "finding_to_end_longest"),
 }
 _LOOK_S = 0.005
-"""Seconds between two looks at findings and processes: the resolution of the figures."""
+"""Seconds between two readings of findings and processes: the resolution of the figures."""
 _APART_S = 0.3
 """Mean seconds between the beginnings of two offences."""
 _LONGEST_S = 60.0
@@ -59,7 +59,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of offence: what the driver shows of it."""
+    """One kind of offence: the driver's view of it."""
 
     reason: FindingReason
     hooked: bool = False
@@ -78,7 +78,7 @@ KINDS = (
 
 @dataclass
 class Offence:
-    """One process, and when what happened to it."""
+    """One process, and the times of its events."""
 
     tenant: str
     process: subprocess.Popen[str]
@@ -143,7 +143,7 @@ class Measured:
         self.tell()
 
     def tell(self) -> None:
-        """Write what the driver shows now."""
+        """Write the driver's present view."""
         gpu = {"uuid": GPU0, "index": 0, "model": "Simulated", "memory": 1 << 40}
         shown = [
             {"pid": one.process.pid, "uuid": GPU0, "memory": self.kind.memory, "busy": self.kind.busy}
@@ -155,7 +155,7 @@ class Measured:
         partial.replace(self.root / "inventory.yaml")
 
     def look(self, agent: Agent) -> None:
-        """Note what has been found and who has ended."""
+        """Record new findings and ended processes."""
         ended = False
         for offence in self.offences:
             now = time.monotonic()

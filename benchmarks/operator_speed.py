@@ -1,15 +1,15 @@
-"""Speed of the operator beside a bare client: latency, sustained rate, processor time, calls, restart, memory.
+"""Speed of the operator compared with a bare client: latency, sustained rate, processor time, calls, restart, memory.
 
     PYTHONPATH=tests:benchmarks python benchmarks/operator_speed.py [--planes memory,real] [--cases latency,rate,...]
         [--doors SharePods,claims,lines]
 
-Two control planes: the real one, and the API server double in a process of its own. The bare client creates Pods by the
+Two control planes: the real one, and the API server double in a separate process. The bare client creates Pods by the
 same library and connections, and the same scheduler binds them. Cases:
 
     latency   from sending an object until its Pod is opened (no gate, pinned) and bound, at 20 a second and at half
               of the bare client's rate; `..._added` is the SharePods' percentile less the bare Pods'
     rate      the rate held for 60 s with 256 in flight, with processor time and calls for each SharePod
-    rest      with --sharepods there: processor time at rest (usage stands within a point) and with moving usage; memory
+    rest      with --sharepods present: processor time at rest (usage within a point) and with changing usage; memory
     restart   from the start of the operator's process until it has placed one more, with --foreign foreign Pods
     handover  in memory, with 2,500 SharePods and a standby: from SIGTERM, and from SIGKILL, of the leader until the
               standby has placed one more
@@ -17,10 +17,10 @@ same library and connections, and the same scheduler binds them. Cases:
     ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
 
 On the real control plane latency and rate are measured by each of `--doors`: SharePods, plain Pods with a claim of a
-template each, plain Pods with a resource line. These two have no gate, so nothing is said of when they are opened.
+template each, plain Pods with a resource line. These two have no gate, so they have no time of opening.
 
 `calls` are the operator's: by audit log on the real control plane, by user agent on the double. `server_cpu` is the
-processor time of the real API server, whoever calls. Prints a table and writes build/results/operator.json.
+processor time of the real API server for all clients. Prints a table and writes build/results/operator.json.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ CASES = ("latency", "rate", "rest", "restart", "handover", "delete", "ablation")
 SLOW_RATE = 20.0
 """SharePods a second of the calm case: a large cluster's working day."""
 IN_FLIGHT = 256
-"""Objects that are sent and not bound, where the rate is what comes out: eight for each of the operator's writers."""
+"""Objects sent and not yet bound, in the case that measures the rate: eight for each of the operator's writers."""
 _WARM = 20
-"""SharePods that come first and are not counted, one after the other."""
+"""SharePods before the measurement, one after the other."""
 _LATENCY_S = 8.0
 _LATENCY_MOST = 2000
 """Most SharePods of one latency case: at half of a fast bare client's rate, 8 s of them would fill the nodes."""
@@ -59,7 +59,7 @@ _REST_S = 20.0
 _QUIET_S = 3.0
 """Seconds without a call after which the operator counts as settled."""
 _SETTLE_S = 60.0
-"""Seconds after which it must have: a benchmark whose operator never settles says so instead of waiting."""
+"""Seconds until it must have settled: otherwise the benchmark reports the failure instead of waiting."""
 _WATCHING = ("watch ", "list ")
 _BY_CLOCK = (" leases", " validatingadmissionpolicies", " validatingadmissionpolicybindings")
 """Kinds that the operator reads or writes at fixed intervals, however many SharePods there are."""
@@ -122,7 +122,7 @@ class Measurement:
         print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
 
     async def run(self, cases: list[str]) -> None:
-        """Measure these cases; what was measured before one fails is kept."""
+        """Measure these cases; results before a failed one are kept."""
         if isinstance(self._plane, MemoryPlane):
             self._plane.start_operator()
         for door in self._doors:
@@ -157,7 +157,7 @@ class Measurement:
         return client(self._plane.kubeconfig, self._plane.namespace(namespace), door)
 
     async def _settle(self) -> None:
-        """Wait until the operator makes no more calls, of the kinds that come of SharePods."""
+        """Wait until the operator makes no more calls of the kinds that SharePods cause."""
         last, since = Counter[str](), time.monotonic()
         deadline = since + _SETTLE_S
         while time.monotonic() < since + _QUIET_S:
@@ -170,7 +170,7 @@ class Measurement:
             last, since = now, time.monotonic()
 
     def _calls(self) -> Counter[str]:
-        """The operator's calls so far but for watches and what it asks for by the clock."""
+        """The operator's calls so far except watches and periodic calls."""
         calls = self._plane.calls()
         return Counter(
             {

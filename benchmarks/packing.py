@@ -1,15 +1,18 @@
 """Allocated part of a cluster's GPU time: a trace replayed through the placement engine, BestFit and FGD.
 
-Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
-120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
-`--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
-beside itself without an eye for memory. With `--policies Moving`: the engine, with at most one pod restarted elsewhere
-for each that finds no room. With `--paired`: how much more than BestFit and FGD the engine turns away, with the
-standard error of the mean over the seeds. With `--mixes`: made-up mixes of labels, models, memory and latencies instead
-of a trace (packing_mixes.py). Last come SharePods with exclusion labels (packing_labels.py). Prints tables and a plot,
-writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and
-FGD have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status
-is 1.
+- Default, arrivals only: pods arrive until the demand reaches `--ratio` of the capacity and never leave. The result is
+  the allocated part when 100, 120 and 130 % have arrived.
+- `--load`: pods arrive and leave; the result is the refused part of the GPU demand.
+- `--draw-gpu-memory`: each kind of request has memory independent of its time, and the engine is compared with itself
+  without regard to memory.
+- `--policies Moving`: the engine, with at most one pod restarted elsewhere for each request without room.
+- `--paired`: the difference of refusals between the engine and BestFit and FGD, with the standard error of the mean
+  over the seeds.
+- `--mixes`: artificial mixes of labels, models, memory and latencies instead of a trace (packing_mixes.py).
+
+The last part is SharePods with exclusion labels (packing_labels.py). Prints tables and a plot, writes
+`build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD must
+agree with it within 0.3 points, which validates the replay; otherwise it exits with 1.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from results import RESULTS, ROOT, Row, paired_rows, print_table, write
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
 WARM_UP, MEASURED = 2.0, 3.0
-"""Mean lifetimes before what is turned away counts, and during which it does."""
+"""Mean lifetimes before refusals count, and during which they count."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 BLIND = "MemoryBlind"
@@ -130,8 +133,8 @@ def plot(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
-    """Shuffle the nodes for the policies of the paper, which take the first node among equals, so that the order says
-    nothing of the hardware. (In a file's order the nodes of one purchase stand together, which costs FGD up to two
+    """Shuffle the nodes for the policies of the paper, which choose the first node among equals, so that the order does
+    not depend on the hardware. (In a file's order the nodes of one purchase are adjacent, which costs FGD up to two
     points.)"""
     order = list(nodes)
     random.Random(1).shuffle(order)

@@ -1,8 +1,8 @@
-"""Small made-up mixes of requests that come and leave: the part of their GPU demand that is turned away.
+"""Small artificial mixes of requests that arrive and leave: the refused part of their GPU demand.
 
-The traces have no labels, no memory and no tenants that keep others off. These mixes do, on clusters small enough for
-each mistake to show. All policies see the same arrivals (Poisson; exponential lifetimes) and pass the same filters. The
-engine learns the mix as it comes; BestFit is the engine that has learned nothing; FGD knows the mix beforehand.
+The traces have no labels, no memory and no tenants that exclude others. These mixes do, on clusters small enough to
+show each mistake. All policies get the same arrivals (Poisson; exponential lifetimes) and the same filters. The engine
+learns the mix from its arrivals; BestFit is the engine without learning; FGD knows the mix beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sharepod.placement.state.types import Assignment, GpuState, NodeState, Plac
 GIB = 1 << 30
 ARRIVALS = 3_000
 WARM_UP = 2.0
-"""Mean lifetimes before what is turned away counts."""
+"""Mean lifetimes before refusals count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _request(kind: Kind, number: int, chance: random.Random) -> PlacementRequest
 
 
 def visits(mix: Mix, seed: int, load: float, arrivals: int) -> list[_Visit]:
-    """Return Poisson arrivals that would ask for `load` of the capacity on average."""
+    """Return Poisson arrivals with an average demand of `load` of the capacity."""
     chance = random.Random(seed)
     now, found = 0.0, []
     for number in range(arrivals):
@@ -160,7 +160,7 @@ def visits(mix: Mix, seed: int, load: float, arrivals: int) -> list[_Visit]:
 
 
 class Learning:
-    """The placement engine, which learns as requests come."""
+    """The placement engine, which learns from arriving requests."""
 
     def __init__(self, mix: Mix, _: Sequence[_Visit]) -> None:
         self.cluster = Cluster()
@@ -267,7 +267,8 @@ def turned_away(make: Make, mix: Mix, seed: int, load: float, arrivals: int = AR
 
 
 def mix_rows(seeds: Sequence[int], loads: Sequence[float], begins: str = "") -> list[Row]:
-    """Return the rows of all policies for the mixes whose names begin so: means of the seeds, paired differences."""
+    """Return the rows of all policies for the mixes with names that begin so: means of the seeds, paired
+    differences."""
     rows = []
     for name, mix in MIXES.items():
         for load in loads if name.startswith(begins) else ():

@@ -1,7 +1,7 @@
-"""Moving in a replay: a pod that finds no room gets it where one other, restarted elsewhere, makes it.
+"""Moving in a replay: a pod without room gets it by restarting one other pod elsewhere.
 
-Of the pods with GPUs that found room a part is movable, drawn at random. One pod moves at most for one that arrives; of
-those that may, the smallest, then the youngest (`placement/preemption/moves.py`).
+A part of the placed pods with GPUs is movable, drawn at random. At most one pod moves for each arrival: of the possible
+ones the smallest, then the youngest (`placement/preemption/moves.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sharepod.placement.state.types import Assignment, PlacementRequest
 
 
 class Moving(SharePod):
-    """The engine, with one move for a pod that finds no room. `part`: which part of the pods may be moved, 0 to 1;
-    `moves`: how many were."""
+    """The engine, with one move for a pod without room. `part`: part of the pods that may be moved, 0 to 1; `moves`:
+    number of moves."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod], *, part: float = 1.0) -> None:
         super().__init__(nodes, pods)
@@ -44,7 +44,7 @@ class Moving(SharePod):
         super().leave((moved[0] if moved else placed[0], placed[1]))
 
     def _carry_out(self, plan: MovePlan, request: PlacementRequest) -> Assignment:
-        """Move the one, and return the place of the other."""
+        """Move the mover, and return the place of the other pod."""
         self.moves += 1
         self.cluster.release(plan.node, plan.tenant)
         node = self.cluster.node(plan.node)

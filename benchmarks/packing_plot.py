@@ -28,7 +28,7 @@ def text_plot(curves: Mapping[str, Curve], title: str) -> str:
 
 
 def svg_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw from where the first line falls behind what arrived to the right end of the longest."""
+    """Draw from the point where the first line falls behind the arrivals to the right end of the longest."""
     points = [(percent, value) for curve in curves.values() for percent, value in curve.items()]
     behind = [percent for percent, value in points if value < percent - 1]
     left = max(min(behind, default=70) - 10, 0) // 10 * 10

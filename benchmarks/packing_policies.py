@@ -1,9 +1,9 @@
-"""The policies that a replay compares: the engine as it is, and BestFit and FGD as their paper defines them.
+"""The policies that a replay compares: the present engine, and BestFit and FGD as their paper defines them.
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
-2023. Both score in whole numbers and take the first node among equals; BestFit takes the tightest GPU of the node, FGD
-the one that scores best; pods of whole GPUs take the first free ones. The kernel that counts what fits is shared with
-the engine; that the published results come out says that it counts right.
+2023. Both score in whole numbers and choose the first node among equals. BestFit chooses the tightest GPU of the node,
+      FGD the GPU with the best score; pods of whole GPUs get the first free ones. The kernel that counts fitting
+      requests is shared with the engine; reproducing the published results validates it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Policy(Protocol):
-    """`place` takes a pod in or returns None; what it returns makes `leave` undo that."""
+    """`place` admits a pod or returns None; `leave` undoes it by the result of `place`."""
 
     decisions: list[float]
 
@@ -42,9 +42,10 @@ class Policy(Protocol):
 
 
 class SharePod:
-    """The placement engine with all of its rules. It learns the demand as the pods come, from nothing.
+    """The placement engine with all of its rules. It learns the demand from the pods, without prior knowledge.
 
-    `decisions`: seconds of each answer, the choice alone; taking it, and renewing the weights, happen outside of it."""
+    `decisions`: seconds of each choice, without recording it or renewing the weights.
+    """
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         self.cluster = Cluster()
@@ -64,8 +65,8 @@ class SharePod:
         self.decisions: list[float] = []
         self._number = 0
         self._asked = self._asked_whole = 0
-        """GPU time asked for so far, in thousandths of a GPU, and of it in whole GPUs."""
-        # As the operator does once it has listed everything; what an engine before this one has left goes first.
+        """GPU time requested so far, in thousandths of a GPU, and the part of it in whole GPUs."""
+        # As the operator does after listing everything; objects of an earlier engine are collected first.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -116,16 +117,16 @@ class SharePod:
 
 
 class MemoryBlind(SharePod):
-    """The engine, but what it learns is that all requests ask for memory in proportion to their time. What seeing
-    memory is worth is the difference."""
+    """The engine, with the assumption that all requests have memory in proportion to their time. The difference is the
+    value of regarding memory."""
 
     def learn(self, request: PlacementRequest) -> None:
         self.engine.packing.arrived(replace(request, gpu=replace(request.gpu, memory=None)))
 
 
 class _TracePolicy:
-    """Nodes as columns and, for each kind of pod, the scores of all nodes, of which those that changed are made
-    again. Memory of nodes and of GPUs only filters."""
+    """Nodes as columns and, for each kind of pod, the scores of all nodes; only changed nodes are scored again. Memory
+    of nodes and of GPUs only filters."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         width = max(node.gpus for node in nodes)

@@ -1,7 +1,7 @@
 """Traces of GPU requests in the format of Alibaba's cluster-trace-gpu-v2023, read by header, or generated.
 
-A replay's order is fixed by its seed: the trace's pods shuffled, then random ones of the same trace until the GPU time
-asked for reaches a multiple of what the nodes have.
+A replay's order is fixed by its seed: the trace's pods shuffled, then random ones of the same trace until the requested
+GPU time reaches a multiple of the capacity.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TracePod:
 
 
 class TraceError(Exception):
-    """A file that is no trace: says which and why."""
+    """Invalid trace file; the message names the file and the reason."""
 
 
 GIB = 1 << 30
@@ -98,8 +98,8 @@ def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
 
 
 def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[TracePod]]:
-    """Make a mixed cluster and requests for when there is no trace: three models, shares and whole GPUs, some that ask
-    for a model, some without a GPU."""
+    """Make a mixed cluster and requests without a trace: three models, shares and whole GPUs, some with a model, some
+    without a GPU."""
     chance = random.Random(seed)
     kinds = [(96_000, 8, "A", 40), (64_000, 4, "B", 24), (104_000, 2, "C", 16)]
     nodes = []
@@ -140,7 +140,7 @@ def arrivals(pods: Sequence[TracePod], capacity: int, seed: int, ratio: float) -
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A pod that comes at `start` and, where it is let in, leaves at `end`; in mean lifetimes."""
+    """A pod that arrives at `start` and, if admitted, leaves at `end`; in mean lifetimes."""
 
     start: float
     end: float
@@ -148,8 +148,8 @@ class Visit:
 
 
 def visits(pods: Sequence[TracePod], capacity: int, seed: int, load: float, lifetimes: float) -> list[Visit]:
-    """Return Poisson arrivals with exponential lifetimes of mean 1 which, were none turned away, would ask for `load`
-    of the capacity on average."""
+    """Return Poisson arrivals with exponential lifetimes of mean 1 and, without refusals, an average demand of `load`
+    of the capacity."""
     chance = random.Random(seed)
     rate = load * capacity * len(pods) / sum(pod.demand for pod in pods)
     now = 0.0

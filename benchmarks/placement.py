@@ -1,11 +1,11 @@
 """Duration of a decision on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
 
-`decisions_per_s` counts everything: deciding, reserving, releasing as many as come, learning and renewing the weights.
-p50 and p99 are of the decision alone; `growth`: how many times those of the size before it. Beside it, in the same run,
-the straightforward way: the model built from its objects and every node and GPU asked, for each decision. Each size has
-a process of its own, whose memory is that after the model was built (`memory`) less that before (`model`). Last come
-SharePods each with a label of its own: the processor time of the longest slice in which the weights are renewed,
-without garbage collections. Prints a table and writes `build/results/placement.json`.
+`decisions_per_s` counts all work: deciding, reserving, releasing as many as arrive, learning and renewing the weights.
+p50 and p99 are only of the decision; `growth`: their ratio to the size before. The same run also measures the direct
+way: the model built from its objects and every node and GPU checked, for each decision. Each size has a separate
+process: `memory` is its memory after building the model, `model` the increase by that. Last are SharePods each with its
+own label: the processor time of the longest slice in which the weights are renewed, without garbage collections. Prints
+a table and writes `build/results/placement.json`.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
 
 
 def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
-    """Ask every filter about every node and GPU, and score what passes."""
+    """Apply every filter to every node and GPU, and score those that pass."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     policy = policy_for(request, first_of_group=False)
@@ -251,7 +251,7 @@ def _settle_garbage() -> None:
 
 
 def label_rows(gpus: int, labels: int) -> Iterator[Row]:
-    """Yield the longest slice of a renewal while SharePods come of which each has a label of its own."""
+    """Yield the longest slice of a renewal while SharePods arrive, each with its own label."""
     cluster = Cluster()
     engine = Engine(cluster)
     for state in node_states(gpus):
@@ -267,7 +267,7 @@ def label_rows(gpus: int, labels: int) -> Iterator[Row]:
         request = PlacementRequest(tenant=TenantId(name), namespace="team", name=name, gpu=gpu)
         engine.packing.arrived(request)
         if engine.packing.due:
-            gc.disable()  # it comes after 20,000 new objects, whoever makes them, and takes some 5 ms
+            gc.disable()  # it comes after 20,000 new objects of any origin, and takes about 5 ms
             began = time.thread_time()
             for _ in engine.packing.renewal():
                 slices.append(time.thread_time() - began)
@@ -281,7 +281,7 @@ def label_rows(gpus: int, labels: int) -> Iterator[Row]:
 
 
 def growth(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[Row]:
-    """Yield p50 and p99 of each size over those of the one before it."""
+    """Yield p50 and p99 of each size over those of the size before."""
     values = {(row.case, row.metric): row.value for row in rows}
     for smaller, larger in pairwise(sizes):
         for label in FILLS:

@@ -1,9 +1,9 @@
-"""The time scheduler's pure core beside schedulers from the literature, on the same mixes in simulated time.
+"""The time scheduler's pure core compared with schedulers from the literature, on the same mixes in simulated time.
 
 Tenants launch kernels of one length. Busy ones launch without end; a *pausing* one works, then thinks, and should get
-request x work / (work + pause). A hand-off takes 0.2 ms, and a program sees 0.5 ms later that it has no more work.
-Prints a table, writes `build/results/policies.json`, and draws `policies.svg` beside it: what the pausing tenant got of
-what it should get, by its neighbour's kernels.
+request x work / (work + pause). A hand-off takes 0.2 ms, and a program notices after 0.5 ms that it has no more work.
+Prints a table, writes `build/results/policies.json`, and draws `policies.svg`: the pausing tenant's part of its due
+share, by its neighbour's kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Schedulers from the literature, with the interface by which the simulation drives the core: one token, one GPU.
+"""Schedulers from the literature, with the core's interface to the simulation: one token, one GPU.
 
-Each is work-conserving and gives quanta of one length. What tells them apart is the tenant that is next:
+Each is work-conserving and gives quanta of one length. They differ in the next tenant:
 - SFQ: start-time fair queueing (Goyal, Vin, Cheng 1996): the least start tag;
 - stride (Waldspurger, Weihl 1995): the least pass, charged by the time held;
 - lottery (Waldspurger, Weihl 1994): a draw, by request;
@@ -44,7 +44,7 @@ class Entrant:
 
 
 class LiteratureScheduler:
-    """One token for one GPU; a subclass says which tenant is next."""
+    """One token for one GPU; a subclass chooses the next tenant."""
 
     def __init__(self) -> None:
         self.entrants: dict[str, Entrant] = {}
@@ -65,7 +65,7 @@ class LiteratureScheduler:
             self.woke(entrant)
 
     def draining(self, _now: int, _tenant_id: str, *, expected_ns: int) -> None:
-        """Ignore what is announced."""
+        """Ignore the announcement."""
 
     def stalled(self, _now: int) -> None:
         """Ignore that the caller was late."""
@@ -80,7 +80,7 @@ class LiteratureScheduler:
             entrant.waiting = True
 
     def tick(self, now: int) -> list[Action]:
-        """Grant to the next tenant, if nobody holds."""
+        """Grant to the next tenant, if there is no holder."""
         waiting = [entrant for entrant in self.entrants.values() if entrant.waiting]
         if self._holder is not None or not waiting:
             return []
@@ -95,7 +95,7 @@ class LiteratureScheduler:
         return None
 
     def woke(self, entrant: Entrant) -> None:
-        """Take in that a tenant began to wait after a sleep."""
+        """Record that a tenant began to wait after a sleep."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
         """Charge a hold."""
@@ -125,10 +125,10 @@ class StartTimeFair(LiteratureScheduler):
 
 
 class Stride(LiteratureScheduler):
-    """Stride scheduling: a tenant that slept keeps what it was ahead, and no claim."""
+    """Stride scheduling: a tenant that slept keeps its lead, and no claim."""
 
     def woke(self, entrant: Entrant) -> None:
-        """Join at the least pass of those that wait."""
+        """Join at the least pass of the waiting tenants."""
         others = [other.tag for other in self.entrants.values() if other.waiting and other is not entrant]
         entrant.tag = max(entrant.tag, min(others, default=entrant.tag))
 
@@ -145,7 +145,7 @@ class Lottery(LiteratureScheduler):
         self._draw = random.Random(1)
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:
-        """Return the tenant whose ticket was drawn."""
+        """Return the tenant of the drawn ticket."""
         return self._draw.choices(waiting, [entrant.weight for entrant in waiting])[0]
 
 
@@ -153,7 +153,7 @@ class Gemini(LiteratureScheduler):
     """Gemini's token scheduler: usage over a sliding window against request and limit."""
 
     def charge(self, now: int, entrant: Entrant, begun: int) -> None:
-        """Keep the turn for the window."""
+        """Record the turn for the window."""
         entrant.spans.append((begun, now))
 
     def next(self, now: int, waiting: list[Entrant]) -> Entrant:

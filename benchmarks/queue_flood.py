@@ -1,14 +1,14 @@
-"""Time from apply to Pod in one namespace while SharePods of another wait by the thousand, on the API server double.
+"""Time from apply to Pod in one namespace while thousands of SharePods of another wait, on the API server double.
 
     PYTHONPATH=tests:benchmarks python benchmarks/queue_flood.py [--waiting 3000] [--cases same,different,limits,noise]
 
-A namespace creates SharePods at a steady rate, and ends each a while after it was bound. That is measured alone, while
-a crowd of another namespace arrives, and while that crowd waits. Of the crowd one fits on each node, by anti-affinity,
-and leaves most of every GPU to others. Cases:
+A namespace creates SharePods at a steady rate, and ends each a while after it was bound. This is measured without a
+crowd, while a crowd of another namespace arrives, and while that crowd waits. Of the crowd one SharePod fits on each
+node, by anti-affinity, and leaves most of every GPU to others. Cases:
 
-    same       all of the crowd ask the same
-    different  each asks for another amount of memory
-    limits     each does, with a name and labels as long as they may be
+    same       all of the crowd have equal requests
+    different  each requests another amount of memory
+    limits     the same, with names and labels of maximal length
     noise      no crowd: SharePods of another namespace run, fail and are restarted, with messages at their limit, many
                times a second, while Events are created by the dozen
 """
@@ -31,20 +31,20 @@ _EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
 _RATE = 20.0
 """SharePods a second of the namespace that is measured."""
 _STAYS_S = 3.0
-"""Seconds that each of them stays: its end is room that the crowd could use."""
+"""Seconds that each of them runs: its end frees room that the crowd could use."""
 _CROWD_RATE = 50.0
-"""SharePods of the crowd that arrive a second: a quarter of what the double of the API server takes."""
+"""SharePods of the crowd that arrive a second: a quarter of the API server double's rate."""
 _WARM = 50
 
 
 _LABELS = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
-"""Labels as long as the API server takes them: 7.5 KB."""
+"""Labels of the API server's maximal length: 7.5 KB."""
 _NOISY = 60
 """SharePods that run, fail and are restarted."""
 _NOISES = 50.0
 """Statuses of their Pods, and Events, that are written a second."""
 _MESSAGE = 4096
-"""Characters of a container's last words: what the kubelet reads of them."""
+"""Characters of a container's termination message: as many as the kubelet reads."""
 
 
 class Crowd:
@@ -53,8 +53,8 @@ class Crowd:
     Args:
         api: Connection of their owner.
         namespace: Their namespace.
-        different: No two of them ask the same.
-        longest: Their names and labels are as long as they may be.
+        different: No two have equal requests.
+        longest: Their names and labels have maximal length.
     """
 
     def __init__(self, api: Connection, namespace: str, *, different: bool, longest: bool) -> None:
@@ -82,7 +82,8 @@ class Crowd:
 
 
 class Noise:
-    """Pods of one namespace that say much: containers that end and are restarted, Pods that fail, and Events."""
+    """Pods of one namespace with many status changes: containers that end and are restarted, Pods that fail, and
+    Events."""
 
     def __init__(self, api: Connection, namespace: str) -> None:
         self._api = api
@@ -161,7 +162,7 @@ _CASES = {
     "different": ", each asking otherwise",
     "limits": ", each asking otherwise, names and labels at their limits",
 }
-"""Crowds, and how their rows say what is different about them."""
+"""Crowds, and the description of each in its rows."""
 
 
 async def measure(plane: MemoryPlane, options: argparse.Namespace, kind: str) -> list[Row]:

@@ -1,8 +1,8 @@
-"""Malformed SharePods, each applied with kubectl to a real API server: prints what kubectl answers.
+"""Malformed SharePods, each applied with kubectl to a real API server: prints kubectl's answers.
 
     python benchmarks/refusals.py
 
-Writes build/results/refusals.json: per case, whether it was refused with a message that names the field and the mend.
+Writes build/results/refusals.json: per case, whether it was refused with a message that names the field and the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from results import Row, write
 
 
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
-    """Return whether kubectl refused the case as it should, and its message without the common parts."""
+    """Return whether kubectl refused the case as expected, and its message without the common parts."""
     answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
     said = (answer.stdout + answer.stderr).strip()
     good = answer.returncode != 0 and case.names in said and case.mend in said

@@ -1,7 +1,7 @@
-"""One form for every result: a table on the terminal and `build/results/NAME.json` beside it.
+"""One form for every result: a table on the terminal, and `build/results/NAME.json`.
 
-The file holds `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two
-runs. `commit` ends in `+` where the working tree differed from it.
+The file holds `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two runs.
+`commit` ends in `+` if the working tree differed from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESULTS = ROOT / "build" / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: of which case, what was measured, in what unit."""
+    """One figure: its case, metric and unit."""
 
     case: str
     metric: str
@@ -31,7 +31,7 @@ class Row:
 
 
 def paired_rows(case: str, of_policy: Mapping[str, Sequence[float]], *, beside: str) -> list[Row]:
-    """Return by how much `beside` has more than each other policy on the same seeds, and the standard error of that."""
+    """Return the difference of `beside` to each other policy on the same seeds, and its standard error."""
     rows = []
     for policy, values in of_policy.items():
         if policy == beside or beside not in of_policy:
@@ -60,7 +60,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Processor, cores, kernel: what a reader needs in order to compare."""
+    """Processor, cores, kernel: for comparisons."""
     processor = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,12 +1,14 @@
-"""Arrival beside a backlog: a tenant that ran alone with long kernels, and a newcomer that is owed its share at once.
+"""Arrival with a backlog: a tenant that ran without neighbours and has long kernels, and a newcomer with an immediate
+share.
 
 The first tenant launches without ever waiting for its work. The newcomer's process starts some seconds later.
-`right_after`: seconds from the newcomer's start until its share is right from then on: in each window of four seconds
-or longer that begins then, it is within one point of its request, and within what each end of a window can cut off: a
-turn of 100 ms, or one of the first tenant's kernels where that is longer. `first_second`, `second_second`: its share of
-the first second, in which its process starts, and of the second one. `share_error_10s`: its error in points over ten
-seconds, from the first on. `wait_p50`, `wait_p99`: its waits for the token. `work_lost`: the part of the time after its
-start in which nobody's kernel ran.
+- `right_after`: seconds from the newcomer's start until its share is right from then on. In each window of four seconds
+  or longer that begins then, the share is within one point of its request, plus the possible cut at each end of a
+  window: a turn of 100 ms, or one of the first tenant's kernels if longer.
+- `first_second`, `second_second`: its share of the first second, in which its process starts, and of the second one.
+- `share_error_10s`: its error in points over the first ten seconds.
+- `wait_p50`, `wait_p99`: its waits for the token.
+- `work_lost`: the part of the time after its start in which no kernel ran.
 """
 
 from __future__ import annotations

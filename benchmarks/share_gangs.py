@@ -1,7 +1,8 @@
-"""A gang beside singles: a tenant that has two GPUs at once, and one tenant on each of them, all busy and at 0.5.
+"""A gang with singles: a tenant that has two GPUs at once, and one tenant on each of them, all busy and at 0.5.
 
-The gang's kernels take 5 ms, and a process of its own launches them on each GPU; those of the singles take as long as
-the case says. `work_lost`: the part of both GPUs' time in which nobody's kernel ran, beside one program alone.
+The gang's kernels take 5 ms, and a separate process launches them on each GPU; the singles' kernels take as long as the
+case states. `work_lost`: the part of both GPUs' time in which no kernel ran, compared with one program without
+neighbours.
 """
 
 from __future__ import annotations

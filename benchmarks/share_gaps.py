@@ -1,17 +1,16 @@
-"""Tenants whose programs leave gaps on a GPU that they share: bare, in exclusive turns, and concurrently.
+"""Tenants whose programs leave gaps on a shared GPU: bare, in exclusive turns, and concurrently.
 
 Each case runs the same programs three times on the simulated GPU, with time slices of `SLICE_US` and `SWITCH_US` for
 each switch between processes: `bare` without agent and hook, `Exclusive` and `Concurrent` under the agent with that
-setting of `sharing`. Progress is a program's steps per second over those that it reaches alone and bare.
+setting of `sharing`. Progress is a program's steps per second over its steps without neighbours, bare.
 
-- `progress`: of one program, in percent of its speed alone
+- `progress`: of one program, in percent of its speed without neighbours
 - `sum`: of all programs of the case, in percent
 - `sum_of_bare`: `sum` over that of the bare run
-- `below_request`: how many points the progress of the worst tenant is below its request; 0 if none is
+- `below_request`: points by which the progress of the worst tenant is below its request; 0 if none is
 - `wait_p50`, `wait_p99`: latency of requests, from their arrival to their end, in ms
 
-Two processors bound what spinning hosts can do, so the programs sleep half of their host time. Judge `sum_of_bare`,
-not `sum`.
+Two processors limit spinning hosts, so the programs sleep half of their host time. Judge `sum_of_bare`, not `sum`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class _Ran:
 
 
 class GapsBenchmark:
-    """Runs cases; speeds alone are measured once for each program."""
+    """Runs cases; speeds without neighbours are measured once for each program."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -187,5 +186,5 @@ class GapsBenchmark:
 
 
 def chosen(names: list[str]) -> list[Gaps]:
-    """Return the cases whose name contains one of these texts; all cases where there is none."""
+    """Return the cases whose name contains one of these texts; without texts, all cases."""
     return [case for case in GAPS if not names or any(name in case.name for name in names)]

@@ -1,10 +1,10 @@
-"""An interactive service beside a busy program: how long its requests wait, and what that costs in work done.
+"""An interactive service with a busy neighbour: the waits of its requests, and the cost in work.
 
-The service asks for 0.3 of the GPU and launches one kernel a request; requests come as a Poisson process, whatever
-becomes of those before them, and their kernels take a tenth of the time in all. Beside it a program of 0.7 launches
-kernels without end. Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured
-in the service: from its arrival until its kernel has ended, less what the kernel takes. `work_lost`: the part of the
-GPU's time that both together get less than in the Normal case.
+The service requests 0.3 of the GPU and launches one kernel a request. Requests arrive as a Poisson process, independent
+of earlier ones, and their kernels take a tenth of the time in all. The neighbour, with 0.7, launches kernels without
+end. Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured in the service:
+from its arrival until its kernel has ended, less the kernel's length. `work_lost`: the part of the GPU's time that both
+together lose compared with the Normal case.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _run(service: Service, latency: str, seconds: float) -> _Run:
 
 
 def _waits_ms(program: Program, seconds: float) -> list[float]:
-    """Return the waits that the program reports from now on for so long; it reports each second."""
+    """Return the waits that the program reports in so many seconds from now; it reports each second."""
     found: list[float] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -1,11 +1,12 @@
-"""A tenant whose process is stopped and goes on, again and again, beside one that is always busy; both ask for 0.5.
+"""A tenant whose process is stopped and continued repeatedly, with an always busy neighbour; both request 0.5.
 
-The process is stopped by SIGSTOP, as a CPU quota or a busy node would hold it up, for `stopped_ms` after every
-`runs_ms`. The simulated GPU does what was launched also while the process stands still, as hardware does. `together`:
-the part of the GPU's time that both got; `together_of_control`: over what they got in the same run without a stop.
-`busy_share`: of the tenant that was never stopped, whose waits are `wait_p50` and `wait_p99`; `stopped_share`: of the
-other. `apart`: what the one that is never stopped gets of a GPU of its own while the other is stopped as often on
-another GPU, which is what the machine and the program leave; `together_of_apart`: over that.
+The process is stopped by SIGSTOP, like by a CPU quota or a busy node, for `stopped_ms` after every `runs_ms`. The
+simulated GPU also executes launched work while the process is stopped, as hardware does.
+- `together`: the part of the GPU's time that both got; `together_of_control`: relative to the same run without a stop.
+- `busy_share`: of the tenant that was never stopped, whose waits are `wait_p50` and `wait_p99`; `stopped_share`: of the
+  other.
+- `apart`: the never stopped tenant's time on its own GPU while the other is stopped as often on another GPU: the limit
+  of the machine and the program; `together_of_apart`: relative to that.
 """
 
 from __future__ import annotations

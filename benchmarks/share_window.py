@@ -1,8 +1,7 @@
-"""Window in which tenants of a node are watched: what each got of its GPUs, how far that is from what it asked for, and
-how long it waited.
+"""Window in which tenants of a node are measured: the GPU time of each, its difference from the request, and the waits.
 
-The device's own account is read, not the program's. Waits are from asking for the token to getting it, as the agent
-counts them.
+The device's own account is read, not the program's. Waits are from requesting the token to getting it, by the agent's
+count.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
-"""Cases of long kernels are measured for at most so many times the length of the others."""
+"""Longest measurement of long kernels, in multiples of the others' window."""
 STEP_S = 1.0
 TOLD_S = 1.1
-"""Seconds after which the agent tells of all that has happened: its figures are up to a second old."""
+"""Seconds after which the agent's figures include all past events: they are up to a second old."""
 _GPU_TIME = "sharepod_gpu_time_seconds_total"
 SPANS_S = (10, 60)
-"""Lengths of the spans of which the worst is told beside the whole window."""
+"""Lengths of the spans whose worst error is reported, in addition to the whole window."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One tenant of a case: the share that it asked for of each of its GPUs."""
+    """One tenant of a case: its requested share of each of its GPUs."""
 
     name: str
     share: float
@@ -70,7 +69,7 @@ class Window:
     """In cores."""
 
     def rows(self, case: str, single: float) -> list[Row]:
-        """Return the rows of the case. `single`: what one program gets of a GPU that it has alone."""
+        """Return the rows of the case. `single`: GPU time of one program without neighbours."""
         rows: list[Row] = []
         for one in self.tenants:
             name = f"{case}: {one.asked.name}"
@@ -104,8 +103,8 @@ def watch(node: Node, tenants: Sequence[Asked], seconds: float, watched_s: float
 
     Args:
         seconds: Length of the window.
-        watched_s: For so long at least they are watched in all, for waits and for the worst spans.
-        long: Whether one kernel is more than a point of the window: then the window goes on until every share is and
+        watched_s: Least time of watching in all, for waits and for the worst spans.
+        long: Whether one kernel is more than a point of the window: then the window continues until every share is and
             stays within a point, for `LONG_WINDOWS` times its length at most.
     """
     wait_for(lambda: all(_busy(node, tenants)[1]), "device time of every tenant", 60)
@@ -168,7 +167,7 @@ def waits_of(node: Node, name: str) -> list[float]:
 
 
 def waits_since(node: Node, name: str, before: Sequence[float]) -> list[float]:
-    """Return the tenant's waits since `waits_of` said that."""
+    """Return the tenant's waits since that result of `waits_of`."""
     return [late - early for early, late in zip(before, waits_of(node, name), strict=True)]
 
 

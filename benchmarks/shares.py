@@ -1,18 +1,23 @@
-"""Measured beside requested shares of GPU time: the real agent and the real hook on a simulated GPU.
+"""Measured and requested shares of GPU time: the real agent and the real hook on a simulated GPU.
 
-Every case runs its tenants' programs at once, each launching without end. `share`, `share_error` and `work_ratio` are
-of a window of `--seconds`: the time that a tenant's kernels occupied the GPU over the window's length, how far that is
-from what it asked for, and what all got together over what one of them gets alone. With kernels so long that one is
-more than a point of the window, measuring goes on until every share is and stays within a point: `window`. The
-tenants are watched for `--watched` seconds in all: `share_error_10s` and `share_error_60s` are the largest errors in
-any span of that length, `wait_p50` and `wait_p99` from asking for the token to getting it, as the agent counts them.
+Every case runs its tenants' programs at once, each launching without end.
+- `share`, `share_error` and `work_ratio` are of a window of `--seconds`: the time of a tenant's kernels over the
+  window's length, its difference from the request, and the sum of all relative to one of them without neighbours.
+- If one kernel is more than a point of the window, measuring continues until every share is and stays within a point:
+  `window`.
+- The tenants are watched for `--watched` seconds in all: `share_error_10s` and `share_error_60s` are the largest errors
+  in any span of that length, `wait_p50` and `wait_p99` from requesting the token to getting it, by the agent's count.
 
-The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang`
-of share_gangs.py, `gaps` of share_gaps.py. In the cases `pausing` one tenant works and thinks beside one with long
-kernels: `pausing_expected` is request x work / (work + pause), `pausing_alone` what the same program gets of a GPU of
-its own on this machine, and `of_request_alone` its share over request x that; `pausing_idle` is the part of the time
-for which the GPU was kept idle for it, `work_lost` the part in which nobody's kernel ran for another reason. Prints
-tables and writes `build/results/shares.json`; a run of some of the cases replaces only their rows there.
+The cases `service` are those of share_latency.py, `arrival` of share_arrival.py, `stopped` of share_stops.py, `gang` of
+share_gangs.py, `gaps` of share_gaps.py. In the cases `pausing` one tenant works and thinks, with a neighbour with long
+kernels:
+- `pausing_expected` is request x work / (work + pause);
+- `pausing_alone` is the time of the same program on its own GPU on this machine, and `of_request_alone` its share over
+  request x that;
+- `pausing_idle` is the part of the time for which the GPU was kept idle for it, `work_lost` the part in which no kernel
+  ran for another reason.
+
+Prints tables and writes `build/results/shares.json`; a run of some of the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -41,12 +46,12 @@ PROMISES = {"time-guarantee": ("max", "share_error")}
 WATCHED_S = 60.0
 OVERTAKING = (("10:90", "50 ms"), ("10:90", "400 ms"), ("50:50", "400 ms"), ("20:30:50", "mixed"))
 OVERTAKEN_AFTER_MS = (20, 1000)
-"""Grace periods: after so long beyond its turn a tenant is overtaken, and the device divides its time between both."""
+"""Grace periods: a tenant this far beyond its turn is preempted, and the device divides its time between both."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work that a program launches without end. `us`: microseconds that one launch occupies the GPU."""
+    """Endless work of a program. `us`: microseconds that one launch occupies the GPU."""
 
     us: int
     graph_nodes: int = 0
@@ -70,8 +75,8 @@ MIXES: dict[str, tuple[float, ...]] = {
     "fifty at 0.02": (0.02,) * 50,
 }
 SMALL = {"2:98", "fifty at 0.02"}
-"""Mixes that a run of everything measures with `SMALL_WORK` only: with longer kernels one turn is a large part of what
-they ask for."""
+"""Mixes that a complete run measures only with `SMALL_WORK`: with longer kernels one turn is a large part of their
+requests."""
 SMALL_WORK = "5 ms"
 WORKS: dict[str, tuple[Work, ...]] = {
     "0.1 ms": (Work(100),),
@@ -86,7 +91,7 @@ WORKS: dict[str, tuple[Work, ...]] = {
 
 @dataclass(frozen=True)
 class Pauses:
-    """A tenant that works and thinks, by its request, beside another that is always busy."""
+    """A tenant that works and thinks, by its request, with an always busy neighbour."""
 
     request: float
     neighbour: float
@@ -122,7 +127,7 @@ LEARN_S = 4.0
 
 
 def alone(arguments: Sequence[str], seconds: float) -> float:
-    """The part of the GPU's time that one program gets with nobody beside it."""
+    """The part of the GPU's time that one program gets without neighbours."""
     with (
         tempfile.TemporaryDirectory(prefix="sh") as directory,
         running(Path(directory), tenant("a", 1.0)) as node,
@@ -149,7 +154,8 @@ def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: in
 
 
 def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float, single: float) -> list[Row]:
-    """Measure a tenant with pauses beside one that launches kernels without end. `single`: what it gets alone."""
+    """Measure a tenant with pauses and a neighbour that launches without end. `single`: the tenant's time without
+    neighbours."""
     case = (
         f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
         f"{pauses.spread}, {kernel_ms} ms"
@@ -187,7 +193,7 @@ def kept(cases: set[str]) -> list[Row]:
 
 
 def special_cases(arguments: argparse.Namespace, *, everything: bool) -> Iterator[list[Row]]:
-    """Measure the cases that are not mixes, as far as they are asked for; yield the rows of each."""
+    """Measure the requested cases other than mixes; yield the rows of each."""
     seconds: float = arguments.seconds
     if arguments.service or everything:
         yield from (measure(service, seconds) for service in SERVICES)
@@ -213,7 +219,7 @@ def special_cases(arguments: argparse.Namespace, *, everything: bool) -> Iterato
 
 
 def mixes(arguments: argparse.Namespace, *, everything: bool) -> Iterator[list[Row]]:
-    """Measure the mixes that are asked for; yield the rows of each."""
+    """Measure the requested mixes; yield the rows of each."""
     singles: dict[Work, float] = {}
     for work in arguments.work or (WORKS if everything or arguments.mix else ()):
         for one in WORKS[work]:

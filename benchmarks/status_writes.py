@@ -1,11 +1,11 @@
-"""Status of a SharePod by merge patch, beside server-side apply, on a real API server.
+"""Status of a SharePod by merge patch, compared with server-side apply, on a real API server.
 
     PYTHONPATH=tests:benchmarks python benchmarks/status_writes.py [--sharepods 300] [--rounds 4]
 
-Each round writes the two statuses of a life, Placed and Running, of new SharePods: by merge patches, which send
-what changes, and by apply, which sends everything and lets the API server find out; both with uid and resourceVersion
-as preconditions, in turns. `latency` is that of a write, `server_cpu` the API server's processor time for each (its own
-metric, which has 10 ms steps), `sent` the bytes of the bodies. Prints a table and writes
+Each round writes the two statuses of a life, Placed and Running, of new SharePods, in turns: by merge patches, which
+send the changes, and by apply, which sends the whole and lets the API server find the changes. Both have uid and
+resourceVersion as preconditions. `latency` is that of a write, `server_cpu` the API server's processor time for each
+(its own metric, with 10 ms steps), `sent` the bytes of the bodies. Prints a table and writes
 build/results/status_writes.json.
 """
 

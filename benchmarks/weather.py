@@ -1,11 +1,11 @@
-"""Each fault between the operator and a real API server, played once: how long the operator was blind or late.
+"""Each fault between the operator and a real API server, played once: the operator's blind or late time.
 
     PYTHONPATH=tests:benchmarks python benchmarks/weather.py [--only WORD] [--list]
 
-The way of the operator leads through a fault-injecting proxy. It has default settings but for `bind_timeout` (30 s) and
-`resync_interval` (10 min, so that no full list heals a fault). `must`: what is promised, on an idle machine. Prints a
-table as it goes, writes build/results/weather.json, and ends with status 1 if a fault is not survived. Takes about ten
-minutes.
+The operator's connection passes a fault-injecting proxy. It has default settings except `bind_timeout` (30 s) and
+`resync_interval` (10 min, so that no full list hides a fault). `must`: the promised time, on an idle machine. Prints a
+table as it goes, writes build/results/weather.json, and exits with 1 if the operator does not survive a fault. Takes
+about ten minutes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from results import Row, write
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault. `must`: the most that is promised. `own`: it needs a cluster of its own; `start`: with an operator;
-    `bind_timeout`: the operator's, in seconds, where the fault must come before a watch counts as silent.
-    """
+    """One fault. `must`: the promised limit. `own`: it needs a separate cluster; `start`: with an operator;
+    `bind_timeout`: the operator's, in seconds, for faults that must precede a watch's silence."""
 
     name: str
     play: Callable[[Weather], float]

@@ -1,8 +1,8 @@
-"""Makes the GPU kit: the directory `build/gpu-kit` and `build/gpu-kit.tar.gz` beside it, at most 60 MiB.
+"""Makes the GPU kit: the directory `build/gpu-kit`, and `build/gpu-kit.tar.gz` of at most 60 MiB.
 
-The kit is whole: hook, agent, the agent's Python packages as wheels for each of PYTHONS, workloads, runner, and the
-fake driver to try it without a GPU. Whoever unpacks it needs CPython of one of these versions, x86-64, and for most of
-its workloads PyTorch. The agent's C modules are compiled once, against CPython's stable ABI.
+The kit is complete: hook, agent, the agent's Python packages as wheels for each of PYTHONS, workloads, runner, and the
+fake driver to try it without a GPU. It needs CPython of one of these versions, x86-64, and for most workloads PyTorch.
+The agent's C modules are compiled once, against CPython's stable ABI.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MODULES = (
     "operator/sharepod/agent/sockets/native/frame_reader_build.py",
     "operator/sharepod/agent/native/timed_wait_build.py",
 )
-"""Scripts that say how the C modules are built that the agent imports."""
+"""Scripts that describe the builds of the agent's C modules."""
 _DOWNLOAD_S = 300
 
 
 class BundleError(Exception):
-    """The kit cannot be made. The message says what is missing."""
+    """Failure to make the kit. The message names the missing part."""
 
 
 def main() -> int:
@@ -98,7 +98,7 @@ def _copy_sources(source: Path, target: Path) -> None:
 
 
 def _copy_agent(lib: Path) -> None:
-    """The package `sharepod` as far as the agent goes, with the hook, its C modules, and its version."""
+    """Copy the parts of the package `sharepod` that the agent needs, with the hook, its C modules, and its version."""
     package = ROOT / "operator" / "sharepod"
     hook = package / "agent" / "hook" / "libsharepod.so"
     if not hook.is_file():
@@ -118,8 +118,8 @@ def _copy_agent(lib: Path) -> None:
 
 
 def _compile(script: Path, lib: Path) -> None:
-    """Make the C module that a script of cffi's describes, for every CPython from this one's oldest on: cffi's own
-    header takes the limited API unless it is told not to."""
+    """Make the C module of a cffi script, for every CPython from this one's oldest on: cffi's own header uses the
+    limited API by default."""
     with tempfile.TemporaryDirectory() as made:
         extension = runpy.run_path(str(script))["ffi"].distutils_extension(made, verbose=False)
         compiler = shlex.split(os.environ.get("CC") or "cc")
@@ -207,7 +207,7 @@ def _version() -> str:
 
 
 def _about() -> dict[str, str]:
-    """Return what the kit was made from. `hook`: the hash of its sources, which it says to the agent, too."""
+    """Return the inputs of the kit. `hook`: the hash of its sources, which the hook also sends to the agent."""
     sys.path.insert(0, str(HERE.parent))
     from results import commit
 

@@ -1,12 +1,12 @@
-"""Measures SharePod on this machine's GPU: hook and agent as they ship, no Kubernetes, no network, no root needed.
+"""Measures SharePod on this machine's GPU: hook and agent as shipped, without Kubernetes, network or root.
 
     python3 measure.py                       everything; each table takes at most 8 minutes
     python3 measure.py --table shares        one table: checks, overhead, shares, pauses, memory, patterns
-    python3 measure.py --show                what has been measured so far, measuring nothing
+    python3 measure.py --show                results so far, without measuring
     python3 measure.py --fake                on the fake driver, to try the kit itself; its tables are marked so
 
-A run that was killed, or whose time was up, goes on when it is started again. Exit status: 0 all is measured, 3 some is
-left for the next run, 1 something failed, 2 this machine or these arguments will not do.
+A run that was killed, or whose time was up, continues when it is started again. Exit status: 0 all is measured, 3 cells
+remain for the next run, 1 a measurement failed, 2 unsuitable machine or arguments.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        note("interrupted; start it again to go on")
+        note("interrupted; start it again to continue")
         return 3
     except (GpuError, WheelsError, ResultsError, AgentError) as error:
         note(f"measure.py: {error}")
@@ -139,12 +139,12 @@ def _run(arguments: argparse.Namespace) -> int:
         failed = any("failed" in cell for name in chosen for cell in _cells(results, name))
         note(f"results: {folder}/results.json, tables: {folder}/tables.md, logs: {logs}")
         if left:
-            note("the time for a table was up before all of it was measured: start it again to go on")
+            note("the time for a table was up before all of it was measured: start it again to continue")
         return 3 if left else 1 if failed else 0
 
 
 def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
-    """One run at a time in a folder of results; what a run that was killed has left in its own directory goes."""
+    """Allow one run at a time in a folder of results; remove the directory of a killed run."""
     folder.mkdir(parents=True, exist_ok=True)
     held = stack.enter_context((folder / "run").open("a+"))
     try:
@@ -161,7 +161,7 @@ def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
 
 
 def _measure(setting: Setting, chosen: list[str]) -> bool:
-    """Measure until nothing is left or the time is up; return whether anything is left."""
+    """Measure until no cell is left or the time is up; return whether any is left."""
     left = False
     for name in chosen:
         begin = time.monotonic()

@@ -76,10 +76,10 @@ SOCKETS = "sockets: read, write, HTTP parser"
 LOOP = "event loop, other"
 _CALLS = "calls of "
 _RATE = 40.0
-"""SharePods a second: well below what the operator holds, so that nothing waits."""
+"""SharePods a second: well below the operator's rate, so that none waits."""
 _COUNT = 600
 _WARM = 50
-"""SharePods that come first and are not counted: imports, caches, connections."""
+"""SharePods before the measurement: imports, caches, connections."""
 
 
 def ablation(nodes: int) -> list[Row]:
@@ -176,7 +176,7 @@ def _part_of(handle: Any) -> str:
 
 
 def _replace(where: str, new: Callable[[Any], Any]) -> None:
-    """Replace the function `module:Class.name` by what `new` makes of it."""
+    """Replace the function `module:Class.name` by the result of `new` on it."""
     module, _, path = where.partition(":")
     owner: Any = importlib.import_module(module)
     *parents, name = path.split(".")

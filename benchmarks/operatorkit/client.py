@@ -2,7 +2,7 @@
 
 Guarantees:
 - All kinds are created over the same library and connections (`sharepod.kube`), and their Pods seen by one watch.
-- All times run from the moment at which an object is sent.
+- All times start when an object is sent.
 - A Pod counts as opened once it has no scheduling gate; a SharePod's Pod also has its node pin.
 """
 
@@ -31,15 +31,15 @@ _CONTAINER: Json = {"name": "main", "image": "test", "resources": {"requests": {
 _CREATORS = 32
 """Creates under way at the same time where the rate is not given: as many as the operator has writers."""
 _REQUESTS = range(100, 501, 50)
-"""Thousandths that are asked for, drawn for each share."""
+"""Thousandths of a request, drawn for each share."""
 MEAN_REQUEST = statistics.mean(_REQUESTS) / 1000
 """GPUs that a share has on average."""
 _SETTLE_S = 300.0
-"""Longest wait for what was created to be bound."""
+"""Longest wait until the created objects are bound."""
 
 
 class Door(Enum):
-    """Kind of object that is created: a bare Pod, or one of the ways to ask for a share."""
+    """Kind of created object: a bare Pod, or one of the ways to request a share."""
 
     BARE = "bare"
     SHAREPODS = "SharePods"
@@ -124,7 +124,7 @@ class LoadClient:
     async def in_flight(self, most: int, *, seconds: float = 0.0, count: int = 0) -> float:
         """Create for so many seconds, or so many objects, with at most `most` that are not bound yet.
 
-        Return the Pods bound per second while it went on.
+        Return the Pods bound per second in that time.
         """
         begun, bound_before, sent_before = time.monotonic(), len(self.seen.bound), self._number
         ends = begun + (seconds or _SETTLE_S)
@@ -162,7 +162,7 @@ class LoadClient:
                     since = str(event["object"]["metadata"]["resourceVersion"])
                     if event["type"] in ("ADDED", "MODIFIED"):
                         await self._note(event["object"])
-            except GoneError:  # much else has changed since the namespace last did
+            except GoneError:  # many other changes since the namespace's last
                 listed = await self._api.get(path)
                 since = str(listed["metadata"]["resourceVersion"])
                 for pod in listed["items"]:
@@ -193,7 +193,7 @@ async def client(kubeconfig: Path, namespace: str, door: Door, *, seed: int = 1)
         await made.make_templates()
     following = asyncio.create_task(made.follow())
     try:
-        await asyncio.sleep(0.5)  # the watch is there before the first object
+        await asyncio.sleep(0.5)  # the watch precedes the first object
         yield made
     finally:
         following.cancel()

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Nodes are ready, have eight GPUs each and an agent that renews its Lease.
-- Calls are those of the operator alone: by audit log on the real control plane, by user agent on the double.
+- Only the operator's calls are counted: by audit log on the real control plane, by user agent on the double.
 - Everything ends with the `with` block.
 """
 
@@ -34,11 +34,12 @@ from results import ROOT
 from operatorkit.process import server_cpu
 
 GPUS = 8
-"""GPUs of a node: what the common large servers have."""
+"""GPUs of a node: as common large servers have."""
 _READY_S = 60.0
 _STOP_S = 20.0
 _LEASE_S = 180
-"""Seconds that an agent's Lease holds on the real control plane: one process renews them all, one after the other."""
+"""Duration of an agent's Lease on the real control plane, in seconds: one process renews them all, one after the
+other."""
 _OPERATOR = (
     "system:serviceaccount",
     NAMESPACE,
@@ -80,7 +81,7 @@ class Plane(Protocol):
 
 
 class MemoryPlane:
-    """API server double in a process of its own, with scheduler, kubelets and agents in it."""
+    """API server double in a separate process, with scheduler, kubelets and agents in it."""
 
     name = "in memory"
 
@@ -167,7 +168,7 @@ class MemoryPlane:
         return found
 
     def ask(self, what: str) -> Any:
-        """Ask the double something of its own; None while it does not answer."""
+        """Query the double itself; None while it does not answer."""
         try:
             with urllib.request.urlopen(f"{self._url}/double/{what}", timeout=120) as answer:
                 return json.loads(answer.read())
@@ -229,7 +230,7 @@ class RealPlane:
         ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
         wait_until(lambda: len(api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=_READY_S * 5)
         agents.start(*nodes)
-        time.sleep(3)  # the operator looks at the agents' Leases each second
+        time.sleep(3)  # the operator checks the agents' Leases each second
         return self
 
     def __exit__(

@@ -1,9 +1,9 @@
-"""Stalls of a process, from outside: a probe that is a process of its own, which waits for nobody's interpreter.
+"""Stalls of a process, from outside: a probe in a separate process, which waits for no other interpreter.
 
     python -m operatorkit.stalls URL     prints the longest stall, in seconds, once its standard input ends
 
-A probe in a thread of the benchmark counted the benchmark's own work: the client holds the interpreter most of the time
-at a thousand events a second.
+A probe in a thread of the benchmark would count the benchmark's own work: the client holds the interpreter most of the
+time at a thousand events a second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Worth of sharing: jobs replayed over simulated days on exclusive GPUs, on static fractions and on SharePods.
+"""Benefit of sharing: jobs replayed over simulated days on exclusive GPUs, on static fractions and on SharePods.
 
     make bench-throughput [TRACE=DIR] [THROUGHPUT_ARGS=...]
 
-Prints the assumptions, a table for each workload and load, and the error of what is approximated, and makes a small
-real run (`real.py`). Writes `build/results/throughput.json` and `throughput.svg`. The exit status is 1 if a job got
-less than its guarantee, or the real run lost work.
+Prints the assumptions, a table for each workload and load, and the error of the approximation, and makes a small real
+run (`real.py`). Writes `build/results/throughput.json` and `throughput.svg`. It exits with 1 if a job got less than its
+guarantee, or the real run lost work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from throughput.real import run as real_run
 from throughput.replay import Outcome, Replay, Sharing
 
 LOADS = (0.8, 1.2, 2.0)
-"""GPU time that the arrivals would take with whole GPUs each, by what there is: easy, too much, twice what there is."""
+"""GPU time of the arrivals with whole GPUs each, as a multiple of the capacity: easy, too much, twice the capacity."""
 TRACES = ("default", "gpushare100")
 """Traces of TRACE=DIR: the production mix; the same where every job takes a share."""
 NODES = 24
@@ -62,7 +62,7 @@ def replay(workload: Workload, rates: Rates, options: argparse.Namespace) -> Out
 
 
 def replay_eager(workload: Workload, options: argparse.Namespace) -> Outcomes:
-    """Replay jobs whose gaps are between their kernels, at all loads."""
+    """Replay jobs with gaps between their kernels, at all loads."""
     outcomes: Outcomes = {load: {} for load in options.loads}
     span = (WARM_UP_DAYS * 86400, options.days * 86400)
     for sharing in Sharing:
@@ -138,7 +138,8 @@ def print_workload(workload: Workload, outcomes: Outcomes) -> None:
 
 
 def approximation(rates: Rates, seed: int) -> list[Row]:
-    """Compare the rates of some mixes with those of a longer play; return how far they are off, by the speed alone."""
+    """Compare the rates of some mixes with those of a longer play; return their error, by the speed without
+    neighbours."""
     mixes: list[Mix] = sorted(mix for mix in rates.asked if len(mix) > 1)
     chosen = random.Random(seed).sample(mixes, min(SAMPLED, len(mixes)))
     errors = [
@@ -156,7 +157,7 @@ def approximation(rates: Rates, seed: int) -> list[Row]:
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; else drawn jobs")
+    parser.add_argument("--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; otherwise drawn jobs")
     parser.add_argument("--pods", nargs="+", default=list(TRACES), help="names of the folder's traces")
     parser.add_argument("--loads", nargs="+", type=float, default=list(LOADS))
     parser.add_argument("--days", type=float, default=DAYS, help=f"simulated days; {WARM_UP_DAYS:g} do not count")

@@ -1,7 +1,7 @@
-"""Jobs whose gaps are between their kernels: two to a GPU, in exclusive turns and co-running.
+"""Jobs with gaps between their kernels: two to a GPU, in exclusive turns and co-running.
 
-Each keeps the GPU busy for its duty alone, as an eager training does. Turns cannot use its gaps, since they are shorter
-than the time after which a hook gives the token back. The time scheduler, on a GPU with time slices, yields
+Each keeps the GPU busy for its duty without neighbours, like an eager training. Turns cannot use its gaps, since they
+are shorter than the time after which a hook returns the token. The time scheduler, on a GPU with time slices, yields
 the rates.
 """
 

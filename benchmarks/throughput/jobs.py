@@ -1,6 +1,6 @@
 """Jobs of a replay: the requests of a trace, each with a service time, a duty and a step.
 
-Everything that is assumed of them stands in `ASSUMPTIONS`, which the benchmark prints.
+`ASSUMPTIONS`, which the benchmark prints, has all assumptions about them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ LONGEST_S = 6 * 3600.0
 SHORTEST_S = 10.0
 """Seconds. Shorter jobs (mostly pods that failed at their start) would only add hand-overs of places."""
 MEDIAN_S, SIGMA = 655.0, 1.8
-"""Median in seconds and shape of the log-normal draw where a trace has no times: those of the default trace."""
+"""Median in seconds and shape of the log-normal draw for a trace without times: those of the default trace."""
 NEEDS = (0.5, 1.0, 1.5)
-"""Duty of a share as a multiple of its request, each as likely: users ask for what they need on average, and miss it
+"""Duty of a share as a multiple of its request, each equally likely: users request their need on average, and miss it
 by half as often in either direction."""
 WHOLE_DUTIES = (0.6, 0.8, 1.0)
-"""Duty of a job with whole GPUs, each as likely. It counts as GPU time used and changes nothing else."""
+"""Duty of a job with whole GPUs, each equally likely. It counts as GPU time used and changes nothing else."""
 SHORT_STEP_MS, LONG_STEP_MS = 40, 160
-"""Milliseconds of a step alone, work and pause together: of a batch of inference, of a step of training."""
+"""Milliseconds of a step without neighbours, work and pause together: of a batch of inference, of a step of
+training."""
 TRAINS_FROM = 400
 """Request in thousandths from which a job trains; a smaller one serves inference."""
 SMALL_SHARES = (100, 200, 300, 400, 500)
@@ -58,17 +59,17 @@ class Job:
     service_s: float
     """Seconds that it runs with its GPUs to itself."""
     duty: int
-    """Part of a step that is GPU work, alone, in thousandths."""
+    """Part of a step that is GPU work without neighbours, in thousandths."""
 
     @property
     def step_ms(self) -> int:
-        """Length of a step, alone."""
+        """Length of a step without neighbours."""
         return LONG_STEP_MS if self.pod.milli >= TRAINS_FROM else SHORT_STEP_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Nodes, and the jobs that come to them: each arrival is a random one of `lines`."""
+    """Nodes, and the jobs that arrive: each arrival is a random one of `lines`."""
 
     name: str
     nodes: tuple[TraceNode, ...]
@@ -87,10 +88,10 @@ class Workload:
         return sum(pod.gpus * seconds for pod, seconds in self.lines if pod.milli >= 1000) / of_all
 
     def bound(self) -> float:
-        """Return the most that sharing can multiply the jobs finished by, with perfect packing and no job slowed down.
+        """Return the largest factor by which sharing can multiply finished jobs, with perfect packing and no slowdown.
 
-        Least GPU time for the requests (bound L2 of Martello and Toth for bin packing, weighted by time): of requests
-        above a half no two fit on one GPU, and the rest of such a GPU takes requests down to a size `least` only.
+        Least GPU time for the requests (bound L2 of Martello and Toth for bin packing, weighted by time): no two
+        requests above a half fit on one GPU, and the rest of such a GPU takes only requests down to a size `least`.
         """
         weights: dict[int, float] = {}
         for pod, seconds in self.lines:
@@ -105,7 +106,7 @@ class Workload:
         return sum(weights.values()) / needed
 
     def draw(self, load: float, days: float, seed: int) -> list[Job]:
-        """Draw the arrivals of some days which, with whole GPUs each, would ask for `load` of the GPU time."""
+        """Draw the arrivals of some days with a demand, in whole GPUs each, of `load` of the GPU time."""
         chance = random.Random(seed)
         mean_gpu_s = sum(pod.gpus * seconds for pod, seconds in self.lines) / len(self.lines)
         per_s = load * self.gpus / mean_gpu_s
@@ -163,7 +164,7 @@ def sample(nodes: Sequence[TraceNode], count: int) -> tuple[TraceNode, ...]:
 
 
 def _lines(path: Path, nodes: Sequence[TraceNode]) -> tuple[tuple[TracePod, float], ...]:
-    """Read the pods with GPUs that one of these nodes could take."""
+    """Read the pods with GPUs that fit one of these nodes."""
     chance = random.Random(0)
     pods = read_pods(path)
     with path.open(newline="", encoding="utf-8") as file:
@@ -184,7 +185,7 @@ def _takes(node: TraceNode, pod: TracePod) -> bool:
 
 
 def _ran_s(row: dict[str, str]) -> float | None:
-    """Return the seconds that the trace's pod ran; None where the trace does not tell."""
+    """Return the seconds that the trace's pod ran; None if the trace has no times."""
     try:
         return float(row["deletion_time"]) - float(row["scheduled_time"])
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
 """Progress of jobs that share a GPU: the pure time scheduler, played for each mix of jobs once.
 
-The rate of a job is its progress beside the others as a part of its progress alone: 1 is undisturbed. Played are
-random pauses about the job's mean one, so that equal steps do not fall into one rhythm.
+The rate of a job is its progress with the others as a part of its progress without: 1 is undisturbed. Plays use random
+pauses around the job's mean, so that equal steps do not synchronize.
 
 Guarantees:
 - Equal mixes have equal rates, in every run of the same sources.
@@ -21,7 +21,7 @@ from property.timeshare_simulation import MS, US, Program, S, Simulation
 from sharepod import timeshare
 
 Tenancy = tuple[int, int, int, int]
-"""A job on a GPU: request, limit, duty (thousandths) and the length of a step alone (ms)."""
+"""A job on a GPU: request, limit, duty (thousandths) and the length of a step without neighbours (ms)."""
 Mix = tuple[Tenancy, ...]
 """The jobs on a GPU, sorted."""
 
@@ -29,24 +29,24 @@ KERNEL_MS = 2
 """Length of a kernel in ms: a long one, so that turns end rather too late. A step's work is a whole number of equal
 kernels."""
 HAND_OFF_US = 700
-"""Time in us that no job uses between two holders: 0.5 ms until the hook gives back the token of a job that pauses,
-0.2 ms from its DRAINED to the next one's grant (`make bench-handoff`)."""
+"""Time in us that no job uses between two holders: 0.5 ms until the hook returns the token of a pausing job, 0.2 ms
+from its DRAINED to the next one's grant (`make bench-handoff`)."""
 PAUSE_VARIES = 0.5
 """Part by which a pause is shorter or longer than its mean, at most."""
 WARM_UP_S, PLAYED_S = 1, 4
 """Simulated seconds before a play counts (buckets fill within one) and for which it does."""
 LONG_PLAYED_S = 20
-"""The same in seconds where a job came out below its guarantee: short plays are off by some hundredths."""
+"""The same in seconds for a job below its guarantee: short plays have errors of some hundredths."""
 
 
 def guaranteed(tenancy: Tenancy) -> float:
-    """Return the rate of a job that runs its GPU work on a GPU as fast as its request, alone on it."""
+    """Return the rate of a job whose GPU work runs as fast as its request, without neighbours."""
     request, _, duty, _ = tenancy
     return 1000.0 / (duty * 1000.0 / request + 1000.0 - duty)
 
 
 class _MixOfPrograms(Simulation):
-    """Simulation of programs whose pauses vary, which counts the time that they wait."""
+    """Simulation of programs with varying pauses, which counts the time that they wait."""
 
     def __init__(self, mix: Mix, kernel_ms: int) -> None:
         self._pauses = {str(index): step * (1000 - duty) * US for index, (_, _, duty, step) in enumerate(mix)}
@@ -95,16 +95,16 @@ def _program(name: str, tenancy: Tenancy, kernel_ms: int) -> Program:
 def play(mix: Mix, *, played_s: int = PLAYED_S, kernel_ms: int = KERNEL_MS) -> tuple[float, ...]:
     """Return the rate of each job of a mix, in its order. Together they use one GPU at most."""
     rates = _MixOfPrograms(mix, kernel_ms).rates(WARM_UP_S * S, played_s * S)
-    # In a short play pauses may come out longer than on average, which lets more work pass than there is time for.
+    # In a short play pauses may be longer than on average, which allows more work than there is time for.
     used = sum(rate * duty / 1000 for rate, (_, _, duty, _) in zip(rates, mix, strict=True))
     return tuple(rate / max(1.0, used) for rate in rates)
 
 
 class Rates:
-    """Rates by mix, each played when it is first asked for.
+    """Rates by mix, each played at its first use.
 
     Args:
-        kept_in: Folder of the file of rates; None: nothing is kept.
+        kept_in: Folder of the file of rates; None: no file.
         fresh: Whether the file is written and not read.
     """
 
@@ -112,7 +112,7 @@ class Rates:
         self._known: dict[Mix, tuple[float, ...]] = {}
         self._file = None if kept_in is None else kept_in / f"rates-{_fingerprint()}.json"
         self.asked: set[Mix] = set()
-        """Mixes whose rates were asked for."""
+        """Mixes whose rates were used."""
         self._played = 0
         if self._file is not None and not fresh:
             with contextlib.suppress(OSError, ValueError):

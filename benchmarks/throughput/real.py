@@ -1,10 +1,10 @@
-"""Small real run: twelve programs with think time, all there at once, on two simulated GPUs.
+"""Small real run: twelve programs with think time, started together, on two simulated GPUs.
 
-First one after the other with a GPU each, without hook and agent. Then all beside each other, six on a GPU, under the
-real agent and the real hook. Every program runs the same steps both times: one kernel, then a pause.
+First one after the other with a GPU each, without hook and agent. Then all together, six on a GPU, under the real agent
+and the real hook. Every program runs the same steps both times: one kernel, then a pause.
 
 Guarantees:
-- Work is counted by the simulated devices: kernels that a program was to run and its device did not finish are lost.
+- Work is counted by the simulated devices: a program's kernels that its device did not finish are lost.
 - No process outlives the run.
 """
 
@@ -25,7 +25,7 @@ from results import Row
 from throughput.rates import LONG_PLAYED_S, Tenancy, guaranteed, play
 
 SECONDS = 4.0
-"""Time of a program alone on a GPU, in seconds."""
+"""Time of a program without neighbours on a GPU, in seconds."""
 LATEST_S = 120.0
 """Seconds after which a program that has not ended counts as hung; all of them together take half a minute."""
 PROGRAMS_ON_A_GPU = (
@@ -37,7 +37,8 @@ PROGRAMS_ON_A_GPU = (
     (0.20, 16, 24),
     (0.20, 40, 60),
 )
-"""Programs on each of the two GPUs. Each asks for half of what it uses alone: 0.9 of a GPU for 1.8 of work, in all."""
+"""Programs on each of the two GPUs. Each requests half of its use without neighbours: 0.9 of a GPU for 1.8 of work, in
+all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Thinker:
 
     @property
     def tenancy(self) -> Tenancy:
-        """Return what the model of the replay takes it for."""
+        """Return its model in the replay."""
         step = self.kernel_ms + self.pause_ms
         return (round(self.request * 1000), 1000, round(1000 * self.kernel_ms / step), step)
 

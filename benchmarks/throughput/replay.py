@@ -1,11 +1,11 @@
-"""Replay of jobs: they arrive, wait, run beside each other, and leave.
+"""Replay of jobs: they arrive, wait, run together, and leave.
 
-The placement engine places them and keeps GPUs for the head of the line, as the operator does. All policies use the
+The placement engine places them and reserves GPUs for the head of the queue, as the operator does. All policies use the
 same engine and queue.
 
 Guarantees:
-- A job that fits starts at once; jobs that wait start oldest first, where new room serves them.
-- Every job is finished, running or waiting in the end.
+- A job that fits starts at once; waiting jobs start oldest first, where new room serves them.
+- Every job is finished, running or waiting at the end.
 - A job progresses at the rate of the mix of jobs on its GPU, from one change of that mix to the next.
 """
 
@@ -29,10 +29,10 @@ from throughput.jobs import Job
 from throughput.rates import Mix, Tenancy, guaranteed
 
 KEPT_AFTER_S = 600.0
-"""Seconds that the oldest job waits until GPUs are kept for it: the operator's default, `keep_after`."""
+"""Seconds that the oldest job waits until GPUs are reserved for it: the operator's default, `keep_after`."""
 TOLERANCE = 0.95
-"""A job is below its guarantee if it ran at less than this part of the speed that its request guarantees. Where the
-requests take the whole GPU and all want more, hand-offs (2 to 3 % of the time where steps are short) are nobody's."""
+"""A job is below its guarantee if it ran at less than this part of the speed that its request guarantees. If the
+requests take the whole GPU and all want more, hand-offs (2 to 3 % of the time with short steps) belong to no job."""
 
 
 class Sharing(StrEnum):
@@ -45,7 +45,7 @@ class Sharing(StrEnum):
     LENDING = "SharePod"
     """Idle time is lent, up to the whole GPU."""
     CO_RUNNING = "SharePod, co-running"
-    """Jobs also use each other's gaps at the same time. Only for jobs whose gaps are between their kernels."""
+    """Jobs also use each other's gaps at the same time. Only for jobs with gaps between their kernels."""
 
 
 @dataclass(slots=True)
@@ -80,15 +80,15 @@ class Outcome:
     counted: int = 0
     """Jobs finished in the time that counts."""
     counted_whole: int = 0
-    """Those of them that had whole GPUs by their request."""
+    """Those of them that requested whole GPUs."""
     waits_s: list[float] = field(default_factory=list)
-    """Seconds in the queue of the jobs that arrived in the time that counts; of those that wait in the end, so far."""
+    """Seconds in the queue of the jobs that arrived in the counted time; so far, for jobs still waiting at the end."""
     slowdowns: list[float] = field(default_factory=list)
-    """Time to run by the time alone, of the jobs counted."""
+    """Time to run relative to the time without neighbours, of the counted jobs."""
     below: int = 0
     """Jobs counted that took longer than their guarantee."""
     worst: float = float("inf")
-    """Least speed of a job, as a part of what its request guarantees."""
+    """Least speed of a job, as a part of its request's guarantee."""
     used_gpu_s: float = 0.0
     served_s: float = 0.0
     """Seconds of exclusive use, of one GPU, that the jobs' progress is worth."""
@@ -110,7 +110,7 @@ class Outcome:
 
     @property
     def worth(self) -> float:
-        """Exclusive GPUs that would be needed, kept busy without a gap, to do the same, by the GPUs there are."""
+        """Exclusive GPUs, busy without a gap, needed for the same work, relative to the capacity."""
         return self.served_s / (self.seconds * self.gpus)
 
 
@@ -145,7 +145,7 @@ class Replay:
         self._outcome = Outcome(0.0, self._gpus)
 
     def run(self, jobs: Sequence[Job], begin_s: float, end_s: float) -> Outcome:
-        """Play until `end_s`; what happens before `begin_s` is not counted."""
+        """Play until `end_s`; events before `begin_s` are not counted."""
         self._begin_s = begin_s
         self._outcome = outcome = Outcome(end_s - begin_s, self._gpus)
         upcoming = iter(jobs)
@@ -184,7 +184,7 @@ class Replay:
             self._waiting.setdefault(job.pod, deque()).append(job)
 
     def _serve_queue(self, node: str, now: float) -> None:
-        """Start the jobs that wait, oldest first, as far as this node's new room serves them."""
+        """Start the waiting jobs, oldest first, as far as this node's new room serves them."""
         account = self._cluster.node(node)
         assert account is not None, "nodes stay"
         refused: set[TracePod] = set()
@@ -212,7 +212,7 @@ class Replay:
                 return
 
     def _keep_for_head(self, now: float) -> None:
-        """Keep GPUs for the oldest job, once it has waited long and new room was no use to it."""
+        """Reserve GPUs for the oldest job, once it has waited long and new room did not serve it."""
         if self._cluster.head_reservation is not None or not self._waiting:
             return
         oldest = min((queue[0] for queue in self._waiting.values()), key=lambda job: job.number)
@@ -298,7 +298,7 @@ class Replay:
                 heapq.heappush(self._ends, (ends, running.job.number, running.version, running))
 
     def _account(self, running: RunningJob, now: float) -> None:
-        """Count the progress of the job since it was last looked at."""
+        """Count the progress of the job since its last count."""
         running.left_s = max(0.0, running.left_s - (now - running.at_s) * running.rate)
         progress = max(0.0, now - max(running.at_s, self._begin_s)) * running.rate * len(running.gpus)
         self._outcome.served_s += progress

@@ -1,4 +1,4 @@
-"""Shared by the tests of admission: paths of objects, a SharePod to apply, the words of a refusal."""
+"""Shared by the tests of admission: paths of objects, a SharePod to apply, texts of refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def sharepod(
 
 
 def pod_of(server: Cluster, name: str, claim: str | None = None) -> Object:
-    """Create a SharePod in namespace default; return the operator's Pod for it. `claim`: what brings its GPUs."""
+    """Create a SharePod in namespace default; return the operator's Pod for it. `claim`: claim that attaches its
+    GPUs."""
     made = server.api.create(SHAREPODS, sharepod(name, {"request": 0.25, "memory": "1Gi"}))
     return build_pod(made, PodSettings(runtime_class=""), claim)
 

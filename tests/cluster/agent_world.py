@@ -28,7 +28,7 @@ GPUS = [f"GPU-{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}" for 
 
 
 def install(cluster: Cluster) -> None:
-    """Install what an agent needs of `manifests/`."""
+    """Install the parts of `manifests/` that an agent needs."""
     cluster.namespace("sharepod-system")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", ROOT / "crds" / "gpunodes.yaml")
     cluster.kubectl("apply", "-n", "sharepod-system", "-f", ROOT / "manifests" / "rbac" / "agent.yaml")
@@ -99,7 +99,7 @@ class OneNode:
         return generation
 
     def start_agent(self, *, name: str | None = None) -> Service:
-        """In a mount namespace of its own, which takes its mounts with it."""
+        """In a separate mount namespace, whose mounts end with it."""
         self.starts += 1
         private = ["unshare", "--mount", "--propagation", "private", "--"] if os.geteuid() == 0 else []
         apart = ["--apart"] if os.geteuid() == 0 else []  # as in the DaemonSet
@@ -140,7 +140,7 @@ class OneNode:
         return self.root / "state" / "tenants" / tenant_id
 
     def connects(self, tenant_id: str) -> bool:
-        """Return whether a process listens on the tenant's socket. A child process asks: processes are counted."""
+        """Return whether a process listens on the tenant's socket. A child process connects: processes are counted."""
         program = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
         command: list[str | Path] = [
             sys.executable,
@@ -163,7 +163,7 @@ class OneNode:
     # The kubelet's part
 
     def registered(self, plugin: str) -> None:
-        """Tell a plugin, by the name of its socket, that the kubelet has registered it."""
+        """Notify a plugin, by the name of its socket, that the kubelet has registered it."""
         socket = self.root / "kubelet/plugins_registry" / plugin
         wait_until(socket.exists, what=f"the socket {plugin}", timeout=30)
         self.call(

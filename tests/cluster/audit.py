@@ -1,14 +1,14 @@
-"""Watches the ledgers and the Pods of a cluster and keeps whatever breaks a promise, at whatever moment it was so.
+"""Watches the ledgers and the Pods of a cluster and records every broken promise.
 
-Guarantees: every version of every GPUNode that the API server had is judged, not only the last one: a watch that was
-cut goes on behind the version that was seen last. `gaps` counts how often the API server no longer had what came then.
-What is found is kept until it is asked for.
+Guarantees: every version of every GPUNode that the API server had is judged, not only the last. A cut watch resumes
+after the last seen version; `gaps` counts how often the API server no longer had the next one. Findings are kept until
+read.
 
-- A GPU is over-committed when the rows of a ledger give away more than 1000 thousandths of its time, or more than its
+- A GPU is over-committed when the rows of a ledger assign more than 1000 thousandths of its time, or more than its
   memory.
-- So it is when it gives away anything of a GPU that is `forbidden`.
-- A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other. In namespaces
-  that are `returning` it may be, one after the other: its next run is another Pod.
+- A GPU is also over-committed when any of it is assigned while it is `forbidden`.
+- A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other. In `returning`
+  namespaces one after the other is allowed: the next run is another Pod.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Audit:
         self._rows: dict[str, dict[str, Object]] = {}  # node: tenant: row
         self._pods: dict[str, Object] = {}  # uid: Pod
         self.over_committed: dict[str, str] = {}
-        """GPU: what was given away of it when it was too much."""
+        """By GPU: its assigned time and memory when they were too much."""
         self.forbidden: set[str] = set()
-        """GPUs that must take nobody: a process of no tenant is on them."""
+        """GPUs that must take no tenant: they have a process of no tenant."""
         self.bound: defaultdict[str, set[str]] = defaultdict(set)
         """Tenant: the Pods of it that were ever bound."""
         self.returning: set[str] = set()
@@ -74,7 +74,7 @@ class Audit:
         for thread in self._threads:
             thread.join(timeout=10)
 
-    # What is asked
+    # Queries
 
     def rows(self) -> list[tuple[str, Object]]:
         """Node and row of all ledgers, as of now."""
@@ -82,7 +82,7 @@ class Audit:
             return [(node, row) for node, rows in self._rows.items() for row in rows.values()]
 
     def pods(self) -> list[Object]:
-        """The Pods of SharePods, and plain Pods of the other doors, as of now."""
+        """The present Pods of SharePods, and plain Pods of the other doors."""
         with self._lock:
             return list(self._pods.values())
 
@@ -94,7 +94,7 @@ class Audit:
             return sorted(tenant for tenant in once if len(self.bound[tenant]) > 1)
 
     def forget(self) -> None:
-        """Forget what was seen, and list again: the store was put back to an older state."""
+        """Forget all observations, and list again: etcd was restored to an older state."""
         with self._lock:
             self.bound.clear()
             self.reserved.clear()
@@ -106,14 +106,14 @@ class Audit:
         self.cut()
 
     def cut(self) -> None:
-        """Cut the watches, as the API server does with one that reads slowly."""
+        """Cut the watches, as the API server does with a slow reader."""
         for watch in list(self._watches.values()):
             watch.close()
 
-    # What is seen
+    # Observation
 
     def _follow(self, path: str) -> None:
-        version: str | None = None  # seen last: a watch that was cut goes on behind it; None: list
+        version: str | None = None  # last seen version, after which a cut watch resumes; None: list
         first = True
         while not self._stopped.is_set():
             try:

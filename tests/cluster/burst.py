@@ -1,9 +1,9 @@
-"""Shares that all come at once and just fit: 16 of half a GPU on 8 GPUs of 4 nodes.
+"""Shares that arrive together and just fit: 16 of half a GPU on 8 GPUs of 4 nodes.
 
 They are SharePods, or with `doors` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
 
-Guarantees: each round begins with empty ledgers and ends when they are empty again, given back by the operator and the
-agents as always. All shares of a round are sent by connections of their own that wait for each other.
+Guarantees: each round begins with empty ledgers and ends when operator and agents have emptied them as usual. All
+shares of a round are sent by separate connections that wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GPUS, SHAREPODS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Result of one round: shares whose Pod was bound, and the most tenants that any GPU had at any time."""
+    """Result of one round: shares with a bound Pod, and the most tenants that any GPU had at any time."""
 
     placed: int
     most_on_a_gpu: int
@@ -50,7 +50,7 @@ class Burst:
 
         def apply(name: str) -> None:
             try:
-                self._world.api.get(self._world.path(self.namespace))  # so that its connection is there
+                self._world.api.get(self._world.path(self.namespace))  # opens its connection
                 start.wait(30)
                 ask(self._world, self.namespace, name, 500, self._doors[name], on=self._name)
             except BaseException as error:
@@ -64,7 +64,7 @@ class Burst:
             thread.join()
         assert not failures, failures
         wait(lambda: self._bound() == SHAREPODS, what=f"{SHAREPODS} bound Pods", timeout=60)
-        # Ledgers and Pods are followed by a watch each: what one has shown the other may still bring.
+        # Ledgers and Pods have separate watches: one may lag behind the other.
         wait(lambda: self._reserved().total() == SHAREPODS, what=f"{SHAREPODS} rows of the ledgers", timeout=60)
         ended = Round(self._bound(), max(self._audit.most.values()), len(self._audit.over_committed))
         for name, door in self._doors.items():

@@ -1,12 +1,14 @@
-"""Many shares while the operator is killed, again and again, at random moments, in bad weather if asked for.
+"""Many shares while the operator is killed repeatedly at random moments, optionally in bad weather.
 
 They are SharePods, or with `thirds` a third each SharePods, plain Pods with claims and plain Pods with a resource line.
 
-Guarantees: everything random comes from the seed: the requests and the doors, which SharePods are deleted while
-others are still placed, how many reservations each kill waits for and how long after that it comes, whether the
-successor is the same pod started again or another one, which has to wait for the Lease, which GPUs have a stranger's
-process, which names of Pods are taken, and the weather. There are as many GPUs without strangers as SharePods, so
-that in the end each SharePod that was not deleted must run.
+Guarantees: everything random comes from the seed:
+- the requests, the doors, and the SharePods that are deleted while others are placed;
+- the number of reservations before each kill, and the delay after that;
+- whether the successor is the same pod restarted, or another pod that has to wait for the Lease;
+- the GPUs with a stranger's process, the taken names of Pods, and the weather.
+
+There are as many GPUs without strangers as SharePods, so finally each SharePod that was not deleted must run.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ class Asked:
     deleted: int
     """Number of SharePods that are deleted while others are placed."""
     timeout: float
-    """Seconds within which all must have come to rest; then the outcome tells how it is."""
+    """Seconds until all must be at rest; then the outcome is recorded."""
     strangers: int = 0
-    """Number of GPUs with a process of no tenant, which must take nobody."""
+    """Number of GPUs with a process of no tenant, which must take no tenant."""
     taken: int = 0
     """Number of SharePods whose Pod's name is taken until the weather is fair."""
     preempted: int = 0
-    """Number of further SharePods, on nodes of their own, that make room for others again and again."""
+    """Number of further SharePods, on nodes of their own, that are preempted repeatedly."""
     thirds: bool = False
     """A third of the shares each are SharePods, plain Pods with claims and plain Pods with a line."""
     spread: float = 0.0
@@ -62,11 +64,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`lost`: SharePods of the store that neither run nor were deleted. `doubled`: those with two rows in the end, or
-    with two Pods that were ever bound. `over_committed`: GPUs that at any moment were promised more than they have, or
-    promised at all although a stranger's process was on them. `left`: rows and Pods in the end of SharePods that are
-    gone. `ended`: operators that ended without being told to. `failed`: parts of the run itself that failed, or were
-    not done in time."""
+    """Outcome of a run.
+
+    `lost`: stored SharePods that neither run nor were deleted. `doubled`: SharePods with two rows at the end, or with
+    two Pods that were ever bound. `over_committed`: GPUs with more assigned than they have at any moment, or with any
+    assignment while a stranger's process was on them. `left`: rows and Pods of deleted SharePods at the end. `ended`:
+    operators that ended without a request. `failed`: parts of the run itself that failed or were late.
+    """
 
     running: int
     lost: int
@@ -80,11 +84,11 @@ class Outcome:
     longest_silence: float
     seconds: float
     preempted: int = 0
-    """Number of SharePods that ran in the place of others."""
+    """Number of SharePods that ran after preempting others."""
 
 
 def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: Storm | None = None) -> Outcome:
-    """One run on nodes of its own. The operator of `world` must run; in the end another does."""
+    """One run on nodes of its own. The operator of `world` must run; at the end another does."""
     chance = random.Random(asked.seed)
     names = [f"p{number}" for number in range(asked.sharepods)]
     requests = {name: chance.choice(REQUESTS) for name in names}
@@ -154,9 +158,8 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
 def restored(
     world: World, audit: Audit, backup: Path, timeout: float, prefix: str = "chaos", preempted: int = 0
 ) -> Outcome:
-    """Put the cluster's store back to a copy, as from a backup. Return the outcome for what it holds then, within
-    `timeout` seconds. `preempted`: as it was asked for.
-    """
+    """Restore etcd to a copy, as from a backup. Return the outcome for the restored objects, within `timeout` seconds.
+    `preempted`: as requested for the run."""
     begun, over = time.monotonic(), threading.Event()
     killing = _Killing(world, audit, [], 0, over)
     world.cluster.restore(backup)
@@ -175,9 +178,8 @@ def restored(
 
 
 def _join(thread: _Killing | _Client | Storm | Preempting, killing: _Killing, deadline: float) -> list[str]:
-    """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does. Return what
-    failed.
-    """
+    """Wait for a thread's end; restart an operator that ends in this time, as a Deployment does. Return the
+    failures."""
     while thread.is_alive():
         if time.monotonic() > deadline:
             return [f"{thread.name} is not done in time; {killing.state()}"]
@@ -189,7 +191,7 @@ def _join(thread: _Killing | _Client | Storm | Preempting, killing: _Killing, de
 def _settle(
     world: World, audit: Audit, namespace: str, killing: _Killing, deadline: float, preempting: Preempting | None
 ) -> list[str]:
-    """Wait until every SharePod of the store runs. Return what failed."""
+    """Wait until every stored SharePod runs. Return the failures."""
 
     def settled() -> bool:
         killing.keep()
@@ -213,7 +215,7 @@ class _Stages:
 
 
 class _Client(threading.Thread):
-    """Creates its SharePods and deletes those that are to go, a few later."""
+    """Creates its SharePods and deletes the chosen ones a few later."""
 
     def __init__(
         self,
@@ -266,7 +268,7 @@ class _Killing(threading.Thread):
     def __init__(
         self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int, over: threading.Event
     ) -> None:
-        super().__init__(name="who kills operators", daemon=True)
+        super().__init__(name="killer of operators", daemon=True)
         self._over = over
         self._world = world
         self._audit = audit
@@ -277,7 +279,7 @@ class _Killing(threading.Thread):
         """Name of the operator that runs."""
         self.done = 0
         self.ended = 0
-        """Number of operators that ended without being told to."""
+        """Number of operators that ended without a request."""
         self.failures: list[str] = []
 
     def keep(self) -> None:
@@ -290,7 +292,7 @@ class _Killing(threading.Thread):
                 self._world.start_operator(self._operator)
 
     def state(self) -> str:
-        """Say how far the operator has come, with the end of its log."""
+        """Return the operator's progress, with the end of its log."""
         with self._lock:
             operator = self._world.operator
         log = operator.log_tail(20) if operator is not None else "(no operator)"
@@ -323,7 +325,7 @@ class _Killing(threading.Thread):
 
 
 def _names(world: World, namespace: str) -> set[str]:
-    """Return the names of what the store holds that asks for a share and nobody deletes."""
+    """Return the names of the stored objects that request a share and are not being deleted."""
     items = asked_for(world, namespace)
     return {item["metadata"]["name"] for item in items if "deletionTimestamp" not in item["metadata"]}
 
@@ -342,7 +344,7 @@ def _mine(audit: Audit, namespace: str) -> tuple[list[Object], list[Object]]:
 def _settled(world: World, audit: Audit, namespace: str) -> bool:
     rows, pods = _mine(audit, namespace)
     if len(rows) != len(pods) or any(row["state"] != "Reserved" for row in rows):
-        return False  # without a list, which costs the API server more than all that the operator asks of it
+        return False  # without a list, which would cost the API server more than all calls of the operator
     staying = _names(world, namespace)
     return len(rows) == len(staying) and _running(world, namespace).keys() == staying
 

@@ -1,7 +1,7 @@
-"""SharePods that fill nodes of their own and come back, and waves of others that take their places for a while.
+"""SharePods that fill nodes of their own and return, and waves of others that preempt them for a while.
 
-Guarantees: which wave is how large comes from the seed. A wave is withdrawn once each of it has run. In the end those
-that came back are the only ones there, and each has been in as many Pods as its status says.
+Guarantees: the sizes of the waves come from the seed. A wave is withdrawn once each of its SharePods has run. Finally
+only the returning SharePods exist, and each has been in as many Pods as its status states.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from cluster.surely import surely
 from harness.api import ApiError, Object
 
 HIGH = "chaos-high"
-"""PriorityClass of those that come in waves; also the beginning of their names."""
+"""PriorityClass of the waves; also the start of their names."""
 _GPU = {"request": 0.5, "memory": "9Gi"}
-"""One on each GPU: two have no room in its memory."""
+"""One on each GPU: its memory has no room for two."""
 _WAVES = 3
 
 
 class Preempting(threading.Thread):
-    """`count` SharePods in a namespace and on nodes of their own, whose GPUs are as many, and those that preempt them.
+    """`count` SharePods in a separate namespace and on separate nodes with as many GPUs, and the SharePods that preempt
+    them.
 
     Name of the namespace and the nodes' label: PREFIX.
     """
@@ -41,7 +42,7 @@ class Preempting(threading.Thread):
         self._chance = random.Random(seed)
         self._over = over
         self.ran = 0
-        """Number of SharePods that came in waves and ran."""
+        """Number of SharePods of waves that ran."""
         self.failures: list[str] = []
 
     def prepare(self) -> None:
@@ -53,7 +54,7 @@ class Preempting(threading.Thread):
         self._world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def run(self) -> None:
-        """Fill the nodes, and let wave after wave come and go."""
+        """Fill the nodes, and run wave after wave."""
         try:
             for name in self._low:
                 self._apply(name, restartPolicy="Always")
@@ -71,22 +72,22 @@ class Preempting(threading.Thread):
             self.failures.append(repr(error))
 
     def withdraw(self) -> None:
-        """Delete all that came in waves."""
+        """Delete all SharePods of waves."""
         for name in self._items():
             if name.startswith(HIGH):
                 surely(partial(self._world.delete, self._prefix, name), done=404, over=self._over)
 
     def settled(self) -> bool:
-        """Return whether those that came back run, and nothing else is there."""
+        """Return whether the returning SharePods run, and no others exist."""
         rows = [row["podName"] for _, row in self._audit.rows() if row["namespace"] == self._prefix]
         return sorted(rows) == sorted(self._low) and self._running() == set(self._low)
 
     def lost(self) -> list[str]:
-        """Return those that do not run, though they should."""
+        """Return the SharePods that should run and do not."""
         return sorted(set(self._low) - self._running())
 
     def doubled(self) -> list[str]:
-        """Return those that were in more Pods than their status says."""
+        """Return the SharePods that were in more Pods than their status states."""
         return [
             name
             for name, item in self._items().items()

@@ -58,7 +58,7 @@ def make_template(world: World, namespace: str, name: str, **spec: Any) -> Objec
 def pod_body(
     name: str, *, claims: tuple[str, ...] = (), template: str | None = None, cpu: str = "100m", **spec: Any
 ) -> Object:
-    """A plain Pod that uses claims by name, or one of a template; each claim in a container of its own."""
+    """A plain Pod that uses claims by name, or one of a template; each claim in a separate container."""
     listed: list[Object] = [{"name": f"c{number}", "resourceClaimName": claim} for number, claim in enumerate(claims)]
     if template is not None:
         listed.append({"name": "gpu", "resourceClaimTemplateName": template})

@@ -1,4 +1,4 @@
-"""Control planes for the tests of this folder: one shared by the session, and as many of their own as they ask for."""
+"""Control planes for the tests of this folder: one shared by the session, and separate ones on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The session's cluster. Tests share it: each uses namespaces and cluster-wide names of its own."""
+    """The session's cluster. Tests share it: each uses its own namespaces and cluster-wide names."""
     with Cluster(keep_logs=_KEEP_LOGS) as running:
         yield running
 
@@ -49,14 +49,14 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture(autouse=True)
 def operators_run() -> None:
-    """Begin each test with operators that run: one that failed after it had killed its own costs no other test."""
+    """Begin each test with running operators: a test that failed after killing its operator affects no other test."""
     for world in operator_world.OPEN:
         world.revive_operator()
 
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """The file's cluster with an operator that acts; with claims, if the file says WORLD_HAS_CLAIMS."""
+    """The file's cluster with an acting operator; with claims, if the file sets WORLD_HAS_CLAIMS."""
     with a_world() as running:
         if getattr(request.module, "WORLD_HAS_CLAIMS", False):
             if not serves_claims(running.api):

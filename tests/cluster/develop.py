@@ -1,9 +1,9 @@
-"""`make develop`: `kopf run` of the operator on a test cluster whose nodes, kubelets, agents and GPUs are played.
+"""`make develop`: `kopf run` of the operator on a test cluster with played nodes, kubelets, agents and GPUs.
 
     python -m cluster.develop [--nodes N]
 
 The operator runs in this terminal, under its own ServiceAccount and with the log of `kopf run`. Ctrl-C ends it; Enter
-runs it again with the code as it is then; Ctrl-D ends the cluster too.
+runs it again with the present code; Ctrl-D also ends the cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KOPF = [str(Path(sys.executable).with_name("kopf")), "run", "-m", "sharepod.cont
 
 
 def main() -> int:
-    """Start the cluster, and run the operator as often as asked."""
+    """Start the cluster, and run the operator as often as requested."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2, metavar="N", help="nodes with two simulated GPUs each (2)")
     nodes = parser.parse_args().nodes
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _run(world: World) -> None:
-    """Run the operator once; start the agents of the nodes whose GPUNodes it has made."""
+    """Run the operator once; start the agents of the nodes with a GPUNode."""
     operator = subprocess.Popen(KOPF, env=_settings(world))
     names = {item["metadata"]["name"] for item in world.api.get("/api/v1/nodes")["items"]}
     wait(lambda: names <= _gpunodes(world) or operator.poll() is not None, what="GPUNodes", timeout=60)

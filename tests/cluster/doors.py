@@ -1,8 +1,8 @@
 """Shares by each door in turn: SharePods, plain Pods with a claim of a template, plain Pods with a resource line.
 
 Guarantees:
-- What is looked at has one shape, whatever the door: name, uid of the ledger's row, phase, uid of the Pod.
-- Plain Pods of these doors carry `DOOR_LABEL`, so that they are told from Pods that are nobody's.
+- Objects of all doors have one form for the test: name, uid of the ledger's row, phase, uid of the Pod.
+- Plain Pods of these doors carry `DOOR_LABEL`, to distinguish them from Pods without a share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOOR_LABEL = "test.sharepod.dev/door"
 
 
 class Door(Enum):
-    """Way to ask for a share."""
+    """Way to request a share."""
 
     SHAREPOD = "SharePod"
     CLAIM = "claim"
@@ -44,7 +44,7 @@ def open_doors(world: World, namespace: str, requests: Iterable[int]) -> None:
 
 
 def ask(world: World, namespace: str, name: str, milli: int, door: Door, *, on: str) -> Object:
-    """Ask for a share of one GPU on nodes labelled `test=ON`."""
+    """Request a share of one GPU on nodes labelled `test=ON`."""
     if door is Door.SHAREPOD:
         return world.apply(namespace, name, {"request": milli / 1000}, on=on)
     if door is Door.CLAIM:
@@ -56,7 +56,7 @@ def ask(world: World, namespace: str, name: str, milli: int, door: Door, *, on: 
 
 
 def end(world: World, namespace: str, name: str, door: Door) -> None:
-    """Delete what asked for a share."""
+    """Delete the object that requested a share."""
     if door is Door.SHAREPOD:
         world.delete(namespace, name)
     else:
@@ -76,8 +76,8 @@ def asked_for(world: World, namespace: str) -> list[Object]:
 
 
 def _as_sharepod(pod: Object, uids: dict[str, str]) -> Object:
-    """`uids`: of the namespace's claims, by name. A Pod's claim is the one that its status names: where the answer to
-    kube-controller-manager was lost, it makes another and the first stays unused until the Pod is gone."""
+    """`uids`: of the namespace's claims, by name. A Pod's claim is the one in its status. After a lost answer
+    kube-controller-manager makes another claim, and the first stays unused until the Pod is deleted."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     named = [uids.get(one.get("resourceClaimName", "")) for one in status.get("resourceClaimStatuses") or ()]
     uid = next((found for found in named if found), f"no claim of {metadata['name']}")

@@ -1,8 +1,8 @@
-"""Plays the agents of all fake nodes from one process: what an agent lets the API server see, and nothing else.
+"""Player of the agents of all fake nodes in one process: it writes only what an agent writes to the API server.
 
-An agent that is there renews its Lease, reports its inventory, takes in its node's ledger (`observedGeneration`) and
-reports a tenant that is being released as drained, unless the test says that something of it is left (`leave_behind`).
-On a node of pool `device-plugin` the kubelet gives a GPU to each holder that is bound, and to each other pod that asks.
+A present agent renews its Lease, reports its inventory and applies its node's ledger (`observedGeneration`). It reports
+a releasing tenant as drained, unless the test leaves a part of it (`leave_behind`). On a node of pool `device-plugin`
+the kubelet assigns a GPU to each bound holder, and to each other pod that requests one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 def gpu_uuid(node: str, index: int) -> str:
-    """The UUID of a simulated GPU: it tells node and index apart and looks like NVIDIA's."""
+    """The UUID of a simulated GPU: unique by node and index, in NVIDIA's form."""
     number = sum(byte << (8 * place) for place, byte in enumerate(node.encode()[-6:]))
     return f"GPU-{index:08x}-0000-4000-8000-{number:012x}"
 
@@ -81,7 +81,7 @@ class FakeAgents:
             thread.join(timeout=10)
 
     def start(self, *nodes: str) -> None:
-        """The agents of these nodes are there from now on."""
+        """The agents of these nodes are present from now on."""
         with self._lock:
             self._there.update(nodes)
         for node in nodes:
@@ -107,7 +107,7 @@ class FakeAgents:
             self._left.add(tenant)
 
     def end(self, tenant: str) -> None:
-        """End what is left of this tenant."""
+        """End the remaining processes of this tenant."""
         with self._lock:
             self._left.discard(tenant)
             nodes = sorted(self._there)
@@ -123,7 +123,7 @@ class FakeAgents:
             self._look(node)
 
     def report(self, tenant: str, **seen: Any) -> None:
-        """Set what the agent sees of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
+        """Set the agent's report of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
         with self._lock:
             self._usage[tenant] = {**self._usage.get(tenant, {}), **seen}
             nodes = sorted(self._there)
@@ -171,7 +171,7 @@ class FakeAgents:
             for node in nodes:
                 with suppress(OSError, ApiError):
                     self._beat_once(node)
-                    if node in self._of_plugins:  # no watch tells what the kubelet gives to whom
+                    if node in self._of_plugins:  # no watch shows the kubelet's assignments
                         self._look(node)
 
     def _beat_once(self, node: str) -> None:
@@ -187,10 +187,10 @@ class FakeAgents:
             path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
             self._api.apply(path, body, manager="agent")
 
-    # What an agent writes
+    # Writes of an agent
 
     def _look(self, node: str) -> None:
-        with self._lock, suppress(ApiError):  # what another thread reports is never older than this
+        with self._lock, suppress(ApiError):  # another thread never reports older values than this
             self._report(self._api.get(f"{GPUNODES}/{node}"))
 
     def _take(self, gpunode: Object) -> None:
@@ -233,7 +233,7 @@ class FakeAgents:
                     self.failures.append(str(error))
 
     def _attach_claims(self, node: str) -> None:
-        """Say that GPUs of the node can be attached by claims, beside what the operator says there."""
+        """Report that GPUs of the node can be attached by claims, in addition to the operator's conditions."""
         said = [
             {"type": "CDIDevices", "status": "True", "reason": "Attachable"},
             {"type": "ClaimsAttach", "status": "True", "reason": "Attached"},
@@ -251,7 +251,7 @@ class FakeAgents:
         return [self._gpu(gpu_uuid(node, index), index) for index in range(self._gpus)]
 
     def _of_plugin(self, gpunode: Object) -> list[Object]:
-        """The GPUs of a node as the kubelet has given them to pods, first come first served."""
+        """The GPUs of a node as the kubelet has assigned them to pods, first come first served."""
         name, gpus = gpunode["metadata"]["name"], self._inventory(gpunode["metadata"]["name"])
         pods = self._api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
         asking = [pod["metadata"]["uid"] for pod in pods if "nvidia.com/gpu" in str(pod["spec"])]

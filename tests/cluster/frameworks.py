@@ -1,8 +1,8 @@
 """Pods as the controllers of KServe, KubeRay and JupyterHub make them of the manifests in examples/frameworks.
 
-None of them runs here. Each function does to the manifest what that controller's code does to the Pod's resourceClaims,
-containers and init containers, as read in the file that it names; labels, probes, commands and variables, by which no
-share depends, are left out.
+None of these controllers runs here. Each function applies that controller's changes to the Pod's resourceClaims,
+containers and init containers, as read in the named file. Labels, probes, commands and variables, which do not affect
+shares, are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUNTIME_CONTAINER: Object = {
 }
 """Container of KServe's ClusterServingRuntime for models of Hugging Face."""
 _OF_POD = ("nodeSelector", "affinity", "tolerations", "resourceClaims", "priorityClassName", "schedulerName")
-"""Fields of a predictor, used here, that are fields of a PodSpec; its others are KServe's own."""
+"""Fields of a predictor, used here, that are fields of a PodSpec; its other fields are KServe's own."""
 
 
 def documents(name: str) -> dict[str, Object]:
@@ -53,8 +53,8 @@ def of_kserve(service: Object) -> list[Object]:
 def of_knative(service: Object) -> list[Object]:
     """Specs of the Pods of an InferenceService in deployment mode Knative.
 
-    knative/serving, pkg/apis/serving/fieldmask.go: PodSpecMask and ResourceRequirementsMask know no claims, so the
-    revision with one is refused; requests and limits are kept as they are. Beside the container is Knative's proxy.
+    knative/serving, pkg/apis/serving/fieldmask.go: PodSpecMask and ResourceRequirementsMask know no claims, so a
+    revision with one is refused; requests and limits are kept. Knative's proxy runs next to the container.
     """
     specs = of_kserve(service)
     for spec in specs:
@@ -68,8 +68,8 @@ def of_knative(service: Object) -> list[Object]:
 def of_kuberay(cluster: Object) -> tuple[Object, list[Object]]:
     """Spec of the head's Pod and of each worker's.
 
-    ray-project/kuberay, ray-operator/controllers/ray/common/pod.go: BuildPod takes the template's spec whole and
-    adds /dev/shm; DefaultWorkerPodTemplate adds an init container with resources of its own.
+    ray-project/kuberay, ray-operator/controllers/ray/common/pod.go: BuildPod copies the template's spec and adds
+    /dev/shm; DefaultWorkerPodTemplate adds an init container with its own resources.
     """
     head = _with_shm(cluster["spec"]["headGroupSpec"]["template"]["spec"])
     workers = []
@@ -89,11 +89,11 @@ def _with_shm(template: Object) -> Object:
 
 
 def of_kubespawner(values: Object) -> Object:
-    """Spec of the Pod of a user's server by the values of JupyterHub's Helm chart, which hands `hub.config` to the
+    """Spec of the Pod of a user's server by the values of JupyterHub's Helm chart, which passes `hub.config` to the
     spawner.
 
     jupyterhub/kubespawner 7.1, kubespawner/objects.py: make_pod sets each field of extra_container_config on the
-    container and of extra_pod_config on the spec (update_k8s_model), in place of what was there.
+    container and of extra_pod_config on the spec (update_k8s_model), replacing former values.
     """
     config = values["hub"]["config"]["KubeSpawner"]
     container: Object = {

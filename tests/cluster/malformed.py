@@ -1,4 +1,4 @@
-"""SharePods that cannot be meant, with the field that each refusal has to name and the mend that it has to offer."""
+"""Invalid SharePods, with the field that each refusal must name and the remedy that it must state."""
 
 from __future__ import annotations
 

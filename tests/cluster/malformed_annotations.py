@@ -1,4 +1,4 @@
-"""SharePods whose annotations cannot be meant, and those with texts that are too long."""
+"""SharePods with invalid annotations, and with texts that are too long."""
 
 from __future__ import annotations
 

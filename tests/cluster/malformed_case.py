@@ -1,4 +1,4 @@
-"""A SharePod that cannot be meant, with what its refusal has to say, and what many of them have in common."""
+"""Invalid SharePod with the texts of its refusal, and parts that many of them share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONTAINER: Mapping[str, Any] = {"name": "main", "image": "cuda", "command": ["sl
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Maps within each other."""
+    """Return nested maps."""
     value: dict[str, Any] = {}
     for _ in range(levels):
         value = {"a": value}
@@ -19,7 +19,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """`names` and `mend` are texts that the refusal has to contain."""
+    """Invalid SharePod. `names` and `mend` are texts that the refusal must contain."""
 
     title: str
     names: str

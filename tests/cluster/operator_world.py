@@ -1,8 +1,8 @@
-"""SharePod's operator on a test cluster, as a process of its own under its own ServiceAccount, with players for
-kubelets and agents.
+"""SharePod's operator on a test cluster, as a separate process under its own ServiceAccount, with players for kubelets
+and agents.
 
-The operator's times are set short. Each test uses nodes of its own, which its SharePods select, so that tests of one
-file share one cluster.
+The operator's times are short. Each test uses its own nodes, which its SharePods select, so that tests of one file
+share one cluster.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class World:
         return self.operator
 
     def revive_operator(self) -> None:
-        """Start an operator that acts if the last one that was started has ended."""
+        """Start an acting operator if the last started one has ended."""
         if self.operator is None or self.operator.running():
             return
         self.start_operator()
@@ -82,7 +82,7 @@ class World:
         return sum(float(line.split()[-1]) for line in lines if line.partition("{")[0].split()[:1] == [name])
 
     def ready(self, operator: str) -> bool:
-        """Ask an operator whether it is ready: whether it has listed every kind."""
+        """Return whether an operator is ready: whether it has listed every kind."""
         try:
             port = self.installation.health_ports[operator]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
@@ -210,9 +210,8 @@ def condition_of(seen: Object, kind: str) -> Object:
 def a_world(
     *, times: Mapping[str, str] = TIMES, agent_lease: int = AGENT_LEASE, agent_renew: float = 0.5, pace: float = 0.0
 ) -> Iterator[World]:
-    """A cluster with SharePod installed and its operator acting. `times`: the operator's settings; the others are of
-    the agents.
-    """
+    """A cluster with SharePod installed and an acting operator. `times`: the operator's settings; the others are for
+    the agents."""
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FakeKubelets(cluster.api) as kubelets,

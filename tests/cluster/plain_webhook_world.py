@@ -1,5 +1,5 @@
-"""The webhook for plain Pods with a resource line on a test cluster, whose API server asks it by its address: Services
-lead nowhere there."""
+"""The webhook for plain Pods with a resource line on a test cluster, whose API server calls it by its address: Services
+are not routed there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.installation import rendered
 
 
 def install_webhook(cluster: Cluster, component: str) -> dict[str, str]:
-    """Apply a component of the manifests, but for the Deployment; return the settings of an operator that serves."""
+    """Apply a component of the manifests, except the Deployment; return the settings of a serving operator."""
     (port,) = free_ports(1)
     before = rendered(cluster.bin / "kubectl")
     for one in rendered(cluster.bin / "kubectl", component):

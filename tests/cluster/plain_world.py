@@ -16,7 +16,7 @@ MILLI, MEMORY = "sharepod.dev/gpu-milli", "sharepod.dev/gpu-memory-mib"
 
 
 def serves_mutating_policies(api: Api) -> bool:
-    """Return whether the API server serves MutatingAdmissionPolicy in the version that the manifests use."""
+    """Return whether the API server serves MutatingAdmissionPolicy in the manifests' version."""
     resources = api.get("/apis/admissionregistration.k8s.io/v1")["resources"]
     return any(one["name"] == "mutatingadmissionpolicies" for one in resources)
 
@@ -37,7 +37,7 @@ def a_world_of_lines(*, times: Mapping[str, str] = TIMES) -> Iterator[World]:
 
 
 def install_plain(cluster: Cluster) -> None:
-    """Apply `manifests/claims` and `manifests/plain`, and wait until both policies on Pods are in force."""
+    """Apply `manifests/claims` and `manifests/plain`, and wait until both policies on Pods are enforced."""
     for folder in ("claims", "plain"):
         cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder), timeout=60)
     wait_until(

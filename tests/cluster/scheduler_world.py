@@ -30,7 +30,7 @@ class SliceAgent:
         self._generation = 0
 
     def publish(self) -> None:
-        """Publish the GPUs, once the ledger says the pool."""
+        """Publish the GPUs, once the ledger names the pool."""
         wait(lambda: self.spec()["pool"] == "scheduler", what=f"{self.node} is of pool scheduler")
         self._generation += 1
         uid = self._world.api.get(f"/api/v1/nodes/{self.node}")["metadata"]["uid"]
@@ -43,7 +43,7 @@ class SliceAgent:
         self._world.api.delete(f"{SLICES}/{slice_name(self.node)}")
 
     def leave(self) -> None:
-        """Withdraw the GPUs once the ledger says that the node leaves the pool."""
+        """Withdraw the GPUs once the ledger orders the node to leave the pool."""
         wait(lambda: self.spec().get("leaving"), what=f"{self.node} leaves its pool")
         self._api.delete(f"{SLICES}/{slice_name(self.node)}")
         self._say("False", "Withdrawn")
@@ -82,7 +82,7 @@ def holds(world: World, namespace: str, name: str) -> list[str]:
 
 
 def is_free(world: World, namespace: str, name: str) -> bool:
-    """Return whether a claim is gone, or has neither allocation nor hold."""
+    """Return whether a claim is deleted, or has neither allocation nor hold."""
     claim = claim_of(world, namespace, name)
     return claim is None or (allocation(claim) is None and not holds(world, namespace, name))
 
@@ -93,7 +93,7 @@ def relabel(world: World, node: str, pool: str | None) -> None:
 
 
 def most_reserved(world: World, node: str) -> int:
-    """The most thousandths of a GPU of the node that rows of its ledger say together."""
+    """The most thousandths of a GPU of the node that rows of its ledger reserve together."""
     rows = world.rows(node)
     gpus = {gpu for row in rows for gpu in row["gpus"]}
     return max((sum(row["requestMilli"] for row in rows if gpu in row["gpus"]) for gpu in gpus), default=0)

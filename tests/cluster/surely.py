@@ -1,4 +1,4 @@
-"""Writes of a test's clients that happen once, whatever the weather between them and the API server is."""
+"""Writes of a test's clients that happen exactly once, whatever the weather between them and the API server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _LATER = (403, 404, 409, 429, 500, 503, 504)
 
 
 def surely(write: Callable[[], object], *, done: int, over: threading.Event) -> None:
-    """Write, again and again while the API server is away or just begins; the code `done` says that it has happened
-    already, by a write whose answer was lost: nobody else uses these names. Once `over` is set, a failure is raised.
-    """
+    """Write, repeatedly while the API server is away or starting. The code `done` means that an earlier write without
+    an answer has succeeded: only this test uses these names. Once `over` is set, a failure is raised."""
     while True:
         try:
             write()

@@ -1,4 +1,4 @@
-"""Tests of the API server alone, with manifests/ in force: what it rejects, takes and shows."""
+"""Tests of only the API server, with manifests/ applied: rejected, accepted and shown objects."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_limit_is_a_whole_gpu_where_none_is_written(server: Cluster) -> None
 
 
 def test_the_largest_sharepod_of_the_bounds_is_within_the_cost_budget_of_the_rules(server: Cluster) -> None:
-    """Each list is as long as the schema lets it be, until etcd's limit of an object would be the next bound."""
+    """Each list is as long as the schema allows, until etcd's limit of an object would be the next bound."""
     mounts = [{"name": "v", "mountPath": f"/{'m' * 100}{number}"} for number in range(80)]
     asked = {f"example.com/{'r' * 40}{number}": 1 for number in range(8)}
     containers = [

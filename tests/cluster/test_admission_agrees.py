@@ -1,4 +1,4 @@
-"""API server and operator refuse the same: whatever slips past the one is an error that only the other tells of."""
+"""API server and operator refuse the same objects: an object that one of them accepts alone is an error."""
 
 from __future__ import annotations
 

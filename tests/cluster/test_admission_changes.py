@@ -14,7 +14,7 @@ from sharepod.api.sharepod import CHANGEABLE
 
 
 def assert_fixed(message: str, field: str, mutable: str) -> None:
-    """The answer says that a field cannot be changed, which ones can, and what to do."""
+    """The answer states that a field is immutable, the mutable fields, and the remedy."""
     block, name = field.rsplit(".", 1)
     changed = rf"{re.escape(field)}: (Invalid value: .*)?cannot be changed \(only {mutable}"
     presence = rf"{re.escape(block)}: Invalid value: .*{name} cannot be added or removed \(only {mutable}"
@@ -31,7 +31,7 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     server.api.patch(path, {"spec": {"gpu": {"limit": None}}})
     for movable in (True, False, None):
         server.api.patch(path, {"spec": {"gpu": {"movable": movable}}})
-    server.api.patch(path, {"spec": {"gpu": {"count": 1}}})  # what it is by default
+    server.api.patch(path, {"spec": {"gpu": {"count": 1}}})  # its default
     server.api.patch(path, {"metadata": {"labels": {"a": "b"}, "annotations": {"note": "x"}}})
     for field, value in {
         "count": 2,

@@ -1,4 +1,4 @@
-"""Claims as users apply them: the examples, and what the API server refuses of claims of class `sharepod.dev`."""
+"""Claims as users apply them: the examples, and the API server's refusals of claims of class `sharepod.dev`."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_an_agent_publishes_devices_of_its_own_node_alone(server: Cluster, api: 
 
 
 def test_no_other_driver_takes_the_name_of_a_nodes_slice(api: Api) -> None:
-    """A kubelet may publish slices of its own node, and registers nodes that there are not yet."""
+    """A kubelet may publish slices of its own node, and registers future nodes."""
     spec = {**slice_spec("n", [], 1), "driver": "gpu.example"}
     for name in (slice_name("n"), "scheduler.sharepod.dev.uid-n"):
         with pytest.raises(ApiError, match="is for slices of agents of SharePod"):

@@ -1,4 +1,4 @@
-"""Plain Pods with a resource line as users apply them: each gets its claim, and what cannot be meant is refused."""
+"""Plain Pods with a resource line as users apply them: each gets its claim, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     assert "ValidatingAdmissionPolicy 'sharepod-plain-pods'" in message
     assert field in message
     assert field in caught.value.field
-    assert "; " in message.partition(field)[2]  # what to write instead
+    assert "; " in message.partition(field)[2]  # the remedy
 
 
 @pytest.mark.promise("operator-line-forged")

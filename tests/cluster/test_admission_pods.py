@@ -58,7 +58,7 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         code, said = as_user(server, mallory, *verb.split(), "--dry-run=server", "-f", "-", body=body)
         assert refused in said, verb
 
-    # Of one that exists a right to SharePods changes nothing that decides what its Pod may do.
+    # For an existing SharePod, the right to SharePods changes nothing that decides its Pod's rights.
     server.api.create(SHAREPODS, sharepod("present", {"request": 0.4}))
     for field, value in (
         ("serviceAccountName", "admin"),
@@ -73,7 +73,7 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         assert f"spec.{field}: " in said
         assert "cannot be changed" in said
 
-    # Nor what the Pod of the next run says of itself: the identity that an annotation gives, the network of a label.
+    # Nor the labels and annotations of the next run's Pod: an annotation's identity, a label's network.
     for change, allowed in (
         ({"annotations": {"iam.amazonaws.com/role": "admin"}}, False),
         ({"labels": {"role": ""}}, False),

@@ -198,7 +198,7 @@ def test_an_agent_says_whether_the_policy_on_agents_is_in_force(node: OneNode) -
     assert condition(held, "OwnNodeOnly")["reason"] == "Held"
 
     async def look() -> Readiness:
-        """Ask as somebody of whom the policy does not speak: as an agent under another ServiceAccount would."""
+        """Review as a user outside the policy: as an agent under another ServiceAccount would."""
         api = await Connection.open(node.cluster.kubeconfig, "an agent")
         try:
             check = OwnNodeCheck(api, namespace="sharepod-system", changed=lambda: None)
@@ -261,7 +261,7 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
     ):
         with pytest.raises(grpc.RpcError, match=says):
             node.publish(pod)
-    # The row comes a moment after the kubelet's call.
+    # The row arrives shortly after the kubelet's call.
     waiting = node.make_pod("pod-of-e", "e")
     node.reserve(row("a", podUID=uid_of(mine)), row("e", podUID=uid_of(waiting)))
     node.publish(waiting)
@@ -270,7 +270,7 @@ def test_a_volume_goes_to_the_pod_that_the_ledger_names_and_to_no_other(node: On
 
 
 def reserved(status: Object) -> dict[str, int]:
-    """Return what was reserved by each series of consumption."""
+    """Return the reserved time of each series of consumption."""
     return {one["series"]: one["reservedMilliseconds"] for one in status.get("consumption") or ()}
 
 
@@ -354,9 +354,9 @@ def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluste
     node.await_observed(node.reserve(row("a", podUID=uid_of(pod)), row("b")))
     cluster.stop_apiserver()
     assert node.connects("a")
-    node.publish(pod)  # nothing of it is asked of the API server
+    node.publish(pod)  # it needs no call of the API server
     assert service.stop() == 0
-    # Started while there is no API server: who runs is served, whose volume is to go gets rid of it.
+    # Started without an API server: running tenants are served, and volumes can be unpublished.
     node.start_agent()
     wait_until(lambda: node.connects("a") and node.connects("b"), what="the tenants' sockets", timeout=20)
     wait_until(node.csi_socket.exists, what="the CSI socket", timeout=10)

@@ -1,4 +1,4 @@
-"""Budgets on a real API server: what may be written, by whom, and what follows once one is spent."""
+"""Budgets on a real API server: permitted writes, their authors, and the consequence of a spent budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def budget(name: str, **spec: object) -> Object:
 
 
 def consumed(world: World, node: str, namespace: str, seconds: int) -> None:
-    """Let the agent of a node say that a namespace has had so many GPU-seconds reserved."""
+    """Make the agent of a node report so many reserved GPU-seconds of a namespace."""
     series = {
         "series": f"{node}-{namespace}",
         "namespace": namespace,
@@ -131,7 +131,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.apply(namespace, "first", {"request": 0.5}, on="spend")
     world.phase(namespace, "first", "Running")
 
-    # 1. It is spent: what runs goes on, what is new waits, others do not.
+    # 1. It is spent: running SharePods continue, new ones wait, other namespaces do not.
     consumed(world, node, namespace, 1700)
     world.api.patch(path(namespace, "team"), {"spec": {"period": "Week"}})
     spent = condition(world, namespace, "team", "WithinBudget", "BudgetSpent")
@@ -143,7 +143,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     world.phase(other, "others", "Running")
     assert world.phase(namespace, "first", "Running")
 
-    # 2. The operator is killed: nothing is charged or told twice, and what waits goes on waiting.
+    # 2. The operator is killed: no charge or Event is repeated, and waiting SharePods still wait.
     assert world.operator is not None
     world.operator.stop(grace=0)
     world.start_operator()
@@ -158,7 +158,7 @@ def test_a_budget_is_charged_and_queues_what_is_new_over_a_restart_until_it_has_
     assert [reason for reason, _ in world.events(namespace, "team")] == ["BudgetSpent"]
     world.condition(namespace, "new", "Placed", status="False", reason="BudgetSpent")
 
-    # 3. It has more: what has waited runs.
+    # 3. It is raised: the waiting SharePods run.
     world.api.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 5000}})
     world.phase(namespace, "new", "Running", timeout=60)
     assert world.api.get(path(namespace, "team"))["status"]["left"] == 3800

@@ -1,6 +1,6 @@
-"""Canary: kube-scheduler takes allocations of claims that somebody else has written, which no document promises.
+"""Canary: kube-scheduler uses allocations of claims that another client has written, which no document promises.
 
-Without the operator: the test writes what the operator would. `make test-canary` runs it on each Kubernetes that has
+Without the operator: the test makes the operator's writes. `make test-canary` runs it on each Kubernetes with
 ResourceClaims of `resource.k8s.io/v1`.
 """
 
@@ -22,7 +22,7 @@ _NODES = ("node-0", "node-1")
 
 @pytest.fixture(scope="module")
 def canary() -> Iterator[Cluster]:
-    """A cluster with two nodes of 8 CPUs and a class of devices that nobody publishes."""
+    """A cluster with two nodes of 8 CPUs and a class of unpublished devices."""
     with Cluster() as running, FakeKubelets(running.api):
         if not serves_claims(running.api):
             pytest.skip("the API server does not serve resource.k8s.io/v1")
@@ -43,7 +43,7 @@ def asked(cluster: Cluster, namespace: str, name: str) -> None:
 
 
 def allocated(cluster: Cluster, namespace: str, name: str, node: str) -> Object:
-    """Allocate a claim as the operator does; return what was written."""
+    """Allocate a claim like the operator; return the written claim."""
     path = claim_path(namespace, name)
     cluster.api.patch(path, {"metadata": {"finalizers": [FINALIZER]}})
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]

@@ -27,7 +27,7 @@ def world() -> Iterator[World]:
 
 
 class Team:
-    """A namespace with nodes of its own, whose Pods ask for 0.8 of a GPU by one door."""
+    """A namespace with its own nodes, whose Pods request 0.8 of a GPU by one door."""
 
     def __init__(self, world: World, name: str, door: Door, nodes: int = 1) -> None:
         self.world = world
@@ -113,7 +113,7 @@ def test_a_pod_behind_a_gate_of_others_holds_no_share_and_a_later_one_goes_first
     team = Team(world, "gate", door)
     pods = f"/api/v1/namespaces/{team.namespace}/pods"
     world.api.create(pods, team.pod("gated", schedulingGates=[{"name": "example.com/quota"}]))
-    for name in ("two", "three"):  # as many as the node has room for
+    for name in ("two", "three"):  # as many as fit the node
         world.api.create(pods, team.pod(name))
     wait(lambda: len(team.running()) == 2, what="those without a gate", timeout=60)
     assert team.rows() == 2

@@ -42,7 +42,7 @@ def test_a_server_that_is_drained_answers_under_its_name_on_the_other_node_and_i
             return True
 
         wait_until(lambda: answers(set(nodes.names)), what="an answer", timeout=60)
-        for _ in range(2):  # the second comes soon, and so after a pause
+        for _ in range(2):  # the second follows soon, and so after a pause
             node = cluster.api.get(POD)["spec"]["nodeName"]
             cluster.kubectl("drain", node, "--ignore-daemonsets", "--timeout=60s", timeout=90)
             (other,) = set(nodes.names) - {node}

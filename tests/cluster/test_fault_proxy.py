@@ -1,4 +1,4 @@
-"""The fault-injecting proxy keeps its own promises: each fault as a plain client of a real API server sees it."""
+"""The fault-injecting proxy keeps its own promises: each fault as seen by a plain client of a real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness keeps its own promises: without these, no other test here could be believed."""
+"""The harness keeps its own promises: without these, no other test here is meaningful."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_service_account_may_do_what_rbac_grants_and_nothing_else(cluster: Clu
 def test_a_token_bound_to_a_node_ends_with_it(cluster: Cluster) -> None:
     namespace = cluster.namespace("bound")
     (node,) = cluster.add_fake_nodes(1, prefix="bound")
-    # The API server trusts a token that it has seen for another 10 s: the second one it sees when the node is gone.
+    # The API server trusts a token for 10 s after it has seen it: it sees the second token after the node's deletion.
     token, unseen = (cluster.service_account_token(namespace, "default", bound_node=node) for _ in range(2))
     review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}

@@ -61,7 +61,7 @@ def test_operator_and_agent_show_metrics_to_who_may_get_them(cluster_factory: Ca
         stranger = cluster.service_account_token(NAMESPACE, "sharepod-agent")
         for name, series in (("operator", "sharepod_operator_build_info"), ("agent", "sharepod_agent_build_info")):
             port = installation.ports[name]
-            # A server that is slow to know of the binding, or to answer, is asked again.
+            # Asked again while the server does not know the binding yet, or is slow.
             for token, status in ((None, 401), ("nonsense", 401), (stranger, 403), (reader, 200)):
                 wait_until(partial(_answers, port, token, status), what=f"metrics of the {name}: {status}", timeout=60)
             assert "sharepod-metrics-reader" in _ask(port, None)[1]

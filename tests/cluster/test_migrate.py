@@ -1,4 +1,4 @@
-"""docs/migrate.md: each manifest is one that the API server takes, with the share that the page states."""
+"""docs/migrate.md: the API server accepts each manifest, with the share that the page states."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
 
 NAME = "api.operator.test"
-"""Name that the operator asks the API server for, whose certificate is another one than that of everybody else."""
+"""Name by which the operator calls the API server; its certificate differs from other clients'."""
 
 
 def _by_own_name(cluster: Cluster, authority: Path, folder: Path) -> Path:
-    """Return a kubeconfig of the operator that asks for `NAME` and trusts the file `authority`."""
+    """Return a kubeconfig of the operator that uses `NAME` and trusts the file `authority`."""
     token = cluster.service_account_token("sharepod-system", "sharepod-operator")
     config = json.loads(cluster.kubeconfig_for(token).read_text())
     server = config["clusters"][0]["cluster"]["server"]

@@ -80,7 +80,7 @@ def test_the_end_of_a_pod_ends_its_claim_and_row_and_makes_room_for_the_next(wor
 def test_a_pod_that_does_not_fit_the_node_goes_to_another(world: World) -> None:
     small, large = world.nodes("fit", 2, cpu="2")
     namespace = world.cluster.namespace("fit")
-    world.apply(namespace, "full", {"request": 0.5}, on="fit")  # binpack goes there first
+    world.apply(namespace, "full", {"request": 0.5}, on="fit")  # binpack chooses that node first
     world.phase(namespace, "full", "Running")
     taken = next(node for node in (small, large) if world.rows(node))
     blocker = {
@@ -263,7 +263,7 @@ KUBECTL = ("create", "-f", "-")
 
 
 def foreign_slice(node: str, driver: str) -> Object:
-    """A slice that names the GPUs of a node as the operator does, with room for two shares of 0.6 on each."""
+    """A slice that names the GPUs of a node like the operator, with room for two shares of 0.6 on each."""
     room: Object = {"value": "16Ti", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}}
     capacity = {"timeMilli": {"value": "1200"}, "limitMilli": room, "memory": room}
     devices = [

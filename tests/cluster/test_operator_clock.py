@@ -1,4 +1,4 @@
-"""A leader whose own clock is hours off: nobody else is evicted for that, and nothing is given twice."""
+"""A leader with a clock that is wrong by hours: no other Pod is evicted for that, and no share is assigned twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ datetime.datetime = Shifted
 from sharepod.controller.main import main
 main()
 """
-"""The operator on a machine whose time of day is off by its first argument, in seconds; no other clock is."""
+"""The operator on a machine whose time of day is wrong by its first argument, in seconds; other clocks are right."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 
 
 def starts_off_by(world: World, hours: float) -> None:
-    """Start the operator anew, with a clock that is off."""
+    """Restart the operator with a wrong clock."""
     assert world.operator is not None
     world.operator.stop()
     program = [sys.executable, "-c", _SHIFTED, str(hours * 3600)]
@@ -49,7 +49,7 @@ def starts_off_by(world: World, hours: float) -> None:
 def test_a_leader_whose_clock_is_off_waits_for_a_pod_that_leaves_instead_of_evicting_another(
     world: World, hours: float
 ) -> None:
-    """By its own clock the Pod should have gone hours ago, or will go in hours."""
+    """By its own clock the Pod ended hours ago, or will end in hours."""
     on = "ahead" if hours > 0 else "behind"
     nodes = world.nodes(on, 2)
     namespace = world.cluster.namespace(on)

@@ -231,7 +231,7 @@ def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: 
     world.agents.stop(node)
     world.api.delete(f"{NODES}/{node}")
     holds_for(1, lambda: world.row(node, "one"), "the row stays while its pod is there")
-    # What the pod garbage collector does, some 40 s later.
+    # The pod garbage collector does this, about 40 s later.
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
     world.phase(namespace, "one", "Failed")
     world.cluster.wait_for(f"{GPUNODES}/{node}", lambda seen: seen is None, what="the GPUNode to go")

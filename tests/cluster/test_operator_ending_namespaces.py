@@ -1,4 +1,4 @@
-"""Namespaces that are deleted while something of theirs is under way: a budget, an account, a preemption."""
+"""Namespaces deleted during work on their objects: a budget, an account, a preemption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def world() -> Iterator[World]:
 
 
 def deleted(world: World, namespace: str) -> None:
-    """Delete a namespace, and wait until it is gone with all that was in it."""
+    """Delete a namespace, and wait until it and its objects are deleted."""
     path = f"/api/v1/namespaces/{namespace}"
     with suppress_reason("Conflict"):  # it is being deleted already
         world.api.delete(path)
@@ -33,7 +33,7 @@ def deleted(world: World, namespace: str) -> None:
 
 
 def filled(world: World, prefix: str, namespace: str) -> str:
-    """Fill one node with two SharePods that take some seconds to end and come back; return the node."""
+    """Fill one node with two SharePods that take some seconds to end and return; return the node."""
     (node,) = world.nodes(prefix)
     for name in ("low0", "low1"):
         world.apply(namespace, name, _HALF, on=prefix, restartPolicy="Always", annotations=_SLOW)
@@ -70,7 +70,7 @@ def budget(world: World, namespace: str) -> Object:
 
 
 def consumed(world: World, node: str, namespace: str, milliseconds: int) -> None:
-    """Let the agent of a node say what a namespace has had reserved so far."""
+    """Make the agent of a node report the reserved time of a namespace so far."""
     series = {
         "series": f"{node}-{namespace}",
         "namespace": namespace,

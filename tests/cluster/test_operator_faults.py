@@ -30,7 +30,7 @@ def forbid_pods(world: World, namespace: str) -> str:
 
 
 def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
-    """No GPU is over-committed, no tenant has two rows, and a Pod stands on the node and the GPUs of its row."""
+    """No GPU is over-committed, no tenant has two rows, and a Pod is on the node and the GPUs of its row."""
     taken: Counter[str] = Counter()
     rows: dict[str, tuple[str, Object]] = {}
     for node in nodes:
@@ -73,11 +73,11 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
     (node,) = world.nodes("gate")
     namespace = world.cluster.namespace("gate")
     with Webhook(world.cluster, namespace, operations=["UPDATE"], timeout=30) as webhook:
-        webhook.hold()  # a gate that is refused would cost the row; one whose opening is not answered keeps it
+        webhook.hold()  # a refused gate would lose the row; a gate whose opening is not answered keeps it
         world.apply(namespace, "one", {"request": 0.4}, on="gate")
         wait(lambda: webhook.count("one"), what="the gate's opening to be asked for")
         kill(world)
-        webhook.fail()  # what the dead one has asked for does not happen afterwards
+        webhook.fail()  # the dead operator's calls do not happen afterwards
         wait(lambda: webhook.answered == webhook.count(), what="its answers")
     made = world.pod(namespace, "one")
     assert made is not None
@@ -217,7 +217,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
 
 @pytest.mark.promise("operator-no-over-commit")
 def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
-    """Both hold a Lease, each in a namespace of its own: as if leader election did not exist."""
+    """Both hold a Lease, each in a separate namespace: as if leader election did not exist."""
     elsewhere = world.cluster.namespace("elsewhere")
     body = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

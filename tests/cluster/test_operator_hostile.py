@@ -1,5 +1,5 @@
-"""Hostile objects on a real API server: each is refused, or it costs its owner alone, who is told; a good SharePod is
-placed beside it, also by an operator that starts while it is there."""
+"""Hostile objects on a real API server: each is refused, or affects only its owner, who gets the reason. A good
+SharePod is still placed, also by an operator that starts while the hostile object exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from harness.api import Api, ApiError, Object
 from property import hostile_objects as hostile
 
 _LEVELS = 60_000
-"""Python's limit of recursion in this process, which sends and plays what is nested deep; the operator is another."""
+"""Python's recursion limit in this process, which sends and plays deeply nested objects; the operator is another
+process."""
 
 
 pytestmark = pytest.mark.timeout(400)
@@ -31,7 +32,7 @@ def deep() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """A cluster whose players can read what is nested deep, as long as it is there."""
+    """A cluster whose players can read deeply nested objects while it runs."""
     with deep(), a_world() as running:
         yield running
 
@@ -63,7 +64,7 @@ def good_ones_run(world: World, on: str) -> None:
 
 
 def corpus() -> Iterator[tuple[str, Object]]:
-    """SharePods that a user may try, of the numbers those that an API server reads."""
+    """SharePods that a user may try; of the numbers only those that an API server reads."""
     for name, raw in hostile.sharepods():
         if name.startswith("value") or raw.get("status"):
             continue
@@ -81,7 +82,7 @@ INVALID = {
     "sums of a device beyond 64 bits": "ask for more rdma/hca together than any node has",
     "affinity of a bound of many digits": "Gt takes exactly one whole number",
 }
-"""SharePods of the corpus that the API server takes, and what their owner is told."""
+"""SharePods of the corpus that the API server accepts, and the messages for their owner."""
 
 
 @pytest.mark.promise("operator-one-object-one-owner", "security-input", "security-one-owner")
@@ -164,7 +165,7 @@ def test_no_object_of_other_kinds_costs_anybody_else(world: World) -> None:
 
 
 def test_fields_of_a_manager_that_nest_deep_cost_nobody(world: World) -> None:
-    """Any user who may patch an object can write them: they have no schema, in Pods neither."""
+    """Any user who may patch an object can write them: they have no schema, not even in Pods."""
     (node,) = world.nodes("managed")
     namespace = world.cluster.namespace("managed")
     user = user_of(world, namespace)

@@ -27,7 +27,7 @@ def sleepy() -> Iterator[World]:
 
 @pytest.fixture
 def world(sleepy: World) -> World:
-    """World whose operator leads."""
+    """World with a leading operator."""
     wait(lambda: leads(sleepy), what="an operator that leads", timeout=60)
     return sleepy
 
@@ -37,7 +37,7 @@ def leads(world: World, operator: str = "operator") -> bool:
 
 
 def steal(world: World, **spec: Any) -> Object:
-    """Write somebody else's name into the Lease, against all that the leader writes; return it."""
+    """Write another holder's name into the Lease, against all writes of the leader; return the Lease."""
     while True:
         lease: Object = world.api.get(LEASE)
         lease["spec"] |= {"holderIdentity": "thief", "leaseDurationSeconds": _LASTS_S, **spec}

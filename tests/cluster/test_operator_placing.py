@@ -152,7 +152,7 @@ def test_a_raise_is_granted_where_there_is_room_and_refused_with_a_reason_where_
     assert "0.6" in message
     assert world.sharepod(namespace, "a")["status"]["granted"]["requestMilli"] == 600
 
-    # Room appears by the lowering of the other.
+    # Lowering the other share frees capacity.
     world.api.patch(world.path(namespace, "b"), {"spec": {"gpu": {"request": 0.1}}})
     world.condition(namespace, "a", "Resized", status="True", reason="Granted")
     wait(lambda: (world.row(node, "a") or {})["requestMilli"] == 900, what="the raise")
@@ -186,7 +186,7 @@ def test_usage_is_written_at_most_once_in_its_interval(world: World) -> None:
     world.until(namespace, "one", lambda seen: seen["status"].get("usage"), what="usage")
     began = time.monotonic()
     versions = {world.sharepod(namespace, "one")["metadata"]["resourceVersion"]}
-    for held in range(100, 700, 60):  # each further from what was written than usage may be
+    for held in range(100, 700, 60):  # each further from the written value than usage may be
         world.agents.report(tenant, heldMilli=held)
         versions.add(world.sharepod(namespace, "one")["metadata"]["resourceVersion"])
     world.until(namespace, "one", lambda seen: seen["status"]["usage"]["heldMilli"] == 640, what="the last usage")
@@ -341,7 +341,7 @@ def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> Non
 def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
     namespace = world.cluster.namespace("refuse")
-    # Binpack puts the second beside the first; a rule that only kube-scheduler knows forbids that.
+    # Binpack chooses the first's GPU for the second; a rule that only kube-scheduler knows forbids that.
     world.apply(namespace, "first", {"request": 0.4}, on="refuse", labels={"app": "x"})
     first = world.phase(namespace, "first", "Running")["status"]["node"]
     apart = {

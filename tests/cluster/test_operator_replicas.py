@@ -1,5 +1,5 @@
-"""The operator's Pods as the manifests have them: two, apart from each other, one of them always there; and in a cloud
-that limits critical Pods."""
+"""The operator's Pods of the manifests: two, on different nodes, one always available; and in a cloud that limits
+critical Pods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMITED: Object = {
         }
     ],
 }
-"""Configuration of a cloud's API server: critical Pods come only where a ResourceQuota is for them."""
+"""Configuration of a cloud's API server: critical Pods are admitted only with a ResourceQuota for them."""
 PATIENCE_S = 90.0
 
 

@@ -1,5 +1,5 @@
-"""Nodes of pool `scheduler`: the real kube-scheduler allocates from the slices, the ledger follows, and the operator
-holds each share until the agent has said that nothing is left."""
+"""Nodes of pool `scheduler`: the real kube-scheduler allocates from the slices, and the ledger follows. The operator
+holds each share until the agent has reported that no process is left."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_wha
 
 @pytest.mark.promise("operator-scheduler-pool-one-allocator")
 def test_a_node_that_changes_its_pool_has_one_allocator_at_a_time(world: World) -> None:
-    """Pods of both doors come all the time, while the label goes back and forth."""
+    """Pods of both doors arrive all the time, while the label changes back and forth."""
     agent = pool_of_scheduler(world, "both", gpus=1)
     node, namespace = agent.node, world.cluster.namespace("both")
     make_template(world, namespace, "scheduled", time_milli=600, deviceClassName=CLASS)
@@ -243,7 +243,7 @@ def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
 
 
 def policy_refuses(world: World) -> bool:
-    """Return whether the API server applies the policy on claims, which it does a moment after it was created."""
+    """Return whether the API server enforces the policy on claims, shortly after its creation."""
     try:
         make_scheduled(world, "default", "tried", annotations={"sharepod.dev/gpu-affinity": "a"})
     except ApiError as error:
@@ -262,7 +262,7 @@ def two_of_scheduler(world: World, prefix: str) -> dict[str, SliceAgent]:
 @pytest.mark.promise("operator-scheduler-pool-elsewhere")
 @pytest.mark.parametrize("lost", ["avoided", "deleted"])
 def test_the_next_pod_on_a_claim_gets_another_node_where_the_first_one_is_in_its_way(world: World, lost: str) -> None:
-    """A claim by name, as of a Deployment with one Pod: the next Pod waits before the first one is gone."""
+    """A claim by name, as of a Deployment with one Pod: the next Pod waits before the first is deleted."""
     agents, namespace = two_of_scheduler(world, lost), world.cluster.namespace(lost)
     make_scheduled(world, namespace, "share", time_milli=900)
     make_pod(world, namespace, "one", on=lost, claims=("share",))

@@ -1,5 +1,5 @@
-"""SharePods whose GPUs are attached by claims: the operator makes and allocates them, the real kube-scheduler binds,
-the real kube-controller-manager ends them. With attach auto, until a node cannot."""
+"""SharePods whose GPUs are attached by claims: the operator makes and allocates the claims, the real kube-scheduler
+binds, the real kube-controller-manager ends them. With attach auto, until a node cannot attach claims."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world() -> Iterator[World]:
 
 
 def attaching(world: World, node: str, reason: str) -> str:
-    """Wait until a node says that new Pods are attached for that reason; return the message."""
+    """Wait until a node gives that reason for the attachment of new Pods; return the message."""
 
     def said() -> Object:
         return condition_of(world.api.get(f"{GPUNODES}/{node}"), "SharePodsByClaims")
@@ -33,7 +33,7 @@ def attaching(world: World, node: str, reason: str) -> str:
 
 
 def by_claims(world: World, node: str) -> None:
-    """Install what claims need, and wait until new Pods are attached by them."""
+    """Install the requirements of claims, and wait until new Pods are attached by them."""
     world.installation.install_claims()
     attaching(world, node, "Claims")
 
@@ -71,7 +71,7 @@ def test_auto_goes_by_claims_once_all_is_there_and_a_sharepod_lives_and_ends_by_
         gpu_uuid(node, index).lower() for index in range(2)
     ]
     assert [item["uid"] for item in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
-    # The share changes in place, and goes with the Pod.
+    # The share changes in place, and ends with the Pod.
     world.api.patch(world.path(namespace, "one"), {"spec": {"gpu": {"request": 0.5}}})
     wait(lambda: (world.row(node, "one") or {}).get("requestMilli") == 500, what="the raised share")
     world.delete(namespace, "one")

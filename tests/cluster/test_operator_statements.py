@@ -1,4 +1,4 @@
-"""GPUStatements on a real API server: what agents have counted, over the death of an operator, and its bill."""
+"""GPUStatements on a real API server: the agents' counts, over the death of an operator, and its bill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATEMENTS = "/apis/sharepod.dev/v1alpha1/gpustatements"
 
 
 def report(world: World, node: str, held: int, *, closed: bool = False) -> None:
-    """Write what an agent has counted."""
+    """Write an agent's counts."""
     series = {
         "series": f"s-{node}",
         "namespace": "counted",

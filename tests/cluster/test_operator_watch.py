@@ -1,4 +1,4 @@
-"""Findings of agents reach users as conditions and Events, and by policy end pods whose share is not enforced."""
+"""Findings of agents reach users as conditions and Events, and by policy end pods with unenforced shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that come late, are huge, stand in the way, or go while a SharePod waits for them."""
+"""Objects that arrive late, are huge, block a name, or are deleted while a SharePod waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def hasty() -> Iterator[Weather]:
-    """A cluster for one test, whose operator takes a Pod back before it opens a silent watch again."""
+    """A cluster for one test, whose operator withdraws a Pod before it reopens a silent watch."""
     with bad_weather(times={**TIMES, "SHAREPOD_BIND_TIMEOUT": "10"}) as running:
         yield running
 

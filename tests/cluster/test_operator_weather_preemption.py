@@ -1,4 +1,4 @@
-"""Bad weather amid preemptions: those of higher priority get their room, and nobody is ended for nothing."""
+"""Bad weather during preemptions: requests of higher priority get their room, and no tenant is ended without need."""
 
 from __future__ import annotations
 

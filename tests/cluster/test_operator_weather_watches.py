@@ -1,4 +1,4 @@
-"""Watches that fall silent, fail or expire: the operator is never blind for long, and decides nothing meanwhile."""
+"""Watches that fall silent, fail or expire: the operator is never blind for long, and decides nothing in that time."""
 
 from __future__ import annotations
 

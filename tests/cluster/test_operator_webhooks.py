@@ -1,4 +1,4 @@
-"""Admission webhooks of others that are slow or fail: they cost their own namespace time, and nobody else any."""
+"""Slow or failing admission webhooks of third parties: they delay only their own namespace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 
 def others_run(world: World, on: str) -> None:
-    """SharePods of another namespace come to run, and go."""
+    """SharePods of another namespace run, and end."""
     namespace = world.cluster.namespace(f"{on}-others")
     for number in range(4):
         world.apply(namespace, f"p{number}", _SHARE, on=on)
@@ -67,7 +67,7 @@ def test_a_webhook_that_does_not_answer_costs_nobody_but_its_namespace_which_is_
 
 
 def test_a_webhook_that_is_slower_than_the_operators_writes_lets_its_pods_run_nevertheless(world: World) -> None:
-    """Twice as long as the operator waits for a write: then the API server goes on without its answer."""
+    """Twice the operator's timeout for a write: then the API server continues without its answer."""
     world.nodes("slower")
     namespace = world.cluster.namespace("slower")
     with Webhook(world.cluster, namespace, timeout=5, policy="Ignore") as webhook:

@@ -1,5 +1,5 @@
-"""Placeholders on a real API server beside the real scheduler: shares that no node has room for ask for nodes, under
-the operator's own ServiceAccount and the manifests' policies."""
+"""Placeholders on a real API server with the real scheduler: shares without room on any node request nodes, under the
+operator's own ServiceAccount and the manifests' policies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def world() -> Iterator[World]:
 
 
 def placeholders(world: World, namespace: str) -> list[Object]:
-    """The placeholders of what waits in a namespace, by name."""
+    """The placeholders of a namespace's waiting shares, by name."""
     found = world.api.request("GET", PODS, query={"labelSelector": "sharepod.dev/placeholder"})["items"]
     ours = [pod for pod in found if whose(pod).partition("/")[0] == namespace]
     return sorted(ours, key=lambda pod: str(pod["metadata"]["name"]))
@@ -57,7 +57,7 @@ def scheduled(pod: Object) -> Object:
 
 
 def one_of(world: World, namespace: str) -> Object:
-    """The one placeholder of a namespace, once it says Unschedulable."""
+    """The one placeholder of a namespace, once its condition is Unschedulable."""
     wait(
         lambda: [scheduled(pod).get("reason") for pod in placeholders(world, namespace)] == ["Unschedulable"],
         what="a placeholder that says Unschedulable",

@@ -1,4 +1,4 @@
-"""Plain Pods by a line where the cluster has no claims: the operator's webhook gives them a gate and a CSI volume, the
+"""Plain Pods by a line where the cluster has no claims: the operator's webhook adds a gate and a CSI volume, the
 operator places, books and opens the gate, and the real kube-scheduler binds them."""
 
 from __future__ import annotations

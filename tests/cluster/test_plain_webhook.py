@@ -1,7 +1,7 @@
-"""Plain Pods by a line where the API server serves no MutatingAdmissionPolicy: it asks the operator by a webhook of
+"""Plain Pods by a line where the API server serves no MutatingAdmissionPolicy: it calls the webhook of
 `manifests/plain-webhook`, which Kopf answers, with certificates that the operator keeps itself.
 
-The API server's Services lead nowhere on the test cluster, so the webhook is asked by its address.
+The API server's Services are not routed on the test cluster, so it calls the webhook by its address.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def world() -> Iterator[World]:
 
 
 def install_webhook(world: World) -> None:
-    """Apply `manifests/claims` and the component, but for the Deployment; start an operator that serves."""
+    """Apply `manifests/claims` and the component, except the Deployment; start a serving operator."""
     world.installation.install_claims()
     start_with_webhook(world, "plain-webhook")
 

@@ -62,7 +62,7 @@ def test_sharepods_share_a_gpu_that_a_holder_has_and_it_goes_back_when_they_have
     assert {gpu for row in world.rows(node) for gpu in row["gpus"]} == {holder["uuid"]}
     (pod,) = holder_pods(world, node)
     assert (pod["spec"]["priority"], pod["spec"]["preemptionPolicy"]) == (1_000_000_000, "Never")
-    # whole GPUs stay with who asks for them: the other one is free, the held one is not
+    # A Pod with a whole GPU keeps it: the other GPU is free, the held one is not.
     first, second = (native(world, namespace, name, "plug") for name in ("whole", "waits"))
     world.cluster.wait_for(first, lambda seen: seen and seen["spec"].get("nodeName"), what="a whole GPU")
     world.apply(namespace, "three", {"request": 0.5}, on="plug")
@@ -84,7 +84,7 @@ def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_
             lambda name=name: world.apply(namespace, name, {"request": 0.4}, on="race"),
             lambda number=number: native(world, namespace, f"whole-{number}", "race"),
         ]
-        with ThreadPoolExecutor(2) as both:  # every other round the one, then the other begins
+        with ThreadPoolExecutor(2) as both:  # in alternate rounds the first or the second begins
             list(both.map(lambda one: one(), ask if number % 2 else reversed(ask)))
 
         def bound(path: str = path) -> bool:

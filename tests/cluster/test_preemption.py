@@ -1,4 +1,4 @@
-"""Preemption on a real API server: time first, then evictions by the Eviction API, and victims that come back."""
+"""Preemption on a real API server: time first, then evictions by the Eviction API, and victims that return."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def filled(world: World, prefix: str, count: int, **gpu: Any) -> tuple[str, str]:
-    """Fill one node with SharePods of priority 0 that come back; return it and their namespace."""
+    """Fill one node with SharePods of priority 0 that return; return the node and their namespace."""
     (node,) = world.nodes(prefix)
     namespace = world.cluster.namespace(prefix)
     for number in range(count):
@@ -140,7 +140,7 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
             world.apply(namespace, name, gpu, on="killed", priorityClassName="high")
 
         def ended(name: str) -> bool:
-            """Return whether it is ending, has ended, or has come back and waits."""
+            """Return whether it is ending, has ended, or has returned and waits."""
             pod = world.pod(namespace, name)
             return pod is None or "deletionTimestamp" in pod["metadata"] or pod["metadata"]["uid"] != pods[name]
 
@@ -160,7 +160,8 @@ def test_operators_killed_amid_preemptions_end_nobody_for_nothing_and_over_commi
 
 
 def scattered(world: World, prefix: str) -> str:
-    """Two GPUs of one node: `mover` has 0.4 of one, `fixed` 0.5 of the other: 0.8 fits once `mover` is beside it."""
+    """Two GPUs of one node: `mover` has 0.4 of one, `fixed` 0.5 of the other; 0.8 fits once `mover` shares with
+    `fixed`."""
     world.nodes(prefix)
     namespace = world.cluster.namespace(prefix)
     slow = {"test.sharepod.dev/termination-seconds": "3"}

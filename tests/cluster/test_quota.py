@@ -42,9 +42,8 @@ def advertised(world: World, node: str) -> str | None:
 
 
 def quota(world: World, namespace: str, **hard: str) -> str:
-    """Create the ResourceQuota `gpu` on these amounts of the line or of claims, wait until it is in force; return its
-    path.
-    """
+    """Create the ResourceQuota `gpu` on these amounts of the line or of claims, wait until it is enforced; return its
+    path."""
     names = {"milli": f"requests.{MILLI}", "mib": f"requests.{MEMORY}", "claims": CLAIM_COUNT, "gpus": CLAIM_GPUS}
     body = {
         "apiVersion": "v1",
@@ -82,7 +81,7 @@ def test_a_quota_counts_sharepods_and_plain_pods_together_and_says_so_in_the_con
     world.api.create(
         f"/api/v1/namespaces/{namespace}/pods", line_pod(container(), name="plain", nodeSelector={"test": "both"})
     )
-    # A Pod whose creation had to be tried twice on a busy machine is counted twice until the quota is worked out anew.
+    # A Pod whose creation was retried on a busy machine is counted twice until the quota is computed again.
     path = quota(world, namespace, milli="1000", mib="4096")
     wait(lambda: used(world, path)[f"requests.{MILLI}"] == "800", what="both are counted")
     assert used(world, path)[f"requests.{MEMORY}"] == "2048"
@@ -165,7 +164,7 @@ def refusal(world: World, path: str, body: Object) -> str:
 
 
 def asking(gpu: Object | None = None, **annotations: str) -> Object:
-    """A SharePod that asks by a block or by annotations."""
+    """A SharePod with a request by a block or by annotations."""
     said = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     spec: Object = {"containers": [{"name": "main", "image": "test"}], **({"gpu": gpu} if gpu else {})}
     metadata = {"name": "probe", "annotations": said}
@@ -173,7 +172,7 @@ def asking(gpu: Object | None = None, **annotations: str) -> Object:
 
 
 def _may_make_claims(world: World, *namespaces: str) -> Path:
-    """A user who may make claims and templates there, and no more."""
+    """A user who may create only claims and templates there."""
     claims = "resourceclaims.resource.k8s.io,resourceclaimtemplates.resource.k8s.io"
     for namespace in namespaces:
         make = ("--namespace", namespace, "create")
@@ -368,7 +367,7 @@ def phases(world: World, namespace: str) -> dict[str, str]:
 
 
 def set_milli(world: World, path: str, milli: str) -> None:
-    """Change what a quota allows, and wait until the API server goes by it."""
+    """Change the amount of a quota, and wait until the API server applies it."""
     world.api.patch(path, {"spec": {"hard": {f"requests.{MILLI}": milli}}})
     wait(lambda: world.api.get(path)["status"]["hard"][f"requests.{MILLI}"] == milli, what=f"a quota of {milli}")
 
@@ -390,7 +389,7 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
         said = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
         assert "limited: requests.sharepod.dev/gpu-milli=1100" in said
     world.delete(namespace, "a")
-    world.phase(namespace, "counted", "Running")  # what was counted stays: a quota takes nothing from who has it
+    world.phase(namespace, "counted", "Running")  # counted Pods stay: a quota takes nothing from running Pods
     assert sorted(found["podName"] for found in world.rows(node)) == ["b", "counted"]
     world.delete(namespace, "b")
     wait(lambda: len(world.rows(node)) == 1, what="a free GPU")

@@ -1,6 +1,6 @@
 """Operator and agent of different versions, on a real API server with the CRDs and rights of the operator's version.
 
-The older ones are those of the commit that `harness/older.py` names.
+The older version is the commit in `harness/older.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.older import NO_OLDER, has_older, older_package
 
 pytestmark = [
     pytest.mark.skipif(not has_older(), reason=NO_OLDER),
-    pytest.mark.timeout(400),  # the older package is built, and each test has a cluster of its own
+    pytest.mark.timeout(400),  # the older package is built, and each test has a separate cluster
 ]
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
@@ -58,7 +58,7 @@ def test_an_older_operator_understands_what_this_agent_reports(
 
 @dataclass(frozen=True)
 class _Program:
-    """Program of one version: its command, and what its environment has besides."""
+    """Program of one version: its command, and its additional environment."""
 
     command: Sequence[str | Path]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def _run_side_by_side(
 
 
 def _live_through(cluster: Cluster, node: str) -> None:
-    """A share is placed, put in force, changed and released; each side has read what the other wrote."""
+    """A share is placed, applied, changed and released; each side has read the other's writes."""
     api = cluster.api
 
     def in_force(request: int) -> Callable[[Object | None], bool]:

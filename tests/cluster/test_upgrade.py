@@ -1,6 +1,6 @@
-"""An operator that takes over what an operator of an older commit has written: SharePods, Pods and ledgers.
+"""An operator that takes over the objects of an operator of an older commit: SharePods, Pods and ledgers.
 
-CRDs, policies and rights are replaced as docs/install.md says, while the older operator still runs.
+CRDs, policies and rights are replaced as in docs/install.md, while the older operator still runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.older import BEFORE_BUDGETS, NO_OLDER, OLDER, has_older, older_pack
 
 pytestmark = [
     pytest.mark.skipif(not has_older(), reason=NO_OLDER),
-    pytest.mark.timeout(400),  # the older package is built, and each test has a cluster of its own
+    pytest.mark.timeout(400),  # the older package is built, and each test has a separate cluster
 ]
 
 _NAMESPACE = "default"
@@ -34,7 +34,7 @@ _SHARES: dict[str, Object] = {
 }
 """SharePods that run under the older operator."""
 _WAITS: Object = {"mode": "Exclusive", "count": 2}
-"""Request of the one that waits: it needs a node of its own."""
+"""Request of the waiting SharePod: it needs a whole node."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Written:
 
 @pytest.fixture(params=[OLDER, BEFORE_BUDGETS])
 def taken_over(request: pytest.FixtureRequest) -> Iterator[tuple[World, Written]]:
-    """A world in which this operator has taken over from an older one, and what that had written."""
+    """A world in which this operator has taken over from an older one, and the older one's objects."""
     with (
         older_package(request.param) as package,
         Cluster() as cluster,
@@ -118,7 +118,7 @@ def test_what_an_older_operator_has_written_goes_on_unchanged_and_obeys_this_one
     world, written = taken_over
     world.nodes("new")
     world.apply(_NAMESPACE, "first", {"request": 0.5, "memory": "1Gi"}, on="new")
-    world.phase(_NAMESPACE, "first", "Running", timeout=60)  # by then it has looked at all that there is
+    world.phase(_NAMESPACE, "first", "Running", timeout=60)  # by then it has handled all objects
     rows = _rows(world.api)
     for name in ("runs", "pair", "alone", "lingers"):
         for key in ("id", "gpus", "requestMilli", "limitMilli", "memory", "state", "podUID"):

@@ -1,4 +1,4 @@
-"""Output of kubectl for what users and administrators do: the rows of docs/what-people-do.md."""
+"""Output of kubectl for actions of users and administrators: the rows of docs/what-people-do.md."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SAID = {
     for cells in (line.split("|") for line in PAGE.read_text().splitlines())
     if len(cells) > 5 and cells[1].strip().isdigit()
 }
-"""By row of the page: the words that are printed."""
+"""By row of the page: the printed text."""
 
 
 def kubectl(world: World, *arguments: str, body: Object | None = None, **options: Any) -> str:
-    """Output of kubectl, whether it succeeds or not, with one space between two words."""
+    """Output of kubectl, on success or failure, with single spaces."""
     text = None if body is None else json.dumps(body)
     answer = world.cluster.kubectl(*arguments, input=text, check=False, timeout=90, **options)
     return " ".join((answer.stdout + answer.stderr).split())
 
 
 def prints(row: int, output: str) -> None:
-    """Compare an output with the words of a row of the page."""
+    """Compare an output with the text of a row of the page."""
     for words in SAID[row]:
         assert words in output, (row, words, output)
 
@@ -205,7 +205,7 @@ def container_state(world: World, namespace: str, waiting: str, restarts: int) -
 
 
 def shows(world: World, namespace: str, row: int, further: str = "") -> None:
-    """Wait until `kubectl get` shows what the page says."""
+    """Wait until `kubectl get` shows the text of the page."""
 
     def printed() -> bool:
         output = kubectl(world, "get", "sharepods", "-n", namespace)

@@ -1,14 +1,14 @@
 """python -m harness: a test cluster by hand.
 
-    build [--oldest | --minor M] build the programs and print where they are; --oldest: of the oldest Kubernetes
-    build --tool helm           build Helm (or actionlint, or prometheus), and print where it is
-    up [--fake-nodes N] [--node] start a cluster that stays; prints what to `eval`
-    env                         print that again
-    status                      say what runs
-    down                        end it
+    build [--oldest | --minor M] build the programs and print their folder; --oldest: of the oldest Kubernetes
+    build --tool helm           build Helm (or actionlint, or prometheus), and print its path
+    up [--fake-nodes N] [--node] start a cluster that stays; prints the line to `eval`
+    env                         print that line again
+    status                      print the running processes
+    down                        end the cluster
 
-Guarantees: `up` leaves one cluster per name; `down` ends exactly the processes that `up` started (told from later ones
-of the same number by their start time) and removes all files.
+Guarantees: `up` leaves one cluster per name; `down` ends exactly the processes that `up` started (distinguished by
+their start time from later ones with the same pid) and removes all files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKAGES = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Standing:
-    """A cluster that stays: what is written down of it."""
+    """Record of a cluster that stays."""
 
     name: str
     state: str
@@ -169,8 +169,8 @@ def main() -> int:
     which.add_argument("--tool", choices=sorted(releases.TOOLS), help="programs that only some tests need")
     for command, text in (
         ("up", "start a cluster that stays"),
-        ("env", "print what to eval"),
-        ("status", "say what runs"),
+        ("env", "print the line to eval"),
+        ("status", "print the running processes"),
         ("down", "end it"),
     ):
         added = commands.add_parser(command, help=text)

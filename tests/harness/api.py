@@ -1,11 +1,13 @@
-"""A plain client of one API server: requests with plain dicts, and watches.
+"""Plain client of one API server: requests with plain dicts, and watches.
 
-Small on purpose: tests that look at the cluster should not do so through the client library that they test. The
-server's certificate is always checked.
+Small on purpose: tests should not read the cluster through the client library that they test. The server's certificate
+is always checked.
 
-Guarantees: every request has a timeout; a refusal is an ApiError that carries the server's own Status. A request is
-repeated once, if the server hung up on a kept-alive connection without a word of answer. An `Api` may be used from
-several threads; each has a connection of its own.
+Guarantees:
+- Every request has a timeout.
+- A refusal is an ApiError with the server's own Status.
+- A request is repeated once if the server closed a kept-alive connection without an answer.
+- An `Api` may be used from several threads; each has its own connection.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Object = dict[str, Any]
 
 
 class ApiError(HarnessError):
-    """The API server refused: `code` is the HTTP status, `reason` and `message` are those of its Status object."""
+    """Refusal by the API server: `code` is the HTTP status, `reason` and `message` are those of its Status object."""
 
     def __init__(self, request: str, code: int, body: bytes) -> None:
         try:
@@ -47,7 +49,7 @@ class ApiError(HarnessError):
 
 
 class _Connection(http.client.HTTPSConnection):
-    """Connection of one thread; closed when that thread has ended or its `Api` is gone."""
+    """Connection of one thread; closed when that thread has ended or its `Api` is deleted."""
 
     def __del__(self) -> None:
         self.close()
@@ -138,8 +140,8 @@ class Api:
         Args:
             path: Of the object.
             grace: Seconds that a pod has to end.
-            uid: Precondition (409 if the object is another by now).
-            orphan: Leave its dependents alone.
+            uid: Precondition (409 if another object now has the name).
+            orphan: Keep its dependents.
         """
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace is not None:

@@ -1,14 +1,14 @@
 """Prebuilt programs of a test cluster: the folder that KUBEBUILDER_ASSETS names.
 
-setup-envtest of controller-runtime fills such a folder with etcd, kube-apiserver and kubectl. A person may put
-kube-controller-manager, kube-scheduler and kubelet of the same Kubernetes release beside them; programs that are needed
-and that the folder lacks are built by `harness.build`.
+setup-envtest of controller-runtime fills such a folder with etcd, kube-apiserver and kubectl. Users may add
+kube-controller-manager, kube-scheduler and kubelet of the same Kubernetes release. `harness.build` builds needed
+programs that the folder lacks.
 
-Only the standard library, so that `doctor.py` can ask before anything is installed. Guarantees:
+Only the standard library, so that `doctor.py` can check before anything is installed. Guarantees:
 
-- A folder that cannot be used is refused with what to do; it is never passed over in silence.
+- An unusable folder is refused with a remedy; it is never ignored silently.
 - The API server is at least the version to whose API SharePod is written.
-- Programs of the folder are of the API server's minor version, and programs that are built can work with that version.
+- Programs of the folder are of the API server's minor version, and built programs can work with that version.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Assets:
     emulated: str | None
 
     def describe(self) -> str:
-        """Say in one line which programs come from where."""
+        """Return the origin of the programs in one line."""
         taken = f"{', '.join(self.present)} of Kubernetes {_dotted(self.version)} from {self.folder} ({VARIABLE})"
         if not self.lacking:
             return taken
@@ -118,7 +118,7 @@ def _executable(program: Path) -> bool:
 
 
 def _version(program: Path) -> tuple[int, int, int]:
-    """Ask a program of Kubernetes for its version."""
+    """Return the version that a Kubernetes program prints."""
     said = _run_version(program)
     match = re.search(r"Kubernetes v(\d+)\.(\d+)\.(\d+)", said)
     if match is None:

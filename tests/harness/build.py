@@ -1,18 +1,19 @@
 """The programs of cluster and node, built once from Go modules and kept.
 
-No package bundles kube-apiserver, so `gobuild/` is compiled on first use: one program for etcd, kube-apiserver,
-kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name (six to nine minutes on two cores, 2.5
-GB of memory, 8 GB of disk while it runs, 142 MB kept). Programs of a folder that KUBEBUILDER_ASSETS names are taken
-instead (`harness.assets`); if it has all of them, nothing is built.
+No package bundles kube-apiserver, so `gobuild/` is compiled on first use. It makes one program for etcd,
+kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name. The build takes six to
+nine minutes on two cores, 2.5 GB of memory and 8 GB of disk; 142 MB are kept. Programs of a folder that
+KUBEBUILDER_ASSETS names are used instead (`harness.assets`); if it has all of them, nothing is built.
 
 `releases.OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
 `gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to
 attach CDI devices. `gobuild/deviceplugin` makes NVIDIA's device plugin (a minute or two, 20 MB kept), and
 `gobuild/prometheus` Prometheus and promtool (about three minutes, 97 MB kept).
 
-Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
-nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
-removed, whether it succeeded, failed or was killed.
+Guarantees:
+- The result is addressed by its inputs (sources, module sums, flags): a second call does nothing and needs no Go.
+- The result appears whole or not at all; two builders never collide.
+- Files that only the build needs are removed, whether it succeeded, failed or was killed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ DISK_BYTES = 8 * 10**9
 _LIST_TIMEOUT = 1200.0
 _BUILD_TIMEOUT = 7200.0
 _TELLING_PART = 0.05
-"""Part of the packages after which the time that is left is told: before, the small packages of Go itself mislead."""
+"""Part of the packages after which the remaining time is printed: before, Go's own small packages distort it."""
 _LINK_S = 40.0
 """Seconds from the last package to the linked program, on two cores."""
 
@@ -55,8 +56,8 @@ _LINK_S = 40.0
 class Programs:
     """The programs of a test cluster, in the folder `bin`.
 
-    `server`: Kubernetes version of the API server. `emulated`: Kubernetes version that scheduler and controller
-    manager have to emulate beside an older API server; None where there is nothing to emulate.
+    `server`: Kubernetes version of the API server. `emulated`: Kubernetes version that scheduler and controller manager
+    must emulate with an older API server; None if they need not.
     """
 
     bin: Path
@@ -66,7 +67,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class Go:
-    """A Go compiler: its program, its version as it says, and whether it came from the machine."""
+    """Go compiler: its program, its version, and whether it is the machine's."""
 
     program: Path
     version: str
@@ -92,7 +93,7 @@ def built(release: Built = CURRENT) -> Path | None:
 def assets(environment: Mapping[str, str]) -> Assets | None:
     """Return the folder of prebuilt programs that the environment names, if any. Errors: AssetsError.
 
-    A kubelet is needed by root only: nobody else can run a real node.
+    Only root needs a kubelet: other users cannot run a real node.
     """
     return find_assets(environment, built=CURRENT.minor, kubelet=os.geteuid() == 0)
 
@@ -105,9 +106,9 @@ def to_build(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def programs() -> Programs:
-    """The programs of a test cluster, built now if they are not there yet.
+    """The programs of a test cluster, built now if missing.
 
-    Progress goes to standard error. Errors: BuildError, which says what is missing and what to install.
+    Progress goes to standard error. Errors: BuildError, which names missing requirements and their packages.
     """
     found = assets(os.environ)
     if found is None:
@@ -119,7 +120,7 @@ def programs() -> Programs:
 
 
 def _side_by_side(found: Assets, own: Path) -> Path:
-    """Return a folder of links to the programs of the assets, and to our own for those that are lacking."""
+    """Return a folder of links to the programs of the assets, and to built ones for missing programs."""
     targets = {name: found.folder / name for name in found.present} | {name: own / name for name in found.lacking}
     name = hashlib.sha256(repr(sorted(targets.items())).encode()).hexdigest()[:12]
     cache = cache_dir()
@@ -143,7 +144,7 @@ def own_programs(release: Built = CURRENT) -> Path:
     with exclusive(cache / "build.lock", what="building the test cluster's programs", timeout=_BUILD_TIMEOUT):
         if path := built(release):
             return path
-        for left in cache.glob("building-*"):  # of a builder that was killed: the lock is ours, so nobody uses them
+        for left in cache.glob("building-*"):  # of a killed builder: this process has the lock, so no other uses them
             _remove(left)
         work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
         try:
@@ -225,7 +226,7 @@ def _version_tuple(version: str) -> tuple[int, ...]:
 
 
 def _environment(go: Go, work: Path, *, cgo: bool) -> dict[str, str]:
-    """Go's environment: what the user set about proxies stays, what would change the result does not."""
+    """Go's environment: the user's proxy settings stay, settings that would change the result do not."""
     for name in ("tmp", "gocache"):
         (work / name).mkdir()
     environment = dict(os.environ) | {
@@ -264,7 +265,7 @@ def _run(
     total: int | None,
     timeout: float,
 ) -> list[str]:
-    """Run Go with a line of progress; return what it printed. Ends it, and all it started, on any way out."""
+    """Run Go with a line of progress; return its output. Ends it, with all its children, on any way out."""
     lines: deque[str] = deque(maxlen=10_000)
     process = subprocess.Popen(
         command,
@@ -304,15 +305,15 @@ def _run(
             process.wait(timeout=10)
         reader.join(timeout=10)
     if process.returncode != 0:
-        told = [line for line in lines if " " in line]  # the others are names of packages that did well
+        told = [line for line in lines if " " in line]  # the others are names of successful packages
         raise BuildError(f"`go {command[1]}` failed ({process.returncode}):\n{''.join(told[-20:])}")
     return list(lines)
 
 
 def time_left(done: int, total: int, seconds: float) -> str:
-    """Return ", about 4 min left" for a compilation that did `done` of `total` packages in so many seconds.
+    """Return ", about 4 min left" for a compilation of `total` packages of which `done` took so many seconds.
 
-    Empty while too little is done to tell.
+    Empty while too little is done for an estimate.
     """
     if done < total * _TELLING_PART:
         return ""
@@ -321,7 +322,7 @@ def time_left(done: int, total: int, seconds: float) -> str:
 
 
 def _say(text: str, *, passing: bool = False) -> None:
-    """A line to standard error; on a terminal, one that is passing is written over by the next."""
+    """Print a line to standard error; on a terminal the next line overwrites a passing one."""
     if sys.stderr.isatty():
         print(f"\r\x1b[Ktest cluster: {text}", end="" if passing else "\n", file=sys.stderr, flush=True)
     else:

@@ -1,8 +1,9 @@
 """Cache of the harness for expensive builds, and the lock against two builds at once.
 
-Guarantees: everything kept lies under one directory that the user can delete at any time; a finished entry
-appears under its name by rename, so that whoever sees it sees all of it; only the holder of the lock writes, and the
-kernel gives the lock back when its holder dies, however it dies.
+Guarantees:
+- All files are below one directory that the user can delete at any time.
+- A finished entry appears under its name by rename, so it is always whole.
+- Only the holder of the lock writes, and the kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def cache_dir() -> Path:
 
 
 def acquire(path: Path, *, what: str, timeout: float) -> int:
-    """Take the lock file `path`; returns its descriptor, and whoever holds that one or a copy of it holds the lock.
+    """Take the lock file `path`; return its descriptor. The lock lasts as long as any copy of the descriptor is open.
 
-    `what` names, for the waiting user, what the other process does. After `timeout` seconds (0: at once) of
-    another's holding it: HarnessError, which names the process that took it.
+    `what` names the other process's work for the waiting user. If another process holds the lock for `timeout` seconds
+    (0: no waiting), raises HarnessError, which names that process.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + timeout

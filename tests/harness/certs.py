@@ -1,6 +1,6 @@
-"""A certificate authority for one cluster, so that every connection of the tests is checked as in production.
+"""Certificate authority of one cluster, so that every connection of the tests is checked as in production.
 
-Guarantees: keys are made anew for each cluster and lie only in its state directory; certificates live for a week.
+Guarantees: keys are created for each cluster and kept only in its state directory; certificates live for a week.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_signing_key(path: Path) -> None:
-    """A fresh P-256 private key, PEM, readable by its owner only: what service account tokens are signed with."""
+    """Write a new P-256 private key, PEM, readable only by its owner: it signs service account tokens."""
     key = ec.generate_private_key(ec.SECP256R1())
     write_private(path, _private_pem(key))
 
@@ -67,7 +67,7 @@ def _name(common_name: str, organizations: Sequence[str] = ()) -> x509.Name:
 
 
 class Authority:
-    """A certificate authority whose files lie in `directory` (made if absent): ca.crt, and NAME.crt, NAME.key."""
+    """Certificate authority with its files in `directory` (made if absent): ca.crt, and NAME.crt, NAME.key."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)

@@ -1,9 +1,11 @@
-"""A Kubernetes control plane for tests: etcd, API server, scheduler and controller manager on loopback.
+"""Kubernetes control plane for tests: etcd, API server, scheduler and controller manager on loopback.
 
-Guarantees: several run side by side (ports are free ones, every file lies in a state directory of its own); every
-connection is by TLS and checked, nobody is anonymous, RBAC and the Node authorizer are in force; all processes end
-and all files go with the `with` block, or with the process that holds it, however that ends. A component that does
-not come up is reported with the tail of its log.
+Guarantees:
+- Several run at the same time: ports are free ones, and each has its own state directory.
+- Every connection uses checked TLS, no client is anonymous, RBAC and the Node authorizer are enforced.
+- All processes end and all files are removed with the `with` block, or with the process that holds it, however that
+  ends.
+- A component that does not start is reported with the tail of its log.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from harness.fakes import fake_node
 from harness.services import Service, Services
 
 _START_TIMEOUT = 60.0
-_PORTS = range(20_000, 30_000)  # below what the kernel gives to outgoing connections, so that none is taken meanwhile
+_PORTS = range(20_000, 30_000)  # below the kernel's range for outgoing connections, so that none is taken in between
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` distinct TCP ports on loopback that nobody listens on now."""
+    """Return `count` distinct unused TCP ports on loopback."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe, suppress(OSError):
@@ -50,7 +52,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], *, what: str, timeout: float, interval: float = 0.05) -> None:
-    """Poll until `condition` holds; HarnessError "WHAT: not within TIMEOUT s" if it does not."""
+    """Poll until `condition` holds; raise HarnessError "WHAT: not within TIMEOUT s" if it does not."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -63,12 +65,12 @@ FEATURE_GATES = "FEATURE_GATES"
 
 
 class Cluster:
-    """A running control plane; use it as a context manager, or `stop` it.
+    """Running control plane; use it as a context manager, or `stop` it.
 
     `scheduler`, `controller_manager`: whether to run them. `node_lifecycle`: whether the controller that marks nodes
     without heartbeat runs; off, so that fake nodes stay ready. `apiserver_args`, `controller_manager_args`: further
-    flags. `keep_logs`: leave `logs` when stopping. `detached`: outlive this process. FEATURE_GATES in the environment,
-    as `DRAConsumableCapacity=true`, is told to all components.
+    flags. `keep_logs`: leave `logs` when stopping. `detached`: outlive this process. All components get FEATURE_GATES
+    of the environment, such as `DRAConsumableCapacity=true`.
 
     Errors: BuildError, StartError.
     """
@@ -128,7 +130,7 @@ class Cluster:
         write_private(self._layout.tokens, f"{self.admin_token},admin,1,system:masters\n".encode())
         self.api = Api(self.server, self.ca, self.admin_token)
         self.kubeconfig = self.kubeconfig_for(self.admin_token, name="admin")
-        self._clients: dict[str, list[str]] = {}  # command lines of what works on the API server, by name
+        self._clients: dict[str, list[str]] = {}  # by name: command lines of the API server's clients
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
             self._clients["kube-scheduler"] = components.scheduler(
@@ -183,7 +185,7 @@ class Cluster:
         self.stop()
 
     def stop(self, *, keep_logs: bool | None = None) -> None:
-        """End all processes, the API server before etcd, and remove the state directory (logs/ stays if asked for)."""
+        """End all processes, the API server before etcd, and remove the state directory (optionally except logs/)."""
         self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
 
     def stop_apiserver(self) -> None:
@@ -201,7 +203,7 @@ class Cluster:
         self.start_apiserver()
 
     def back_up(self) -> Path:
-        """Return a copy of what etcd holds, for `restore`. The control plane stops for it and starts again."""
+        """Return a copy of etcd's data, for `restore`. The control plane stops for it and starts again."""
         self._stop_all()
         copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self.state))
         shutil.copytree(self._layout.etcd_data, copy, dirs_exist_ok=True)
@@ -285,9 +287,9 @@ class Cluster:
         timeout: float = 30.0,
         kubeconfig: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl of this very version, as admin unless `kubeconfig` says otherwise.
+        """Run kubectl of this very version, as admin unless `kubeconfig` names another user.
 
-        Errors: CommandError with what it printed, if `check` and it failed, or after `timeout` seconds.
+        Errors: CommandError with the output, if `check` and it failed, or after `timeout` seconds.
         """
         environment = dict(os.environ) | {
             "KUBECONFIG": str(kubeconfig or self.kubeconfig),
@@ -336,7 +338,7 @@ class Cluster:
         for name in names:
             body = fake_node(name, cpu=cpu, memory=memory, pods=pods, labels=labels or {})
             self.api.create("/api/v1/nodes", body)
-            # Admission taints every new Node as not ready; who would take that away is the controller left out.
+            # Admission taints every new Node as not ready; the controller that would remove the taint does not run.
             self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
         return names
 

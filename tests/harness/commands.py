@@ -1,6 +1,6 @@
 """Run a command of the machine to its end.
 
-Guarantees: it ends within its time, and a failure is reported with all that it printed.
+Guarantees: it ends within its time, and a failure is reported with its whole output.
 """
 
 from __future__ import annotations

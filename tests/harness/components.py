@@ -1,6 +1,6 @@
-"""The command lines of a control plane's components: what each is told, and why where it is not plain.
+"""The command lines of a control plane's components, with reasons for unusual flags.
 
-Pure: takes where things are, returns argument lists.
+Pure: takes paths and addresses, returns argument lists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 SERVICE_ADDRESS = "10.96.0.1"
 _SERVICE_RANGE = "10.96.0.0/16"
 _BINDS_TO_NODES = (1, 31)
-"""First Kubernetes that binds tokens to Nodes without being told to, as the tests' agents' are."""
+"""First Kubernetes that binds tokens to Nodes by default, as the tests' agents' are."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def etcd(layout: Layout) -> list[str]:
     return [
         str(layout.bin / "etcd"),
         f"--data-dir={layout.etcd_data}",
-        "--unsafe-no-fsync",  # what it holds is thrown away
+        "--unsafe-no-fsync",  # its data is temporary
         f"--listen-client-urls={layout.etcd}",
         f"--advertise-client-urls={layout.etcd}",
         f"--listen-peer-urls={peer}",
@@ -138,7 +138,7 @@ def controller_manager(
 
 
 def _emulating(version: str | None) -> list[str]:
-    """Ask only for the APIs of an older API server: a component waits without end for one that is not there."""
+    """Request only the APIs of an older API server: a component waits indefinitely for a missing API."""
     return [] if version is None else [f"--emulated-version={version}"]
 
 

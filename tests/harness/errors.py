@@ -1,6 +1,6 @@
-"""Errors of the harness, as a small hierarchy that a caller can catch.
+"""Errors of the harness, as a small hierarchy for callers.
 
-Every message says what was wrong, where, and what to do about it.
+Every message names the problem, its place, and the remedy.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ class HarnessError(RuntimeError):
 
 
 class BuildError(HarnessError):
-    """The cluster's programs could not be built; the message says what is missing and what to install."""
+    """Failed build of the cluster's programs; the message names missing requirements and their packages."""
 
 
 class AssetsError(BuildError):
-    """The folder of prebuilt programs that the environment names cannot be used; the message says what to do."""
+    """Unusable folder of prebuilt programs; the message names the remedy."""
 
 
 class StartError(HarnessError):
-    """A component did not come up in time or died; the message ends with the tail of its log.
+    """Component that did not start in time or died; the message ends with the tail of its log.
 
-    `logs`: the directory where the logs of all components were left, if they were.
+    `logs`: the directory with the logs of all components, if they were kept.
     """
 
     logs: Path | None = None
 
 
 class CommandError(HarnessError):
-    """A command (kubectl, ctr, ip, ...) failed or ran past its time; the message holds what it printed."""
+    """Command (kubectl, ctr, ip, ...) that failed or exceeded its time; the message contains its output."""
 
 
 class NodeUnavailableError(HarnessError):

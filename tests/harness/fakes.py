@@ -1,19 +1,18 @@
-"""Nodes with nothing behind them, and a player of the kubelet's part for the pods bound to them.
+"""Nodes without machines, and a player of the kubelet for the pods bound to them.
 
-Why not kwok: a test needs to say when a pod starts, ends, fails and goes, to the moment, and to trust that nothing else
-happens; that is this short file, in the test's own process, instead of another large program with stages to configure.
+Why not kwok: a test needs exact control of when a pod starts, ends, fails and disappears, and of nothing else
+happening. This short file, in the test's own process, gives that without another large program and its stages.
 
-What the player does is what a kubelet lets the API server see: a bound pod gets status Running and Ready; a pod that
-is deleted gets its terminal phase and then goes; one that ends by itself gets Succeeded or Failed. Annotations on a pod
-say otherwise:
+The player writes what a kubelet writes: a bound pod gets status Running and Ready; a deleted pod gets its terminal
+phase and is then removed; a pod that ends by itself gets Succeeded or Failed. Annotations on a pod change this:
 
-    test.sharepod.dev/start-seconds         how long it stays Pending after it is bound; "never"  (0)
-    test.sharepod.dev/run-seconds           how long it runs before it ends by itself             (for ever)
-    test.sharepod.dev/phase                 the phase it then ends in                             (Succeeded)
-    test.sharepod.dev/termination-seconds   how long it stays Terminating after its deletion; "never"  (0)
+    test.sharepod.dev/start-seconds         seconds as Pending after it is bound; "never"       (0)
+    test.sharepod.dev/run-seconds           seconds of running before it ends by itself         (unlimited)
+    test.sharepod.dev/phase                 its phase then                                      (Succeeded)
+    test.sharepod.dev/termination-seconds   seconds as Terminating after its deletion; "never"  (0)
 
-Guarantees: a pod's steps happen in order; each is written at most once per pod UID; a cut watch is taken up again and
-nothing is missed.
+Guarantees: a pod's steps happen in order; each is written at most once per pod UID; a cut watch is resumed and no event
+is missed.
 """
 
 from __future__ import annotations
@@ -127,12 +126,12 @@ class FakeKubelets:
         self._terminate(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"), phase, exit_code)
 
     def forget(self) -> None:
-        """Forget what was done, and look again: the store was put back to an older state."""
+        """Forget all steps, and list again: etcd was restored to an older state."""
         self._seen.clear()
         if self._watch is not None:
             self._watch.close()
 
-    # What is seen
+    # Observation
 
     def _observe(self) -> None:
         while not self._stopped.is_set():
@@ -181,7 +180,7 @@ class FakeKubelets:
         self._pods.pop(uid, None)
 
     def _plan(self, pod: Object) -> None:
-        """Put what this pod's state calls for on the list of what is due."""
+        """Schedule the step that this pod's state requires."""
         if not self._is_fake(pod["spec"]["nodeName"]):
             return
         metadata = pod["metadata"]
@@ -208,7 +207,7 @@ class FakeKubelets:
                 heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), uid, step))
                 self._changed.notify_all()
 
-    # What is done
+    # Actions
 
     def _act(self) -> None:
         while True:
@@ -221,7 +220,7 @@ class FakeKubelets:
             try:
                 step()
             except ApiError as error:
-                if error.code not in (404, 409):  # gone, or another of that name by now: nothing is left to do
+                if error.code not in (404, 409):  # deleted, or replaced by another of that name: no step remains
                     self.failures.append(str(error))
             except OSError:  # the API server is away: again when it is back
                 self._later(0.2, uid, step)

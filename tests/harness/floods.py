@@ -1,7 +1,7 @@
-"""Programs that trouble the agent through a tenant's socket: frames without end, garbage, thousands of connections,
-hundreds that make each frame of one another costly.
+"""Programs that attack the agent through a tenant's socket: endless frames, garbage, thousands of connections, and
+hundreds of connections that make each other's frames expensive.
 
-`command(how)` is run in the tenant's directory; it says "begins" and goes on until it is killed.
+`command(how)` runs in the tenant's directory; it prints "begins" and continues until it is killed.
 """
 
 from __future__ import annotations

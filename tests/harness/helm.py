@@ -1,6 +1,6 @@
-"""Helm: the one that `make helm` built, else the machine's.
+"""Helm: built by `make helm`, else the machine's.
 
-Guarantees: a run has settings, cache and plugins of its own folder, never the user's; it ends within its time.
+Guarantees: a run uses settings, cache and plugins of its own folder, never the user's; it ends within its time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find_helm() -> Path | None:
 
 
 class Helm:
-    """Helm with a folder of its own. `kubeconfig`: of its cluster; without it only `template` and `lint` work."""
+    """Helm with a separate folder. `kubeconfig`: of its cluster; without it only `template` and `lint` work."""
 
     def __init__(self, program: Path, folder: Path, kubeconfig: Path | None = None) -> None:
         self._program = program
@@ -44,6 +44,6 @@ class Helm:
         input: str | None = None,  # noqa: A002  as subprocess.run calls it
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of Helm. Errors: CommandError with what it printed."""
+        """Run a Helm command. Errors: CommandError with its output."""
         argv = (self._program, *arguments)
         return command(*argv, input=input, check=check, timeout=_TIMEOUT_S, env=self._environment)

@@ -17,7 +17,7 @@ class Stolen:
         self._ticks, self._begin = _stolen_ticks(), time.monotonic()
 
     def part(self) -> float:
-        """Return the part so far, between 0 and 1; 0 where the host does not say."""
+        """Return the part so far, between 0 and 1; 0 if the host reports none."""
         seconds = (_stolen_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK")
         return seconds / (time.monotonic() - self._begin) / (os.cpu_count() or 1)
 

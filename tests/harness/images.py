@@ -1,8 +1,11 @@
-"""Container images made of a few files, without a registry and without a builder.
+"""Container images made of a few files, without a registry or a builder.
 
-Guarantees: an image holds exactly the files given, owned by root, with fixed times, so that the same files give the
-same image; a dynamic program comes with its loader, its libraries and the C library, so that it starts and that
-/etc/ld.so.preload is honoured. The result is a docker-archive, which `ctr images import` takes.
+Guarantees:
+- An image contains exactly the given files, owned by root, with fixed times: the same files give the same image.
+- A dynamic program comes with its loader, its libraries and the C library, so that it starts and honours
+  /etc/ld.so.preload.
+
+The result is a docker-archive, which `ctr images import` accepts.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from harness.errors import HarnessError
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# What a preloaded library may look up at run time, and no program here is linked to.
+# Libraries that a preloaded library may open at run time without any program here being linked to them.
 _C_LIBRARY = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 
 
@@ -34,7 +37,7 @@ class Link:
     target: str
 
 
-Content = bytes | Path | Link  # a Path is read, and keeps whether it is executable; bytes are executable
+Content = bytes | Path | Link  # a Path is read, and keeps its executable bit; bytes are executable
 
 
 def make_image(
@@ -82,10 +85,10 @@ def image_with_program(
     files: Mapping[str, Content] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Path:
-    """An image whose entry point is `program` (at /usr/bin/NAME), with what it needs to run.
+    """An image whose entry point is `program` (at /usr/bin/NAME), with its dependencies.
 
-    `libraries`: shared objects that it opens at run time, put where the loader looks, with what they need in turn.
-    `injected`: names of those that it needs and the container runtime will put there, as libcuda.so.1.
+    `libraries`: shared objects that it opens at run time, put into the loader's path with their own dependencies.
+    `injected`: names of dependencies that the container runtime adds, such as libcuda.so.1.
     """
     target = f"/usr/bin/{program.name}"
     content: dict[str, Content] = {target: program, **libraries_of(program, injected)}
@@ -167,7 +170,7 @@ def _layer(files: Mapping[str, Content]) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes | None, mode: int) -> None:
-    entry = tarfile.TarInfo(name)  # its times are 0 and its owner is root unless said otherwise
+    entry = tarfile.TarInfo(name)  # its times are 0 and its owner is root by default
     entry.mode = mode
     if content is None:
         entry.type = tarfile.DIRTYPE

@@ -1,7 +1,7 @@
-"""A small inference server on a simulated GPU: `inference_server.py MICROSECONDS`, on a port of its own choice.
+"""Small inference server on a simulated GPU: `inference_server.py MICROSECONDS`, on a port of its choice.
 
-Each GET runs one kernel of so many microseconds and is answered with the pid once that has ended. The address is
-printed once it listens. At SIGTERM it takes no further connection, answers what it has, and ends.
+Each GET runs one kernel of so many microseconds and is answered with the pid when the kernel has ended. The server
+prints its address once it listens. At SIGTERM it accepts no further connection, answers pending requests, and ends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
             """Log nothing."""
 
     class Server(ThreadingHTTPServer):
-        """Server whose threads are waited for at its end."""
+        """Server that waits for its threads at its end."""
 
         daemon_threads = False
         request_queue_size = 128

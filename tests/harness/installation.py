@@ -1,8 +1,9 @@
 """SharePod installed on a test cluster: everything of `manifests/`, with operator and agent as processes.
 
-Guarantees: operator and agents act as exactly the ServiceAccounts of the manifests, with tokens as a kubelet would
-mount them (an agent's bound to its Node), so that their RBAC and the policies are in force. Every process ends with
-the cluster, or with the node that it runs on.
+Guarantees:
+- Operator and agents act as exactly the ServiceAccounts of the manifests, with tokens as a kubelet would mount them (an
+  agent's bound to its Node), so that their RBAC and the policies apply.
+- Every process ends with the cluster, or with its node.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent",)
 
 
 def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
-    """Apply all of `manifests` but the operator's Deployment and the agent's DaemonSet; wait until it is in force."""
+    """Apply all of `manifests` except the operator's Deployment and the agent's DaemonSet; wait until it is
+    effective."""
     documents = rendered(cluster.bin / "kubectl", manifests=manifests)
     chosen = [one for one in documents if one["kind"] not in ("Deployment", "DaemonSet")]
     cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(chosen), timeout=60)
@@ -42,7 +44,7 @@ def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
 
 
 def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> list[Object]:
-    """Return the objects of an overlay of `manifests` with these components of ours. `kubectl`: the program."""
+    """Return the objects of an overlay of `manifests` with these components. `kubectl`: the program."""
     with tempfile.TemporaryDirectory(prefix="shp-") as at:
         ours, resources = (os.path.relpath(path, Path(at).resolve()) for path in (MANIFESTS, manifests))
         overlay = {"resources": [resources], "components": [f"{ours}/{component}" for component in components]}
@@ -52,7 +54,7 @@ def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> li
 
 
 def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
-    """Wait until both kinds are served and policies rule on them; the binding asked for here is applied last."""
+    """Wait until both kinds are served and the policies are enforced: the binding checked here is applied last."""
     unmeant: Object = {
         "apiVersion": "sharepod.dev/v1alpha1",
         "kind": "SharePod",
@@ -68,11 +70,11 @@ def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
             return "sharepod-request" in error.message
         return False  # a SharePod without spec.gpu was let through
 
-    wait_until(ruled, what="manifests in force", timeout=timeout, interval=0.1)
+    wait_until(ruled, what="manifests effective", timeout=timeout, interval=0.1)
 
 
 class Installation:
-    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with what kubectl printed.
+    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with kubectl's output.
 
     `manifests`: this version's, or another's.
     """
@@ -134,7 +136,7 @@ class Installation:
         env: Mapping[str, str] | None = None,
         program: Sequence[str | Path] = AGENT,
     ) -> Service:
-        """Start the agent of a node that has no kubelet, as a process of this user with directories of its own."""
+        """Start the agent of a node without a kubelet, as a process of this user with its own directories."""
         settings = self._agent_settings(node, inventory, name) | {
             "SHAREPOD_AGENT_STATE_DIR": str(state),
             "SHAREPOD_AGENT_KUBELET_ROOT": str(kubelet_root),

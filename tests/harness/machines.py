@@ -1,4 +1,4 @@
-"""A node with simulated GPUs, and what each program got of them by the devices' own account.
+"""Node with simulated GPUs, and each program's part of them in the devices' own accounts.
 
 Programs run in containers on a real node, or, without root, as plain processes under the hook.
 """
@@ -38,7 +38,7 @@ IMAGE = "sharepod.test/launchloop:1"
 
 
 class Machine(ABC):
-    """A node with the GPUs of `inventory` (the agent's YAML). A context manager; what it started ends with it."""
+    """Node with the GPUs of `inventory` (the agent's YAML). A context manager; all that it started ends with it."""
 
     node: str
 
@@ -61,18 +61,18 @@ class Machine(ABC):
         self._show(gpus=[gpu for gpu in self.gpus if gpu["uuid"] not in uuids])
 
     def _show(self, **parts: object) -> None:
-        """Replace parts of what the driver shows to the agent."""
+        """Replace parts of the driver's report to the agent."""
         fresh = self._inventory.with_suffix(".new")
         fresh.write_text(json.dumps({**yaml.safe_load(self._inventory.read_text()), **parts}))
         fresh.rename(self._inventory)
 
     @abstractmethod
     def start_agent(self, installation: Installation, name: str = "agent") -> Service:
-        """Start the node's agent. `name`: of the service, for a second one beside it."""
+        """Start the node's agent. `name`: of the service, for a second agent."""
 
     @abstractmethod
     def follow(self) -> None:
-        """Bring what runs in line with the Pods. Called while the demo waits."""
+        """Start and end programs to match the Pods. Called while the demo waits."""
 
     def busy_ns(self) -> dict[tuple[str, str], int]:
         """(SharePod, GPU) to the device time in ns that it got so far, by the devices' own account."""
@@ -84,13 +84,13 @@ class Machine(ABC):
         return total
 
     def shares(self, window_s: float = WINDOW_S) -> Shares:
-        """Measure what each program gets of each GPU (shares.py), ahead of everybody else on this machine."""
+        """Measure each program's part of each GPU (shares.py), ahead of other processes of this machine."""
         with self._ahead_of_others():
             return measured(self.busy_ns, window_s=window_s)
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """Let programs and agent have the processors before all other processes, where this machine can."""
+        """Give programs and agent priority for the processors, where this machine allows that."""
         yield
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Machine(ABC):
 
 
 class RealNode(Machine):
-    """A real kubelet with containerd. Needs root. `nvml`: whether NVIDIA's runtime gives containers NVML, too."""
+    """Real kubelet with containerd. Needs root. `nvml`: whether NVIDIA's runtime also gives containers NVML."""
 
     def __init__(self, cluster: Cluster, inventory: Path, name: str = "gpu-node-1", *, nvml: bool = False) -> None:
         super().__init__(cluster, inventory)
@@ -131,9 +131,9 @@ class RealNode(Machine):
         return installation.start_agent(self.real, self._inventory, name)
 
     def await_claim_driver(self, agent: Service) -> None:
-        """Wait until the kubelet calls this agent for claims: what earlier agents reported may still be in the status.
+        """Wait until the kubelet calls this agent for claims: earlier agents' reports may still be in the status.
 
-        A Pod that comes before fails once, and the kubelet tries it again after 60 to 90 s.
+        An earlier Pod would fail once, and the kubelet retries it after 60 to 90 s.
         """
 
         def registered() -> bool:
@@ -150,10 +150,10 @@ class RealNode(Machine):
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """Give the Pods' cgroups the greatest weight, and make the agent a real-time process meanwhile.
+        """Give the Pods' cgroups the greatest weight, and make the agent a real-time process for the block.
 
-        A GPU stands idle while its tenant waits for a processor. All Pods together have the weight of one process of
-        this machine, and Pods that request no CPU nearly none beside those that do.
+        A GPU is idle while its tenant waits for a processor. All Pods together have the weight of one process of this
+        machine, and Pods without a CPU request nearly none compared with Pods with one.
         """
         self.real.weigh_pods_most()
         self._schedule_agent("--rr", 1)
@@ -175,7 +175,7 @@ class RealNode(Machine):
 class BareMachine(Machine):
     """No kubelet and no containers, so no root: the agent and the programs are processes of this user.
 
-    A player stands for the kubelet towards the API server; what runs is real: the agent, the hook, the sharing.
+    A player acts as the kubelet towards the API server; the agent, the hook and the sharing are real.
     """
 
     def __init__(self, cluster: Cluster, inventory: Path, namespace: str) -> None:
@@ -193,7 +193,7 @@ class BareMachine(Machine):
         )
 
     def follow(self) -> None:
-        """Start the containers of Running pods as processes, and end those whose pod is gone."""
+        """Start the containers of Running pods as processes, and end those of deleted pods."""
         wanted: set[tuple[str, str]] = set()
         for pod in self._cluster.pods(self._namespace):
             if pod["status"].get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:

@@ -1,14 +1,16 @@
-"""A real node for a test cluster: containerd, runc, a bridge network and this version's kubelet, on this machine.
+"""Real node for a test cluster: containerd, runc, a bridge network and this version's kubelet, on this machine.
 
-Everything runs in a mount and a process-id namespace of the node's own, under a supervisor that is its process 1. In
-there the usual paths are the node's (/var/lib/kubelet, /var/lib/sharepod, /run/containerd, ...), mounts are shared as
-on a real node (Bidirectional propagation works), and "the host's processes" are the node's. The network is the
-machine's, so that the kubelet reaches the API server on loopback, and a test reaches pods by their address.
+Everything runs in the node's own mount and process-id namespaces, under a supervisor that is its process 1. In them the
+usual paths are the node's (/var/lib/kubelet, /var/lib/sharepod, /run/containerd, ...), mounts are shared as on a real
+node (Bidirectional propagation works), and "the host's processes" are the node's. The network is the machine's: the
+kubelet reaches the API server on loopback, and a test reaches pods by their address.
 
-Guarantees: the kubelet is system:node:NAME and no more; nothing on it is anonymous. When the node ends, however it
-ends, the kernel ends every process in it, shims and containers too, and with the last one all its mounts; then the
-bridge, the cgroups and the files go. What a killed supervisor leaves is removed by the next start. One node per
-machine, by a lock.
+Guarantees:
+- The kubelet has only the rights of system:node:NAME; no part of it is anonymous.
+- When the node ends in any way, the kernel ends every process in it, including shims and containers, and with the last
+  one all its mounts. Then the bridge, the cgroups and the files are removed.
+- The next start removes what a killed supervisor left.
+- One node per machine, by a lock.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ CUDA_IMAGE = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04"
 
 _BRIDGE = "shp0"
 _BRIDGE_MAC = "02:73:68:70:00:01"
-"""The bridge's own. Without one it takes the lowest of its ports'; when that pod ends, the others reach neither node
-nor API server until their neighbour entries have run out, up to 45 s later."""
+"""The bridge's own. Without it the bridge takes the lowest of its ports'. When that pod ends, the others reach neither
+node nor API server until their neighbour entries expire, up to 45 s later."""
 _START_TIMEOUT = 90.0
-# A bind mount belongs to its source's peer group: private, then shared, puts it into a group of its own, so that what
-# is mounted beneath it does not appear a second time beneath its source.
+# A bind mount belongs to its source's peer group: private, then shared, puts it into a new group. Otherwise mounts
+# beneath it would appear a second time beneath its source.
 _ENTER = """
 set -e
 state=$1
@@ -169,7 +171,7 @@ class Node:
         self._kubelet_starts = 0
         self._kubelet = self._start_kubelet()
         self._await(self._kubelet, self._is_ready)
-        if not self.cluster.node_lifecycle:  # then nobody else takes away the taint that every new Node gets
+        if not self.cluster.node_lifecycle:  # then no controller removes the taint of every new Node
             self.cluster.api.patch(f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
 
     def _start_kubelet(self) -> Service:
@@ -182,7 +184,7 @@ class Node:
         return self._kubelet.log_tail(lines)
 
     def restart_kubelet(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Kill the kubelet and start it again; containers go on. `meanwhile`: what happens while there is none."""
+        """Kill the kubelet and start it again; containers continue. `meanwhile`: called while there is none."""
         self._kubelet.stop()
         meanwhile()
         self._kubelet = self._start_kubelet()
@@ -251,7 +253,7 @@ class Node:
     def stop(self, *, keep_logs: bool | None = None) -> None:
         """Delete the Node and its Pods, end every process of the node, remove all it made on the machine."""
         self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
-        with suppress(OSError, HarnessError):  # the cluster may be gone already, and with it all that follows
+        with suppress(OSError, HarnessError):  # the cluster may have ended, and the following steps with it
             self.cluster.api.delete(f"/api/v1/nodes/{self.name}")
             pods = self.cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")["items"]
             for pod in pods:
@@ -260,7 +262,7 @@ class Node:
                     path = f"/api/v1/namespaces/{where['namespace']}/pods/{where['name']}"
                     self.cluster.api.delete(path, grace=0)
 
-    # What runs in it
+    # Its processes
 
     @property
     def address(self) -> str:
@@ -280,10 +282,10 @@ class Node:
         cwd: Path | None = None,
         grace: float = 5.0,
     ) -> Service:
-        """Start a process on the node, as a DaemonSet's with hostPID would see it; it ends with the node.
+        """Start a process on the node, like a DaemonSet's with hostPID; it ends with the node.
 
-        Its log is logs/NAME.log. `env`: its whole environment (None: this process's). `grace`: seconds from SIGTERM
-        to SIGKILL. The `pid` of what is returned is the node's own number for it.
+        Its log is logs/NAME.log. `env`: its whole environment (None: this process's). `grace`: seconds from SIGTERM to
+        SIGKILL. The result's `pid` is the node's own number for it.
         """
         return self.services.start(name, argv, env=env, cwd=cwd, grace=grace)
 
@@ -373,7 +375,7 @@ def _plan(name: str) -> NodeLayout:
     if subnet is None or plugins is None:
         raise NodeUnavailableError("there is no free subnet among 10.244.0.0/16" if plugins else "no CNI plugins")
     state = Path(tempfile.mkdtemp(prefix="shp-"))
-    state.chmod(0o711)  # root in a Pod's own user namespace is nobody here, and has to get to its container's files
+    state.chmod(0o711)  # root in a Pod's user namespace is nobody here, and must reach its container's files
     shown = command("stat", "--file-system", "--format=%T", state).stdout.strip()
     (port,) = free_ports(1)
     return NodeLayout(

@@ -133,7 +133,7 @@ def kubelet_config(layout: NodeLayout, *, ca: Path, serving: KeyPair, settings: 
         "imageGCHighThresholdPercent": 100,  # nothing here can be pulled again
         "nodeStatusUpdateFrequency": "1s",
         "serializeImagePulls": False,
-        "volumePluginDir": "/var/lib/kubelet/volumeplugins",  # the default lies outside of what is the node's own
+        "volumePluginDir": "/var/lib/kubelet/volumeplugins",  # the default is outside of the node's own directories
         **settings,
     }
     return json.dumps(config, indent=1)  # JSON is YAML

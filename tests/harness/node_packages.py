@@ -1,6 +1,6 @@
-"""Requirements of a real node: whether it can run on this machine, and how to install what is missing.
+"""Requirements of a real node: whether it can run on this machine, and how to install missing packages.
 
-Only the standard library, so that `doctor.py` can ask before anything is installed. Guarantees: `why_no_node` changes
+Only the standard library, so that `doctor.py` can check before anything is installed. Guarantees: `why_no_node` changes
 nothing, and its answer is one line, fit for a skip reason.
 """
 
@@ -61,7 +61,7 @@ def foreign_kubelet() -> int | None:
         if record["supervisor"] is not None and alive(record["supervisor"], record["started"]):
             return None
     except (OSError, ValueError, KeyError):
-        pass  # no node of ours: whatever kubelet runs is not ours
+        pass  # not a node of this harness: another kubelet may run
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -94,7 +94,7 @@ def why_no_node() -> str | None:
         if shutil.which("apt-get") is None:
             return f"a real node needs {', '.join(missing)}, and there is no apt-get to install them"
         if "iproute2" in missing or "util-linux" in missing:
-            return None  # what follows asks with their programs
+            return None  # the following checks use their programs
     if (pid := foreign_kubelet()) is not None:
         return f"a kubelet runs already (process {pid})"
     hierarchies = [CGROUPS] if (CGROUPS / "cgroup.controllers").exists() else [CGROUPS / "memory", CGROUPS / "cpu"]
@@ -111,7 +111,7 @@ def why_no_node() -> str | None:
 
 
 def why_no_user_namespaces() -> str | None:
-    """Return why no Pod on a real node here can have a user namespace of its own; None if it can."""
+    """Return why no Pod on a real node here can have its own user namespace; None if it can."""
     told = subprocess.run(["runc", "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     version = told.split()[2]
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -119,7 +119,7 @@ def why_no_user_namespaces() -> str | None:
 
 
 def install_packages() -> None:
-    """Install what a node needs and is missing; see `install_missing`."""
+    """Install the missing requirements of a node; see `install_missing`."""
     install_missing(missing_packages)
 
 
@@ -129,9 +129,8 @@ def install_packages_of(programs: Mapping[str, str]) -> None:
 
 
 def install_missing(missing: Callable[[], Sequence[str]]) -> None:
-    """Install the packages that `missing` names with apt-get, a line of progress each 10 s. One process at a time: the
-    others wait, and find it done. Errors: NodeUnavailableError.
-    """
+    """Install the packages that `missing` names with apt-get, with a line of progress every 10 s. One process at a
+    time: others wait, and then find them installed. Errors: NodeUnavailableError."""
     if not missing():
         return
     lock = acquire(cache_dir() / "packages.lock", what="installing packages", timeout=2 * _APT_TIMEOUT)
@@ -153,7 +152,7 @@ def _install(missing: Sequence[str]) -> None:
 
 
 def _apt(command: list[str], label: str) -> str | None:
-    """Run apt-get; None if it did well, else its last line."""
+    """Run apt-get; None if it succeeded, else its last line."""
     environment = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
     began = shown = time.monotonic()
     with tempfile.TemporaryFile(mode="w+") as output:

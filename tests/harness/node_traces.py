@@ -1,7 +1,7 @@
 """Record of what a node creates on the machine outside of its state directory, and its removal.
 
-Guarantees: each such trace is on record before it is made, so that what a killed node left is removed by the next;
-nothing here touches what a node of this harness did not make.
+Guarantees: each such trace is recorded before it is made, so that the next node removes what a killed one left. Only
+traces of nodes of this harness are touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.node_packages import CGROUPS, RECORD
 from harness.process import alive, start_time
 
 LOCK = RECORD.with_suffix(".lock")
-# What would else be written outside of the state directory. Each is bound over, in the node's mount namespace only.
+# Paths outside of the state directory that would be written. Each is bound over, only in the node's mount namespace.
 OWN_DIRECTORIES = (
     "/etc/cdi",
     "/run/cdi",
@@ -33,7 +33,7 @@ OWN_DIRECTORIES = (
 
 
 def undo_commands(layout: NodeLayout) -> list[list[str]]:
-    """The commands that take away what a node makes outside of its state directory, the last one to be run first.
+    """The commands that remove a node's traces outside of its state directory, in reverse order.
 
     They are safe to run in the machine's own mount namespace, at any later time.
     """
@@ -52,14 +52,14 @@ def undo_commands(layout: NodeLayout) -> list[list[str]]:
 
 
 def write_record(state: Path, undo: list[list[str]], *, supervisor: int | None = None) -> None:
-    """Write down what `clean_what_was_left` needs; `supervisor`: its process id, once it is known."""
+    """Record the needs of `clean_what_was_left`; `supervisor`: its process id, once known."""
     started = None if supervisor is None else start_time(supervisor)
     facts = {"state": str(state), "undo": undo, "supervisor": supervisor, "started": started}
     RECORD.write_text(json.dumps(facts))
 
 
 def clean_what_was_left() -> None:
-    """Undo what a node whose supervisor was killed left. Called with the lock held, so no node runs."""
+    """Undo what a node with a killed supervisor left. Called with the lock held, so no node runs."""
     try:
         record = json.loads(RECORD.read_text())
     except (OSError, ValueError):

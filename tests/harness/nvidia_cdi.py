@@ -1,7 +1,7 @@
-"""CDI specification of simulated GPUs: stands in for what `nvidia-ctk cdi generate` writes of real ones.
+"""CDI specification of simulated GPUs: replaces the output of `nvidia-ctk cdi generate` for real ones.
 
-Pure. A container with such a device has the driver's library and a marker of each of its GPUs, as it would have device
-nodes; no variable of its own chooses them.
+Pure. A container with such a device has the driver's library and a marker of each of its GPUs, like device nodes; its
+variables do not choose them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def specification(uuids: Sequence[str], markers: Path, *, libcuda: Path | None, 
     """
     files = [(libcuda, f"{LIBRARIES}/libcuda.so.1", "ro"), (state, _STATE, "rw")]
     mounts = [_mount(source, target, access) for source, target, access in files if source is not None]
-    # As NVIDIA's: a container that has a device by CDI gets no other by the variable.
+    # As NVIDIA's: a container with a CDI device gets no other device by the variable.
     env = ["NVIDIA_VISIBLE_DEVICES=void", f"FAKE_CUDA_STATE={_STATE}", f"FAKE_CUDA_DEVICES={_DEVICES}"]
     devices = [
         {"name": name, "containerEdits": {"mounts": [_mount(markers / uuid, f"{_DEVICES}/{uuid}", "ro")]}}

@@ -1,12 +1,12 @@
-"""Stands in for nvidia-container-runtime: runc, but for what NVIDIA_VISIBLE_DEVICES asks to be put into the container.
+"""Replacement for nvidia-container-runtime: runc, plus the devices that NVIDIA_VISIBLE_DEVICES names.
 
-A script of its own (python -IS nvidia_runtime.py CONFIG runc's arguments...); containerd calls it as it calls runc.
-CONFIG is a JSON file that the node writes: `runc` (path), `gpus` (list of `uuid`, `model`), and, each optional,
-`libcuda`, `libnvml`, `nvidia_smi` (files put into the container) and `state` (the simulated devices' shared file).
+A separate script (python -IS nvidia_runtime.py CONFIG runc's arguments...); containerd calls it like runc. CONFIG is a
+JSON file of the node: `runc` (path), `gpus` (list of `uuid`, `model`), and optionally `libcuda`, `libnvml`,
+`nvidia_smi` (files put into the container) and `state` (the simulated devices' shared file).
 
-Guarantees: as NVIDIA's, it reads the variable from the container's own environment when it is created; unset, empty or
-`void` leaves the container as it is; `none` gives the driver and no device; `all`, indices and UUIDs give devices; an
-unknown one is refused, with the reason where containerd looks for it.
+Guarantees: like NVIDIA's, it reads the variable from the container's own environment at creation. Unset, empty or
+`void` changes nothing; `none` gives the driver and no device; `all`, indices and UUIDs give devices. An unknown device
+is refused, with the reason where containerd reads it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def chosen(asked: str, gpus: list[dict[str, str]]) -> list[dict[str, str]] | Non
 
 
 def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Change an OCI spec in place as the container's environment asks; whether there was anything to change."""
+    """Change an OCI spec in place by the container's environment; return whether it was changed."""
     variables: list[str] = spec["process"].setdefault("env", [])
     environment = dict(variable.split("=", 1) for variable in variables if "=" in variable)
     gpus = chosen(environment.get("NVIDIA_VISIBLE_DEVICES", ""), config["gpus"])
@@ -67,7 +67,7 @@ def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
         f"FAKE_CUDA_STATE={_STATE}",
         f"FAKE_CUDA_VISIBLE={','.join(gpu['uuid'] for gpu in gpus)}",
         f"FAKE_CUDA_LABEL={label}",
-        # The simulated devices know a process by the pid that it sees itself: no other container can use that.
+        # The simulated devices identify a process by its own view of its pid: no other container can use that.
         "FAKE_NVML_PROCESSES=none",
     ]
     return True

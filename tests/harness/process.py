@@ -1,8 +1,8 @@
-"""Processes that end with whoever started them.
+"""Processes that end with their starter.
 
-Guarantees: a child started with `die_with` is killed by the kernel when its parent *thread* ends, also by
-SIGKILL; so it is only used by single-threaded parents (the supervisor) or from the main thread. A process is told
-from a later one of the same number by its start time.
+Guarantees: the kernel kills a child started with `die_with` when its parent *thread* ends, also by SIGKILL. So only
+single-threaded parents (the supervisor) or the main thread use it. The start time distinguishes a process from a later
+one with the same pid.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def descendants_of(pid: int) -> list[int]:
 
 @contextmanager
 def as_at_a_terminal(script: str, *, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python script that Ctrl-C interrupts, even where this process was started with SIGINT ignored, as in the
-    background of a shell, and killed when the block ends if it still runs then."""
+    """Run a Python script that Ctrl-C interrupts, even if this process was started with SIGINT ignored, as in the
+    background of a shell. The script is killed if it still runs when the block ends."""
     heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}"
     process = subprocess.Popen(
         [sys.executable, "-c", heeding], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd

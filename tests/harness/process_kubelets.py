@@ -1,12 +1,12 @@
-"""Kubelets of fake nodes whose pods are processes of this machine: a pod is Ready once its process says so.
+"""Kubelets of fake nodes whose pods are processes of this machine: a pod is Ready once its process reports so.
 
-A pod's process gets SIGTERM when the pod is deleted, SIGKILL after the grace period, and the Pod goes once the process
-has ended. There are no containers, volumes or probes; what a process is and where it runs is up to the caller.
+A pod's process gets SIGTERM when the pod is deleted, SIGKILL after the grace period, and the Pod is removed once the
+process has ended. There are no containers, volumes or probes; the caller chooses the process and its place.
 
 Guarantees:
-- A pod has one process at most, and its Pod object does not go before that has ended.
+- A pod has one process at most, and its Pod object is not removed before the process has ended.
 - A process that ends by itself is a failure, and so is one that has to be killed.
-- Whatever is started ends with `stop`.
+- Every started process ends with `stop`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRACE_S = 10.0
 
 Start = Callable[[Object, threading.Event], "subprocess.Popen[str] | None"]
 """Start the process of a pod, with its standard output as a pipe; it prints one line, its address, once it is ready.
-None if the event was set meanwhile: the pod is deleted."""
+None if the event was set in between: the pod is deleted."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class PodProcess:
 
 
 class ProcessKubelets(FakeKubelets):
-    """Plays the kubelets of some fake nodes, with a process for each pod.
+    """Player of the kubelets of some fake nodes, with a process for each pod.
 
     Args:
         api: The API server.
         nodes: Their names.
         start: Starts a pod's process.
-        same: Names what a pod is a run of; `most_at_once` counts by it.
+        same: Returns a name for the work of a pod; `most_at_once` counts by it.
     """
 
     def __init__(self, api: Api, nodes: Collection[str], start: Start, same: Callable[[Object], str]) -> None:
@@ -60,7 +60,7 @@ class ProcessKubelets(FakeKubelets):
         self._lock = threading.Lock()
         self._running: Counter[str] = Counter()
         self.processes: dict[str, PodProcess] = {}
-        """By the pod's UID, of pods that are gone too."""
+        """By the pod's UID, including deleted pods."""
         self.most_at_once: Counter[str] = Counter()
         """Most processes that there ever were at a time."""
 
@@ -77,7 +77,7 @@ class ProcessKubelets(FakeKubelets):
     def _is_fake(self, node: str) -> bool:
         return node in self._nodes
 
-    # Each step has a thread of its own: a process may take its time.
+    # Each step has its own thread: a process may take its time.
 
     def _run(self, uid: str) -> None:
         pod = self._pods.get(uid)
@@ -134,7 +134,7 @@ class ProcessKubelets(FakeKubelets):
             try:
                 step()
             except ApiError as error:
-                if error.code not in (404, 409):  # gone, or another of that name by now
+                if error.code not in (404, 409):  # deleted, or replaced by another of that name
                     self.failures.append(str(error))
             except OSError:
                 self._stopped.wait(0.2)

@@ -1,8 +1,8 @@
 """Nodes without machines whose pods are processes: real agents with simulated GPUs, the real hook, played kubelets.
 
 A SharePod's process runs under the hook of its tenant's directory once its node's agent has set that up, as a container
-starts once its volume is there; a plain pod's process has the node's GPUs for itself. Calls of CSI are left out: the
-agent knows a tenant's processes by their connections.
+starts once its volume exists. A plain pod's process has all of the node's GPUs. CSI calls are left out: the agent knows
+a tenant's processes by their connections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from harness.services import Service
 
 SERVER = Path(__file__).with_name("inference_server.py")
 POLL_S = 0.002
-"""Seconds between two looks whether the agent has set a tenant up."""
+"""Seconds between two checks whether the agent has set a tenant up."""
 _MODEL, _GPU_BYTES = "Simulated-A100", 40 << 30
 
 
@@ -117,7 +117,7 @@ class ProcessNodes:
 
 
 def _register(socket: Path) -> None:
-    """Tell an agent's plugin that it is registered, as a kubelet does. The agent waits half a minute for that."""
+    """Notify an agent's plugin of its registration, as a kubelet does. The agent waits half a minute for that."""
     wait_until(socket.is_socket, what=f"{socket.name} of the agent", timeout=60)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         channel.unary_unary(
@@ -132,7 +132,7 @@ def _is_of_sharepod(pod: Object) -> bool:
 
 
 def _run_of(pod: Object) -> str:
-    """Name of what a pod is a run of: its SharePod; any other pod is its own."""
+    """Name of a pod's work: its SharePod; every other pod is its own."""
     metadata = pod["metadata"]
     return str(metadata["name"] if _is_of_sharepod(pod) else metadata["uid"])
 

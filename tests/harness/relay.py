@@ -1,7 +1,7 @@
-"""Relay of TCP connections: what reaches one address goes on to another, byte for byte.
+"""Relay of TCP connections: forwards the bytes of one address to another.
 
-A script of its own (python -IS relay.py ADDRESS PORT TARGET TARGET_PORT). Stands in for kube-proxy, which lets pods
-reach the API server by the address of Service `kubernetes`.
+A separate script (python -IS relay.py ADDRESS PORT TARGET TARGET_PORT). Replaces kube-proxy, by which pods reach the
+API server at the address of Service `kubernetes`.
 
 Guarantees: each connection ends as a whole when either side ends it.
 """

@@ -43,7 +43,7 @@ class Built(Protocol):
 
     @property
     def kept(self) -> str:
-        """First part of the name under which the cache keeps the programs."""
+        """Start of the name under which the cache keeps the programs."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Release:
 
     @property
     def kept(self) -> str:
-        """First part of the name under which the cache keeps the programs."""
+        """Start of the name under which the cache keeps the programs."""
         return "bin"
 
     @property
@@ -168,7 +168,7 @@ class Containerd:
 class GoProgram:
     """One program of a Go module.
 
-    `title`: what it is, for people. `package`: its Go package. `kept`: also its folder in `gobuild/`, without dashes.
+    `title`: its name for people. `package`: its Go package. `kept`: also its folder in `gobuild/`, without dashes.
     """
 
     title: str
@@ -239,7 +239,8 @@ CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
 OF_CLAIMS = {"1.34": Release("1.34.4", "v1.34"), "1.35": Release("1.35.4", "v1.35"), "1.36": CURRENT}
-"""Minor versions with `resource.k8s.io/v1`, the oldest first: on each, `make test-canary` tries what claims rest on."""
+"""Minor versions with `resource.k8s.io/v1`, the oldest first: on each, `make test-canary` checks the foundations of
+claims."""
 KUBERNETES = CURRENT.version
 CONTAINERD = Containerd("2.2.9")
 """Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
@@ -252,7 +253,7 @@ DEVICE_PLUGIN = GoProgram(
     ("-trimpath", "-ldflags", "-s -w -extldflags=-Wl,-z,lazy"),
     cgo=True,
 )
-"""It loads NVML at run time, which needs C. Symbols are bound at the call: no NVML has all that the plugin can call."""
+"""It loads NVML at run time, which needs C. Symbols are bound at the call: no NVML has all the calls of the plugin."""
 PROMETHEUS = Prometheus("3.13.5")
 """Its Go module has the version v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""
 HELM = GoProgram(

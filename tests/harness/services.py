@@ -1,4 +1,4 @@
-"""The client of the supervisor: start processes that are certain to end, look at them, end them.
+"""Client of the supervisor: starts, queries and ends processes that are certain to end.
 
 Guarantees: see `harness.supervisor`. A `Services` may be used from several threads.
 """
@@ -50,7 +50,8 @@ class Service:
         self.services.ask(do="signal", name=self.name, number=int(number))
 
     def stop(self, grace: float | None = None) -> int | None:
-        """SIGTERM, then SIGKILL after `grace` seconds (None: as said at its start; 0: at once). Returns its status."""
+        """SIGTERM, then SIGKILL after `grace` seconds (None: the value at its start; 0: at once). Returns its
+        status."""
         status: int | None = self.services.ask(do="stop", name=self.name, grace=grace)["status"]
         return status
 
@@ -75,8 +76,8 @@ class Service:
 class Services:
     """A supervisor of its own, with the state directory `state`, which it removes at its end.
 
-    `detached`: outlive this process. `prefix`: a command to run the supervisor under (`unshare ...`). `lock_fd`: a
-    lock that is held until the supervisor has ended.
+    `detached`: outlive this process. `prefix`: a command to run the supervisor under (`unshare ...`). `lock_fd`: a lock
+    that is held until the supervisor has ended.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Services:
                 stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C at the terminal is the harness's affair; the lifeline tells of it
+                start_new_session=True,  # the harness handles Ctrl-C at the terminal; the closed lifeline ends this
                 pass_fds=() if lock_fd is None else (lock_fd,),
                 env=dict(os.environ) | {"PYTHONPATH": str(_PACKAGES)},
                 cwd="/",
@@ -121,7 +122,7 @@ class Services:
             time.sleep(0.01)
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """One request to the supervisor. HarnessError if it refuses or is gone."""
+        """Send one request to the supervisor. HarnessError if it refuses or has ended."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(_REQUEST_TIMEOUT)
@@ -166,7 +167,7 @@ class Services:
         self.ask(do="undo", argv=[str(argument) for argument in argv])
 
     def end(self, *, keep_logs: bool = False) -> None:
-        """End all processes, undo what was registered, remove the state directory (`keep_logs`: but for logs/)."""
+        """End all processes, undo registered traces, remove the state directory (`keep_logs`: except logs/)."""
         with contextlib.suppress(HarnessError):  # it may be ending already, for instance by its lifeline
             self.ask(do="end", keep_logs=keep_logs)
         if self._process.stdin is not None:
@@ -178,5 +179,5 @@ class Services:
             self._process.wait(timeout=10.0)
             raise HarnessError(f"the supervisor of {self.state} did not end in 60 s and was killed") from None
         finally:
-            if self._process.returncode != 0 and not keep_logs:  # killed: what it would have removed is still there
+            if self._process.returncode != 0 and not keep_logs:  # killed: its cleaning up is still to be done
                 shutil.rmtree(self.state, ignore_errors=True)

@@ -1,12 +1,13 @@
-"""Shares of a GPU over one window, and how far the machine let them be right.
+"""Shares of a GPU over one window, and the error that the machine causes.
 
-The host of a virtual machine may take its processors from it for tens of milliseconds at a time. A program, a hook or
-an agent that cannot run costs its tenant GPU time that nobody can give back, so a share may be lower by what was taken,
-and a window in which much was taken says little: then another is measured.
+The host of a virtual machine may take its processors for tens of milliseconds at a time. While a program, a hook or an
+agent cannot run, its tenant loses GPU time that cannot be restored. So a share may be lower by the stolen time, and a
+window with much stolen time is discarded and measured again.
 
-Other processes of the machine take as much: all Pods of a node together weigh as one of them. So a node's shares are
-measured while its Pods come first (`Machine.shares`). By turns, 13 programs on six GPUs at a load of 11 to 13 on two
-processors: 91.5 to 97.1 % of each GPU's time used as kubelets weigh Pods, 99.5 to 99.9 % so.
+Other processes of the machine take as much: all Pods of a node together have the weight of one of them. So a node's
+shares are measured while its Pods have priority (`Machine.shares`). With 13 programs on six GPUs in turns, at a load of
+11 to 13 on two processors, each GPU is used 91.5 to 97.1 % of the time by kubelets' weights, 99.5 to 99.9 % by
+priority.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from .host import Stolen
 
 POINTS = 2.0
-"""Percentage points by which a share may differ from what was due on a machine that nobody takes processors from."""
+"""Percentage points by which a share may differ from the due one on a machine without stolen time."""
 QUIET = 2.0
 """Percent of the processors' time that the host may take from a window that counts."""
 WINDOWS = 3
@@ -26,16 +27,16 @@ WINDOWS = 3
 WINDOW_S = 10.0
 """Seconds of a window. A turn lasts its request of 300 ms: one more or less of a tenant with 0.5 is 1.5 points."""
 LONG_WINDOW_S = 15.0
-"""The same where several tenants' edges come together."""
+"""The same for windows in which several tenants' edges come together."""
 
 Tenant = tuple[str, str]
 """Name of the pod or SharePod, and UUID of the GPU."""
 
 
 def right(due: float, got: float, stolen: float) -> bool:
-    """Return whether a share is the one due, or less by no more than what the host took. All in percent.
+    """Return whether a share is the due one, or less by at most the stolen time. All in percent.
 
-    Where no window was quiet it may be more, too: what one could not use, the other got.
+    Without a quiet window it may also be more: neighbours get unused time.
     """
     more = stolen if stolen > QUIET else 0.0
     return due - POINTS - stolen <= got <= due + POINTS + more
@@ -47,7 +48,7 @@ class Shares:
 
     percent: Mapping[Tenant, float]
     stolen: float
-    """Percent of the processors' time that the host took meanwhile."""
+    """Percent of the processors' time that the host took in the window."""
 
     def of(self, name: str) -> float:
         """Return the share of a pod on all of its GPUs, 0 if the device does not know it."""
@@ -66,10 +67,10 @@ def measured(
     *,
     window_s: float = WINDOW_S,
 ) -> Shares:
-    """Measure windows of `window_s` until the host left one in quiet, `WINDOWS` at most; return the quietest.
+    """Measure windows of `window_s` until the host left one quiet, `WINDOWS` at most; return the quietest.
 
-    `busy_ns`: the device's account, of which windows take the difference. `again` is told of a window that does not
-    count before the next one begins.
+    `busy_ns`: the device's account; windows use its differences. `again` is called with a discarded window before the
+    next one begins.
     """
     windows = [_window(busy_ns, sleep, window_s)]
     while windows[-1].stolen > QUIET and len(windows) < WINDOWS:

@@ -1,7 +1,7 @@
 """Long runs of random life: twenty minutes by `make soak-NAME`, a few seconds of the same code in the suite.
 
-Guarantees: whatever is random in a run comes from its one seed, which is printed before anything happens; a slice in
-the suite has a fixed seed and ends within the time that the suite has for it.
+Guarantees: all randomness of a run comes from its seed, which is printed first. A slice in the suite has a fixed seed
+and ends within its time.
 
     def soak(run: Run) -> dict[str, int]: ...        # until run.over(); the counts of what happened
 
@@ -26,7 +26,7 @@ SOAKS = 5  # that share SOAK_SECONDS in the suite: hook, memory, agent, placemen
 
 @dataclass
 class Run:
-    """One run: where its randomness comes from, and when it is over."""
+    """One run: source of its randomness, and its end."""
 
     name: str
     seed: int

@@ -1,6 +1,6 @@
-"""Time in which the machine stood still: a virtual machine that was paused, or one that gave this process no processor.
+"""Time in which the machine stood still: a paused virtual machine, or no processor for this process.
 
-A soak that waits for something to come true does not count that time: what was to happen stood still, too.
+A soak that waits for an event does not count that time: the awaited work stood still, too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from types import TracebackType
 
 _EVERY_S = 0.05
 LATE_S = 0.5
-"""Seconds by which the look at the clock has to be late before they count: less is a busy machine."""
+"""Seconds by which the reading of the clock must be late to count: less is a busy machine."""
 
 
 class Standstill:
-    """Seconds lost so far, by a thread that looks at the clock again and again. Use as a context manager."""
+    """Seconds lost so far, by a thread that reads the clock periodically. Use as a context manager."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class Standstill:
         return self._lost + self._late(self._looked)
 
     def look(self) -> None:
-        """Look at the clock once; the thread does."""
+        """Read the clock once; the thread calls it."""
         self._lost += self._late(self._looked)
         self._looked = self._clock()
 

@@ -1,13 +1,15 @@
 """One small process that starts, watches and ends all others of a cluster or node.
 
-Guarantees: whatever it started, and whatever those started, has ended when it has, in the reverse order of their
-start; then what was registered to be undone is undone (each step with a timeout), and the state directory is removed.
-This happens on request, on SIGTERM and SIGINT, and when the lifeline (its standard input, a pipe from the harness)
-closes, which the kernel does however the harness ends. Were the supervisor itself killed, the kernel kills its
-children.
+Guarantees:
+- When it ends, all processes that it started, with their children, have ended, in the reverse order of their start.
+- Then registered traces are undone (each step with a timeout), and the state directory is removed.
+- This happens on request, on SIGTERM and SIGINT, and when the lifeline closes. The lifeline is its standard input, a
+  pipe
+  from the harness, which the kernel closes however the harness ends.
+- If the supervisor itself is killed, the kernel kills its children.
 
-It is single-threaded on purpose: a child's parent-death signal follows the thread that forked it. Requests are one
-JSON object per connection on the Unix socket `control.sock` in the state directory; `harness.services` is the client.
+It is single-threaded on purpose: a child's parent-death signal follows the thread that forked it. Requests are one JSON
+object per connection on the Unix socket `control.sock` in the state directory; `harness.services` is the client.
 Run as: python -m harness.supervisor STATE_DIR [--detached] [--lock-fd N]
 """
 
@@ -81,7 +83,7 @@ class _Supervisor:
         return {"error": f"cannot run {argv[0]}: {reason}"} if reason else {"pid": pid}
 
     def reap(self) -> None:
-        """Take the exit statuses of all that ended, adopted orphans included."""
+        """Collect the exit statuses of all ended processes, including adopted orphans."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 for child in self.children.values():
@@ -97,7 +99,7 @@ class _Supervisor:
         return {}
 
     def stop(self, name: str, grace: float | None) -> dict[str, Any]:
-        """End one child, and what it leaves behind; SIGKILL after `grace` seconds (None: as said at its start)."""
+        """End one child, and its descendants; SIGKILL after `grace` seconds (None: the value at its start)."""
         self.reap()
         child = self.children.get(name)
         if child is None:
@@ -146,7 +148,7 @@ class _Supervisor:
         return {"error": f"unknown request {request}"}
 
     def end(self) -> None:
-        """End everything, undo what was registered, remove the state directory."""
+        """End everything, undo registered traces, remove the state directory."""
         self.ending = True
         for name in reversed(self.children):
             with contextlib.suppress(ProcessLookupError):
@@ -175,7 +177,7 @@ class _Supervisor:
 
 
 def _serve(supervisor: _Supervisor, lifeline: int | None) -> None:
-    """Answer requests until the end is asked for, by whichever way."""
+    """Answer requests until an end is requested in any way."""
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_reader, False)
     os.set_blocking(wake_writer, False)

@@ -1,6 +1,6 @@
-"""Somebody else's validating webhook on a test cluster, for one namespace: it allows, fails, or does not answer.
+"""Third party's validating webhook on a test cluster, for one namespace: it allows, fails, or does not answer.
 
-Guarantees: it is in force when the `with` block begins, and gone when that ends; what it holds back then is let go.
+Guarantees: it is effective when the `with` block begins, and deleted when that ends; held reviews are then answered.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Webhook:
     """Webhook for one namespace's objects.
 
     Args:
-        cluster: Where it is in force.
-        namespace: Whose objects it is asked for; also its name.
+        cluster: Where it is effective.
+        namespace: Namespace of the reviewed objects; also its name.
         resources: As `pods`, `pods/eviction`.
         operations: As CREATE, UPDATE.
         timeout: Seconds that the API server waits for an answer.
-        policy: What follows where there is none: Fail or Ignore.
+        policy: Consequence of no answer: Fail or Ignore.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Webhook:
         self.asked: list[Object] = []
         """Requests of all AdmissionReviews so far."""
         self.answered = 0
-        """How many of them have been answered, or are waited for by nobody any more."""
+        """How many of them were answered, or are no longer waited for."""
 
     def hold(self) -> None:
         """Answer nothing from now on."""
@@ -78,12 +78,12 @@ class Webhook:
         self._may_answer.set()
 
     def allow(self) -> None:
-        """Allow what was held back, and all from now on."""
+        """Allow held reviews, and all from now on."""
         self._status = 200
         self._may_answer.set()
 
     def count(self, name: str = "") -> int:
-        """Return how often it was asked, about objects of a name if one is given."""
+        """Return the number of its reviews, optionally of objects of one name."""
         with self._lock:
             return sum(not name or request.get("name") == name for request in self.asked)
 
@@ -124,7 +124,7 @@ class Webhook:
         self._server.server_close()
 
     def _in_force(self) -> bool:
-        """Ask for a ConfigMap that is not kept; True once the webhook was asked about it."""
+        """Review a ConfigMap by a dry run; True once the webhook was called."""
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe-of-webhook"}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:

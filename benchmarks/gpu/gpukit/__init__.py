@@ -1,5 +1,5 @@
-"""The GPU kit: what a machine with an NVIDIA GPU makes of the hook and the agent, without Kubernetes and network.
+"""The GPU kit: measures hook and agent on a machine with an NVIDIA GPU, without Kubernetes and network.
 
-Standard library only. It starts the real agent, standalone, and workloads under the real hook; it uses the GPU through
-these programs alone. Whatever it starts ends with it, however it ends.
+Standard library only. It starts the real agent, standalone, and workloads under the real hook; only these programs use
+the GPU. All of them end with the kit, however it ends.
 """

@@ -1,6 +1,6 @@
 """The agent, standalone on this machine, and its tenants.
 
-`set` returns when the tenants' terms are in force. Everything lies in one directory of this run.
+`set` returns when the tenants' terms are applied. All files are in one directory of this run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CACHED_S = 1.1
 
 
 class AgentError(Exception):
-    """The agent does not start or does not do what it was told. The message holds its last words."""
+    """Agent that does not start or does not obey. The message contains its last output."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant and its terms; `memory` in bytes; `interactive`: it asks for short waits."""
+    """A tenant and its terms; `memory` in bytes; `interactive`: short waits requested."""
 
     name: str
     request: float
@@ -53,7 +53,7 @@ class Tenant:
         }
 
     def in_force(self, limits: str) -> bool:
-        """Return whether a tenant's file `limits` says so."""
+        """Return whether a tenant's file `limits` contains these terms."""
         wanted = f"request {round(self.request * 1000)} limit {round(self.limit * 1000)} memory {self.memory} "
         return wanted in limits
 
@@ -103,9 +103,8 @@ class Agent:
         return self._of(name) / "libsharepod.so"
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """Return by tenant, as of one moment, what was counted so far: seconds for which it `held` its token, seconds
-        that it was `surcharged` because NVML saw it busy beyond these, and its `turns`.
-        """
+        """Return by tenant, as of one moment, the totals so far: seconds for which it `held` its token, seconds
+        `surcharged` because NVML saw it busy beyond these, and its `turns`."""
         families = {
             "held": "sharepod_tenant_held_seconds_total",
             "surcharged": "sharepod_tenant_surcharged_seconds_total",
@@ -119,7 +118,7 @@ class Agent:
         return self._metric("sharepod_tenant_usage_ratio")
 
     def busy_ratios(self) -> dict[str, float]:
-        """The part of the last 10 s in which NVML saw kernels of each tenant; missing where NVML does not say."""
+        """The part of the last 10 s in which NVML saw kernels of each tenant; missing if NVML does not report it."""
         return self._metric("sharepod_tenant_busy_ratio")
 
     def used_bytes(self, name: str) -> int:

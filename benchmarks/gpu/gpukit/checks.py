@@ -15,7 +15,7 @@ _BUSY_S = 0.5
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     steps = (
         ("symbols", _symbols),
         ("symbols under the hook", _symbols_under_the_hook),
@@ -61,7 +61,7 @@ def _captures_under_the_hook(setting: Setting) -> Cell:
 
 
 def _context(setting: Setting) -> Cell:
-    """Measure what a context costs, and what the driver says of its process."""
+    """Measure the memory of a context, and the driver's report of its process."""
     with setting.workload("driver_checks", "--hook", _hook(setting), label="checks-context") as program:
         time.sleep(0.5)
         before = setting.gpu.use()

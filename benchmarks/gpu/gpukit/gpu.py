@@ -1,7 +1,7 @@
-"""The GPU that is measured: a real one, or the fake driver's.
+"""The measured GPU: a real one, or the fake driver's.
 
-What is read of it is read by a program with a time limit, or from the fake's shared file. A GPU without NVML can still
-be measured; then nobody says what its processes use.
+A program with a time limit reads the real GPU; the fake's state is read from its shared file. A GPU without NVML can
+still be measured; its processes' use is then unknown.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _FAKE_MEMORY = 16 << 30
 
 
 class GpuError(Exception):
-    """There is no GPU to measure. The message says what was tried."""
+    """No GPU to measure. The message lists the attempts."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Device memory in use, in bytes: of all, and by process where the driver says so (by pid as it numbers them)."""
+    """Device memory in use, in bytes: in total, and by process where the driver reports it (by the driver's pids)."""
 
     device: int
     processes: Mapping[int, int] | None
 
 
 class Gpu:
-    """A real GPU. `inventory`: what the agent is told of it where there is no NVML to ask, else None."""
+    """A real GPU. `inventory`: the agent's description of it if there is no NVML, else None."""
 
     fake = False
 
@@ -66,7 +66,7 @@ class Gpu:
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def use(self) -> Use | None:
-        """Memory in use now, or None if nobody says."""
+        """Memory in use now, or None if unknown."""
         try:
             gpu = self._nvml()["gpus"][self.index]
         except GpuError:
@@ -116,7 +116,7 @@ class FakeGpu:
         }
 
     def use(self) -> Use | None:
-        """Memory in use now, as the books say."""
+        """Memory in use now, by the fake's account."""
         by_pid = {
             client.pid: client.usage[self.uuid].memory
             for client in self._books.read_state(self._state).clients

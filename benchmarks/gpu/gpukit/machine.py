@@ -1,6 +1,6 @@
-"""Inspection of the machine before anything is measured: everything that hook and agent build on.
+"""Inspection of the machine before any measurement: all requirements of hook and agent.
 
-Each line is tried, not looked up: a container's seccomp profile may take away what its kernel has.
+Each line is tried, not looked up: a container's seccomp profile may forbid features of its kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FRAMEWORKS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def found() -> list[tuple[str, str]]:
-    """Return the findings as lines of (what, value)."""
+    """Return the findings as lines of (feature, value)."""
     return [
         ("kernel", f"{platform.release()} {platform.machine()}{_sandbox()}"),
         ("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores to use"),

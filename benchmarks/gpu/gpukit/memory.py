@@ -1,7 +1,7 @@
-"""Table (c): where a limit on device memory stops each allocator, and what everyone says of it then.
+"""Table (c): where a device memory limit stops each allocator, and the reports of it.
 
-A program takes memory piece by piece until it is refused. Beside what it got stand: what it was told, the agent's own
-count, and the driver's: memory of the device in use beyond what was before the program started.
+A program allocates memory piece by piece until it is refused. The table also has the size that the program saw, the
+agent's own count, and the driver's: memory in use beyond that before the program started.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _absent(setting: Setting, case: Case) -> str:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     for case in CASES:
         key = f"{KEY}/{case.name}"
         if key in setting.results or _absent(setting, case):
@@ -94,7 +94,7 @@ def _one(setting: Setting, case: Case) -> Cell:
 
 
 def _settled(setting: Setting) -> int:
-    """The device's memory in use, once the program before has gone."""
+    """The device's memory in use, once the previous program has ended."""
     deadline = time.monotonic() + _GONE_S
     last = -1
     while time.monotonic() < deadline:

@@ -1,5 +1,5 @@
-"""One reading of NVML as JSON: driver, GPUs, and the processes on them. A program of its own, because a call into a
-sick driver may never come back."""
+"""One reading of NVML as JSON: driver, GPUs, and the processes on them. A separate program, because a call into a
+faulty driver may never return."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Table (a): what the hook costs a tenant that is alone.
+"""Table (a): the hook's cost to a tenant without neighbours.
 
-The same program twice, without and with the hook, takes turns on an otherwise idle GPU; each round gives one ratio,
-the table shows the median and the range. Then the tenant's limit is lowered to half a GPU: what is done then, beside
-half of what is done without a hook, is what metering costs.
+The same program runs without and with the hook in turns on an otherwise idle GPU; each round gives one ratio, the table
+shows the median and the range. Then the tenant's limit is lowered to half a GPU: the work relative to half of the work
+without a hook shows the cost of metering.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WINDOW = 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """`what` is counted, by which workload."""
+    """Counted unit, and its workload."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ def cases(setting: Setting) -> tuple[Case, ...]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     for case in cases(setting):
         key = f"{KEY}/{case.name}"
         if key in setting.results:
@@ -81,7 +81,7 @@ def _one(setting: Setting, case: Case) -> Cell:
     ):
         rounds = [(rate(bare), rate(hooked)) for _ in range(setting.rounds)]
         setting.agent.set(half)
-        rate(hooked)  # the first window still has what was launched at full speed
+        rate(hooked)  # the first window still contains launches at full speed
         bound = rate(hooked)
     return {"bare": [one for one, _ in rounds], "hook": [other for _, other in rounds], "bound": bound}
 

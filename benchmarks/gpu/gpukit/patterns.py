@@ -1,7 +1,8 @@
-"""Table (e): whether programs do under the hook what they do without it.
+"""Table (e): whether programs behave under the hook as without it.
 
-All patterns of `real_programs.py` run side by side, first without a hook, then each as a tenant of its own, all with
-the same share. Each checks its own results. One that does not run without a hook says so, and nothing about SharePod.
+All patterns of `real_programs.py` run at the same time, first without a hook, then each as a separate tenant, with
+equal shares. Each checks its own results. A pattern that does not run without a hook reports that, and proves nothing
+about SharePod.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def patterns(setting: Setting) -> tuple[str, ...]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     for how in ("bare", "hook"):
         names = [name for name in patterns(setting) if how == "hook" or name != _NEEDS_A_LIMIT]
         if any(f"{KEY}/{name}/{how}" not in setting.results for name in names):

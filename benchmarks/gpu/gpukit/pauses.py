@@ -1,8 +1,7 @@
-"""Table (d): what a tenant that works and thinks gets beside one that never pauses, and whether NVML sees what the
-token says.
+"""Table (d): the share of a pausing tenant with a neighbour that never pauses, and whether NVML confirms the token.
 
-Every workload is the driver API's, so that its work is known in time of the GPU: got is kernels times their length.
-A pausing tenant should get request x work / (work + pause).
+Every workload uses the driver API, so its work is known in GPU time: kernels times their length. A pausing tenant
+should get request x work / (work + pause).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gpukit.setting import Setting, note
 KEY = "pauses"
 SEEN = "seen"
 _SETTLE = 0.45
-"""Long: what the agent knows of a tenant's pauses it has to learn first."""
+"""Long: the agent must first learn a tenant's pauses."""
 _TAIL = 0.05
 _SEEN_S = 11.0
 """Beyond the 10 s over which the agent averages."""
@@ -51,7 +50,7 @@ CASES = (Case(0.7, 20, 5, 0.3, 40), Case(0.7, 20, 5, 0.3, 250), Case(0.9, 5, 2, 
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     steps = [(f"{KEY}/{case.name}", lambda case=case: _one(setting, case)) for case in CASES]
     for key, make in (*steps, (f"{SEEN}/30:70", lambda: _seen(setting))):
         if key not in setting.results:

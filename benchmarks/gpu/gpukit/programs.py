@@ -1,8 +1,8 @@
-"""Programs that the kit starts, and what it says to them.
+"""Programs of the kit, and their commands.
 
-A program is given commands on its standard input and has a time for each answer; one that takes longer is ended. It
-runs in a session of its own, all of which ends with it; when the kit itself is killed its standard input ends, and
-every program of the kit ends on that.
+A program reads commands on its standard input and has a time for each answer; a slower one is ended. It runs in its own
+session, all of which ends with it. When the kit itself is killed, every program's standard input ends, which ends the
+program.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _END_S = 10.0
 
 
 class ProgramError(Exception):
-    """A program ended, did not answer in time, or could not do what it was told. The message holds its last words."""
+    """Program that ended, did not answer in time, or failed a command. The message contains its last output."""
 
 
 class Program:
-    """One program. `log`: where its standard error and whatever else it prints goes."""
+    """One program. `log`: file of its standard error and other output."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -67,7 +67,7 @@ class Program:
         return self.answer(timeout_s)
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next answer. Raises `ProgramError`, also if the program says that it could not."""
+        """The next answer. Raises `ProgramError`, also for a reported failure."""
         deadline = time.monotonic() + timeout_s
         while True:
             line = self._line(deadline, timeout_s)
@@ -81,7 +81,7 @@ class Program:
             return answer
 
     def end(self) -> None:
-        """End the program and all that it started, whatever its state."""
+        """End the program and all its children, in any state."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

@@ -1,7 +1,7 @@
-"""Results so far, in one file, so that a killed run goes on where it was.
+"""Results so far, in one file, so that a killed run continues.
 
-A cell is one figure or a few that belong together, under a key such as `shares/small/30:70`. It is written as soon as
-it is measured, by rename. Cells of another machine, GPU or kit are never mixed with these.
+A cell is one figure or a few related ones, under a key such as `shares/small/30:70`. It is written as soon as it is
+measured, by rename. Cells of another machine, GPU or kit are never mixed with these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Cell = dict[str, Any]
 
 
 class ResultsError(Exception):
-    """The file cannot be gone on with. The message says what to do."""
+    """Result file that cannot be continued. The message states the remedy."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error: the rest is measured by the next run
@@ -24,7 +24,7 @@ class OutOfTime(Exception):  # noqa: N818 - not an error: the rest is measured b
 
 
 class Budget:
-    """The time that one table may take."""
+    """Time limit of one table."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -36,7 +36,7 @@ class Budget:
 
 
 class Results:
-    """The file `results.json` in a folder. `about`: what must be the same for cells to be of one measurement."""
+    """The file `results.json` in a folder. `about`: properties that all cells of one measurement share."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Results:
             self._cells = dict(kept["cells"])
             before = dict(kept["about"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ResultsError(f"{self._path} cannot be read ({error}); move it away to begin anew") from None
+            raise ResultsError(f"{self._path} cannot be read ({error}); move it away to start again") from None
         other = sorted(name for name in {*before, *self.about} if before.get(name) != self.about.get(name))
         if other:
             changes = ", ".join(f"{name} {before.get(name)!r}, now {self.about.get(name)!r}" for name in other)
@@ -60,7 +60,7 @@ class Results:
             )
 
     def __contains__(self, key: str) -> bool:
-        """Return whether a cell was measured; a failed one is tried again."""
+        """Return whether a cell was measured; a failed one is retried."""
         return key in self._cells and "failed" not in self._cells[key]
 
     def get(self, key: str) -> Cell | None:
@@ -79,7 +79,7 @@ class Results:
         return self._cells[key]
 
     def put(self, key: str, cell: Cell) -> None:
-        """Keep a cell."""
+        """Store a cell."""
         self._cells[key] = {**cell, "at": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())}
         draft = self._path.with_suffix(".json.partial")
         draft.write_text(json.dumps({"about": self.about, "cells": self._cells}, indent=1) + "\n")
@@ -87,7 +87,7 @@ class Results:
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up on a terminal as well."""
+    """Return a Markdown table whose columns also line up on a terminal."""
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = [

@@ -1,4 +1,4 @@
-"""One run of the kit: where things lie, what is measured, and how workloads are started."""
+"""One run of the kit: its paths, its measurements, and the start of workloads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOT_FOR_WORKLOADS = ("LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
 
 @dataclass
 class Setting:
-    """`python`: what runs the workloads; `torch`: whether it has PyTorch; `seconds`: of one measurement; `rounds`: of
-    measurements that are repeated; `start_s`: how long a workload may take until it is ready."""
+    """`python`: the workloads' interpreter; `torch`: whether it has PyTorch; `seconds`: of one measurement; `rounds`:
+    of repeated measurements; `start_s`: longest start of a workload."""
 
     kit: Path
     gpu: AnyGpu
@@ -42,7 +42,7 @@ class Setting:
         return windows * (window_s + 1) + (30 if self.torch else 5)
 
     def keep(self, key: str, make: Callable[[], Cell]) -> None:
-        """Measure a cell; a failure is kept as failed, and the rest goes on."""
+        """Measure a cell; a failure is stored as failed, and the rest continues."""
         try:
             self.results.measure(key, make)
         except (ProgramError, AgentError) as error:
@@ -81,5 +81,5 @@ class Setting:
 
 
 def note(text: str) -> None:
-    """A line of progress, beside the tables."""
+    """Print a line of progress, apart from the tables."""
     print(text, file=sys.stderr, flush=True)

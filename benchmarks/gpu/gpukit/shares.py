@@ -1,9 +1,9 @@
-"""Table (b): what two tenants that are always busy get, and what a noisy neighbour does to a small service.
+"""Table (b): the shares of two always busy tenants, and the effect of a noisy neighbour on a small service.
 
-Got is the work done beside the same work done alone without a hook, over a window in which both are busy; that needs
-nothing but the programs' own counts, so that NVIDIA's default time slicing is measured in the same way. Held is the
-time that each held the token, as the agent counts it, surcharged what the agent took off because NVML saw a tenant busy
-beyond that: nothing, where all are honest.
+Got is the work relative to the same work without neighbour and hook, over a window in which both are busy. It needs
+only the programs' own counts, so NVIDIA's default time slicing is measured in the same way. Held is the time that each
+held the token, by the agent's count. Surcharged is the time that the agent deducted because NVML saw a tenant busy
+beyond that: zero for honest tenants.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _keys() -> list[str]:
 
 
 def measure(setting: Setting, budget: Budget) -> None:
-    """All that is still missing. Raises `OutOfTime`."""
+    """Measure all missing cells. Raises `OutOfTime`."""
     for name in workloads(setting):
         if any(f"{KEY}/{name}/{key}" not in setting.results for key in _keys()):
             budget.need(setting.expected_s(windows=1, window_s=setting.seconds))
@@ -67,7 +67,7 @@ def measure(setting: Setting, budget: Budget) -> None:
 
 
 def _failed(setting: Setting, keys: list[str], error: Exception) -> None:
-    """A program that does not even start fails all that it was to measure."""
+    """Mark all cells of a program that does not start as failed."""
     note(f"  failed: {error}")
     for key in keys:
         if key not in setting.results:

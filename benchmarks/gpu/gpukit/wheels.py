@@ -1,7 +1,7 @@
-"""The agent's Python packages out of the kit's wheels, for the Python that runs the kit.
+"""The agent's Python packages from the kit's wheels, for the Python that runs the kit.
 
-The kit holds wheels for several versions of Python; those that fit are unpacked into a directory of this run. Nothing
-is installed, and no workload sees them.
+The kit has wheels for several versions of Python; matching ones are unpacked into a directory of this run. Nothing is
+installed, and no workload sees them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class WheelsError(Exception):
-    """The kit has no wheels for this Python. The message says for which it has."""
+    """No wheels for this Python. The message lists the supported versions."""
 
 
 def fitting(wheels: list[Path], version: tuple[int, int], machine: str) -> list[Path]:

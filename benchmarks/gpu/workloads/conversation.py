@@ -1,8 +1,8 @@
-"""Conversation of a workload and the kit: one JSON object a line, commands on stdin, answers on stdout.
+"""Protocol between a workload and the kit: one JSON object a line, commands on stdin, answers on stdout.
 
-A workload says `ready`, then does what each command says and answers it. It never outlives the kit: when standard
-input ends it ends at once, even while a call into the driver waits. Lines that are answers begin with `@ `; whatever
-else a framework prints is not taken for one.
+A workload prints `ready`, then executes and answers each command. It never outlives the kit: when standard input ends
+it ends at once, even during a blocking driver call. Answers are lines that begin with `@ `; other output of a framework
+is ignored.
 
 By hand: `python3 workloads/NAME.py --seconds 5` does one `run` and prints its answer.
 """
@@ -30,8 +30,8 @@ def say(answer: Mapping[str, Any]) -> None:
 
 
 def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
-    """Answer commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. What an action raises is
-    answered as `error`; the workload goes on."""
+    """Answer commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. An action's exception is
+    answered as `error`; the workload continues."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -52,9 +52,9 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
 
 
 def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-    """Call `step` over and over; each call returns how much work has been finished by then since the call before.
-    Work is counted from `settle` seconds on, for `seconds`; then goes on uncounted for `tail` seconds, so that a
-    neighbour that is being measured keeps its company."""
+    """Call `step` repeatedly; each call returns the work finished since the previous call. Work is counted from
+    `settle` seconds on, for `seconds`. Uncounted work continues for `tail` seconds, so that a measured neighbour keeps
+    its competition."""
     begin = time.monotonic() + settle
     end = begin + seconds
     work = 0.0
@@ -69,8 +69,8 @@ def count(step: Callable[[], float], *, settle: float, seconds: float, tail: flo
 
 
 def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed: int) -> Answer:
-    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other, and
-    measures each from its arrival: a request that waits behind a slow one counts its wait."""
+    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other.
+    Measure each from its arrival: waiting behind a slow request counts."""
     generator = random.Random(seed)
     begin = time.monotonic()
     arrival = begin

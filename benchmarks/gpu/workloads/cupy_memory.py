@@ -1,4 +1,4 @@
-"""Takes device memory by CuPy's pool until it is refused, and says where that was."""
+"""Allocates device memory by CuPy's pool until it is refused, and reports the size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""CUDA's driver API by ctypes, as little of it as the kit's own workloads need. Standard library only.
+"""CUDA's driver API by ctypes, reduced to the kit's own workloads. Standard library only.
 
-The kernels are written in PTX and compiled by the driver: `noop`, and `spin_us_N`, which runs for N microseconds of
-the GPU's own clock, so that a workload of known length needs no compiler and no framework.
+The kernels are written in PTX and compiled by the driver: `noop`, and `spin_us_N`, which runs for N microseconds of the
+GPU's own clock. So a workload of known length needs no compiler and no framework.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Driver:
             raise DriverError(name, code, (text.value or b"unknown error").decode())
 
     def attempt(self, name: str, *arguments: Any) -> int:
-        """A call whose CUresult the caller looks at."""
+        """Make a call whose CUresult the caller checks."""
         code: int = getattr(self.library, name)(*arguments)
         return code
 

@@ -1,10 +1,10 @@
-"""Questions to the driver about the answers that the hook builds on.
+"""Checks of the driver behaviour that the hook depends on.
 
-`symbols`    does cuGetProcAddress answer with pointers that are exported under a name, too? The hook knows the driver's
-             functions by their exported names: a pointer without one could not be given a wrapper.
-`captures`   may another thread ask for an event while a stream is being captured, and does the capture stay whole?
-`context`    what a context costs: the kit reads the device's memory before and after.
-`busy_captures`   captures while work is under way on another stream; under the hook, its thread then asks for events.
+`symbols`    does cuGetProcAddress return only pointers that are also exported by name? The hook knows the driver's
+             functions by their exported names: it cannot wrap a pointer without one.
+`captures`   may another thread query an event while a stream is being captured, and does the capture stay valid?
+`context`    memory of a context: the kit reads the device's memory before and after.
+`busy_captures`   captures during work on another stream; under the hook, its thread then queries events.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def mapped(path: str) -> list[tuple[int, int]]:
 
 
 class Checks:
-    """`hook`: the hook's file; its exports say which names it wraps."""
+    """`hook`: the hook's file, whose exports are the wrapped names."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
@@ -93,8 +93,8 @@ class Checks:
         return {}
 
     def symbols(self) -> Answer:
-        """Each name that the hook wraps, in versions old and new and both stream variants. `unnamed`: pointers that no
-        exported name has; `unwrapped`: forms that the hook has no wrapper for; `hook`: answers that lie in the hook."""
+        """Each wrapped name, in old and new versions and both stream variants. `unnamed`: pointers without an exported
+        name; `unwrapped`: forms without a wrapper; `hook`: answers within the hook."""
         library = ctypes.CDLL("libcuda.so.1")
         wrapped = set(exported(self._hook))
         where = next(
@@ -137,7 +137,7 @@ class Checks:
     @staticmethod
     def _ask(library: Any, name: str, version: int, flags: int) -> int:
         pointer, status = ctypes.c_void_p(), ctypes.c_int()
-        # As programs of CUDA 12 ask; drivers before 12.0 have the older form only.
+        # As programs of CUDA 12 call it; drivers before 12.0 have only the older form.
         if hasattr(library, "cuGetProcAddress_v2"):
             code = library.cuGetProcAddress_v2(
                 name.encode(), ctypes.byref(pointer), version, ctypes.c_ulonglong(flags), ctypes.byref(status)
@@ -147,8 +147,8 @@ class Checks:
         return pointer.value or 0 if code == SUCCESS else 0
 
     def captures(self) -> Answer:
-        """For each mode of capture: what another thread's cuEventQuery answers, plainly and in relaxed mode, and
-        whether the capture can be ended."""
+        """For each mode of capture: another thread's result of cuEventQuery, in normal and relaxed mode, and whether
+        the capture can be ended."""
         driver = self.driver
         function = driver.functions({0})[0]
         busy, stream = driver.stream(), driver.stream()
@@ -169,7 +169,7 @@ class Checks:
         return {"captures": results}
 
     def _elsewhere(self, event: ctypes.c_void_p, *, relaxed: bool) -> int:
-        """Return what cuEventQuery says on another thread."""
+        """Return the result of cuEventQuery on another thread."""
         said: list[int] = []
 
         def ask() -> None:
@@ -187,8 +187,8 @@ class Checks:
         return said[0] if said else -1
 
     def busy_captures(self, *, seconds: float) -> Answer:
-        """Capture one after the other in mode global while short kernels run on another stream. Return how many were
-        made, how many the driver found broken, and what it said."""
+        """Capture repeatedly in mode global while short kernels run on another stream. Return the number of captures,
+        the number that the driver found broken, and its error."""
         driver = self.driver
         functions = driver.functions({0, 100})
         busy, stream = driver.stream(), driver.stream()

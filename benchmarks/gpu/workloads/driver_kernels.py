@@ -1,12 +1,12 @@
-"""Kernels of known length, straight through the driver: what is left of a framework when nothing but launches count.
+"""Kernels of known length, directly through the driver: a framework's launches without the framework.
 
-    --kind micro    kernels that do nothing: bound by how fast they can be launched
+    --kind micro    empty kernels: bound by the launch rate
     --kind small    kernels of 100 us
-    --kind long     kernels of 20 ms, as large matrix products are
+    --kind long     kernels of 20 ms, like large matrix products
     --kind graph    graphs of 50 kernels of 40 us
     --kind pausing  steps of --work-ms kernels of 1 ms, each waited for, with --pause-ms of no work after each
 
-`--kernel-us` gives the kernels of small and long another length. Work is kernels (graphs, steps) that the GPU has
+`--kernel-us` sets another length for the kernels of small and long. Work is kernels (graphs, steps) that the GPU has
 finished.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from conversation import Answer, by_hand, count, requests
 from driver_calls import Driver
 
-# kind: length of a kernel in us, kernels or graphs per batch (a batch is what one event stands for)
+# kind: length of a kernel in us, kernels or graphs per batch (one event per batch)
 KINDS = {"micro": (0, 200), "small": (100, 20), "long": (20_000, 1), "graph": (40, 2), "pausing": (1000, 1)}
 GRAPH_KERNELS = 50
 BATCHES_IN_FLIGHT = 3
@@ -28,7 +28,7 @@ REQUEST_KERNELS = 4
 
 
 class Kernels:
-    """Keeps a bounded number of batches in the stream, and counts those that are finished."""
+    """Keeps a bounded number of batches in the stream, and counts the finished ones."""
 
     def __init__(self, kind: str, *, kernel_us: int | None = None, work_ms: int = 20, pause_ms: float = 5.0) -> None:
         length, self._batch = KINDS[kind]

@@ -1,5 +1,5 @@
-"""Takes device memory straight through the driver until it is refused, and says where that was: the calls that the
-allocators of frameworks are made of.
+"""Allocates device memory directly through the driver until it is refused, and reports the size: the calls behind the
+allocators of frameworks.
 
     --allocator device    cuMemAlloc: PyTorch's native allocator, CuPy
     --allocator pool      cuMemAllocAsync: cudaMallocAsync

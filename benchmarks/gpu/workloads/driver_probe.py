@@ -1,4 +1,4 @@
-"""Says which GPUs the driver shows, without making a context: one JSON object."""
+"""Prints the GPUs that the driver shows, without making a context: one JSON object."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from conversation import Answer
 
 
 def fill(take: Callable[[int], object], *, chunk: int, most: int) -> Answer:
-    """Call `take(chunk)` until it raises, or `most` bytes are taken; return the bytes, and what stopped it."""
+    """Call `take(chunk)` until it raises, or `most` bytes are allocated; return the bytes, and the error."""
     taken, stopped = 0, "nothing stopped it"
     while taken < most:
         try:

@@ -1,4 +1,4 @@
-"""Takes device memory by JAX until it is refused, and says where that was. JAX's own reservation of three quarters of
+"""Allocates device memory by JAX until it is refused, and reports the size. JAX's own reservation of three quarters of
 the GPU at the start is off, as on any shared GPU."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Patterns of real programs, each of which checks its own results.
 
-    --pattern NAME     one of PATTERNS; `run` repeats its round for some seconds and counts the rounds that were wrong
+    --pattern NAME     one of PATTERNS; `run` repeats its round for some seconds and counts the wrong rounds
 
-A round that raises ends the run. Patterns need PyTorch, JAX or CuPy, or the driver alone.
+A round that raises ends the run. Patterns need PyTorch, JAX or CuPy, or only the driver.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from driver_calls import Driver, DriverError
 Round = Callable[[], bool]
 _MIB = 1 << 20
 _LEARNED = 12
-"""Pieces of 64 MiB: the agent learns meanwhile what a context costs, half a GiB and more."""
+"""Pieces of 64 MiB: during them the agent learns the memory of a context, half a GiB and more."""
 
 
 def compiled() -> Round:
@@ -166,7 +166,7 @@ def pooled() -> Round:
 
 
 def jitted() -> Round:
-    """JAX: training steps whose buffers are given away."""
+    """JAX: training steps with donated buffers."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
     import jax.numpy as numbers
@@ -190,7 +190,7 @@ def jitted() -> Round:
 
 
 def cupy_streams() -> Round:
-    """CuPy: a kernel of its own, pinned memory, streams that wait for events of others."""
+    """CuPy: a custom kernel, pinned memory, streams that wait for events of others."""
     import cupy
     import numpy
 
@@ -219,7 +219,7 @@ def cupy_streams() -> Round:
 
 
 def contexts() -> Round:
-    """Contexts that are made, launched into and destroyed with work in them, beside a thread in another one."""
+    """Contexts that are created, launched into and destroyed with pending work, while a thread uses another one."""
     driver = Driver()
     steady = driver.launcher(driver.functions({100})[100], driver.stream())
 
@@ -267,7 +267,7 @@ class _Access(ctypes.Structure):
 
 
 def exported() -> Round:
-    """Memory that is exported as a descriptor, let go of, imported again and read."""
+    """Memory that is exported as a descriptor, freed, imported again and read."""
     driver, size = Driver(), 256 * _MIB
     properties = _Properties(1, 1, 1, driver.device, None, (ctypes.c_ubyte * 8)())
     access = _Access(1, driver.device, 3)
@@ -339,7 +339,7 @@ def callbacks() -> Round:
 
 
 def full() -> Round:
-    """Pools and device memory up to the limit, over and over: what is let go of can be had again."""
+    """Pools and device memory up to the limit, repeatedly: freed memory can be allocated again."""
     driver, piece = Driver(), 64 * _MIB
     stream = driver.stream()
     most: list[int] = []

@@ -1,4 +1,4 @@
-"""Takes device memory by one of PyTorch's allocators until it is refused, and says where that was.
+"""Allocates device memory by one of PyTorch's allocators until it is refused, and reports the size.
 
 --allocator native       cudaMalloc in segments, kept in PyTorch's cache
 --allocator expandable   segments that grow, by virtual memory management
@@ -45,9 +45,9 @@ class Memory:
         self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
 
     def reuse(self, *, chunk: int) -> Answer:
-        """Half of what was taken is let go into PyTorch's cache, then one piece of two thirds of it is asked for, which
-        no cached piece fits: PyTorch has to give its cache back and try again. Two thirds, since segments that grow
-        give back whole pages of 20 MiB only, which every second piece of 64 MiB does not fill."""
+        """Free half of the memory into PyTorch's cache, then allocate one piece of two thirds of it, which no cached
+        piece fits: PyTorch must release its cache and retry. Two thirds, since growing segments release only whole
+        pages of 20 MiB, which every second piece of 64 MiB does not fill."""
         if self._graphs:
             return {"reused": "does not apply"}
         del self._held[::2]
@@ -69,7 +69,7 @@ class Memory:
         return self._torch.empty(size, device="cuda", dtype=self._torch.uint8)
 
     def _capture(self, size: int) -> object:
-        """A graph whose private pool holds a tensor of this size."""
+        """Return a graph whose private pool holds a tensor of this size."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             kept = self._torch.ones(size, device="cuda", dtype=self._torch.uint8)

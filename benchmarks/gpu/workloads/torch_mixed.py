@@ -1,9 +1,8 @@
 """Threads that mix streams, copies, graphs, captures and allocations with PyTorch, and check every result.
 
-Each thread has two streams and a graph of its own, and does at random what programs do: products, copies from and to
-pinned memory on a stream beside, replays and captures of graphs, pieces of memory that come and go, work on the default
-stream; it waits in one of the ways in which programs wait. All numbers are small integers, so that every result is
-exact. A step is one such piece of work.
+Each thread has two streams and a graph of its own, and chooses at random: products, copies from and to pinned memory on
+a second stream, replays and captures of graphs, allocations, work on the default stream. It waits in one of the ways of
+real programs. All numbers are small integers, so that every result is exact. A step is one such piece of work.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SIDE = 512
 MOST_BYTES = 256 << 20
 _NAMED = 5
 _WHOLE_DEVICE = threading.Lock()
-"""Held by whoever captures or waits for the whole device: CUDA forbids the one during the other."""
+"""Held during a capture, or a wait for the whole device: CUDA forbids the one during the other."""
 
 
 class Worker:
@@ -64,7 +63,7 @@ class Worker:
         return bool(torch.equal(out.double().cpu(), self._product))
 
     def _copy(self) -> bool:
-        """There on the stream beside, a number added, and back; both copies are asynchronous."""
+        """Copy to the device on the second stream, add a number, copy back; both copies are asynchronous."""
         number = self._random.randint(1, 1000)
         with torch.cuda.stream(self._beside):
             there = self._host.to("cuda", non_blocking=True)
@@ -84,7 +83,7 @@ class Worker:
         return int(self._counter.item()) == self._counted
 
     def _capture(self) -> bool:
-        """Another graph instead of the thread's own, captured while others launch."""
+        """Replace the thread's graph by one captured while others launch."""
         self._graph = self._captured()
         return self._replay()
 
@@ -96,7 +95,7 @@ class Worker:
         return graph
 
     def _allocate(self) -> bool:
-        """A few pieces, each filled with a number of its own; refused ones are let go of."""
+        """Allocate a few pieces, each filled with its own number; give up refused ones."""
         pieces = []
         for number in range(self._random.randint(1, 6)):
             try:
@@ -112,7 +111,7 @@ class Worker:
         return right
 
     def _on_the_default_stream(self) -> bool:
-        """Work there waits for the thread's own streams only where it is told to."""
+        """Work there waits for the thread's own streams only on request."""
         done = self._main.record_event()
         with torch.cuda.stream(torch.cuda.default_stream()):
             torch.cuda.current_stream().wait_event(done)

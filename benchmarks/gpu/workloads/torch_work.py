@@ -1,4 +1,4 @@
-"""Small versions of common GPU programs, with PyTorch alone.
+"""Small versions of common GPU programs, with only PyTorch.
 
     --kind launches        element-wise additions on one number each: bound by launches
     --kind matmul          products of 8192 x 8192 bf16 matrices: long kernels
@@ -8,8 +8,8 @@
     --kind decode          tokens by a transformer with a cache of keys and values, batch 1, eager
     --kind decode-graph    the same, a token as one CUDA graph
 
-Each keeps a bounded number of batches in flight and counts what the GPU has finished. `infer` serves requests, each a
-forward pass of a small transformer, waited for.
+Each keeps a bounded number of batches in flight and counts the finished ones. `infer` serves requests, each a forward
+pass of a small transformer, waited for.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None
 
 
 def decode(*, graphed: bool = False) -> Callable[[], None]:
-    """One token; all that changes from one to the next stays on the GPU."""
+    """One token; all that changes between tokens stays on the GPU."""
     model = Transformer(width=1024, heads=16, depth=12).to("cuda", torch.bfloat16).eval()
     shape = (1, model.heads, model.length, model.width // model.heads)
     caches = [torch.zeros((2, *shape), device="cuda", dtype=torch.bfloat16) for _ in model.blocks]
@@ -148,7 +148,7 @@ def decode(*, graphed: bool = False) -> Callable[[], None]:
 
 
 def warm(step: Callable[[], None]) -> None:
-    """A few steps on a stream beside, as a capture needs them."""
+    """Run a few steps on a second stream, as a capture requires."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

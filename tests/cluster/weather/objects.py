@@ -1,6 +1,5 @@
-"""Faults that single objects bring. Each function plays one and returns how late the operator was, in seconds unless it
-says otherwise; AssertionError if it does not come back.
-"""
+"""Faults of single objects. Each function plays one and returns the operator's delay, in seconds by default;
+AssertionError if the operator does not recover."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ LARGE_LIMIT_MIB = 1024
 
 
 def foreign_pod(name: str, *, node: str | None = None, text: str = "", **requests: str) -> Object:
-    """Return a Pod that is nobody's tenant; no player starts it."""
+    """Return a Pod without a tenant; no player starts it."""
     container: dict[str, Any] = {"name": "main", "image": "test", "resources": {"requests": requests}}
     if text:
         container["env"] = [{"name": "TEXT", "value": text}]
@@ -36,10 +35,10 @@ def foreign_pod(name: str, *, node: str | None = None, text: str = "", **request
 
 
 def old_answer(weather: Weather) -> float:
-    """The answer of a GET of a Pod arrives after the event that says that the Pod is gone.
+    """The answer of a GET of a Pod arrives after the event of the Pod's deletion.
 
-    kube-scheduler refuses the Pod, so the operator wants to take it back. By then the Pod is bound and runs, which its
-    watch does not bring in time, so that it asks for the Pod. That answer is held back until the Pod's end has passed.
+    kube-scheduler refuses the Pod, so the operator begins to withdraw it. By then the Pod is bound and runs, which its
+    watch does not show in time, so that the operator reads the Pod. The answer is delayed until the Pod has ended.
     """
     world, (namespace, (node,)) = weather.world, weather.place("ghost")
     path = f"/api/v1/namespaces/{namespace}/pods/one"
@@ -64,7 +63,7 @@ def old_answer(weather: Weather) -> float:
         world.api.delete(path, grace=0)
     assert gone.wait(30), "the Pod's end did not reach the operator"
     world.apply(namespace, "next", {"request": 0.2}, on="ghost")
-    world.phase(namespace, "next", "Running")  # so what the watch had brought before was taken in
+    world.phase(namespace, "next", "Running")  # so the watch's earlier events are recorded
     hold.release()
     began = time.monotonic()
     world.phase(namespace, "one", "Failed", timeout=20)
@@ -94,9 +93,9 @@ def terminating_namespace(weather: Weather) -> float:
 
 
 def deleted_node(weather: Weather) -> float:
-    """The only node goes while a SharePod waits for it, and comes back without its pool label.
+    """The only node is deleted while a SharePod waits for it, and returns without its pool label.
 
-    Return the seconds until the SharePod, and then the GPUNode's readers, are told: the longer of the two.
+    Return the seconds until the SharePod's status, and the GPUNode's, show it: the longer of the two.
     """
     world, (namespace, (node,)) = weather.world, weather.place("unlabelled")
     world.apply(namespace, "holder", WHOLE_NODE, on="unlabelled")
@@ -123,7 +122,7 @@ def deleted_node(weather: Weather) -> float:
 
 
 def taken_name(weather: Weather) -> float:
-    """Somebody else's Pod has the SharePod's name. Return the seconds until the SharePod behind it runs."""
+    """Another Pod has the SharePod's name. Return the seconds until the SharePod behind it runs."""
     world, (namespace, _) = weather.world, weather.place("taken")
     path = f"/api/v1/namespaces/{namespace}/pods"
     with Audit(world.api, memory=16 * GIB) as audit:

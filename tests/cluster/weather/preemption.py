@@ -1,6 +1,5 @@
-"""Faults while some SharePods make room for others. Each function plays one and returns how long it took until those of
-higher priority ran, in seconds; AssertionError if more are ended than must be, or if anything is promised twice.
-"""
+"""Faults during preemptions. Each function plays one and returns the seconds until the SharePods of higher priority
+ran; AssertionError if more tenants are ended than needed, or any share is assigned twice."""
 
 from __future__ import annotations
 
@@ -15,26 +14,26 @@ from harness.proxy import Call, Hold, LoseAnswer, Refuse, Reset, Rule
 from .world import Weather
 
 HIGH = "high"
-"""PriorityClass of those that preempt."""
+"""PriorityClass of the preempting SharePods."""
 _LOW, _MANY = 4, 2
-"""SharePods that fill the nodes, and those of higher priority."""
+"""SharePods that fill the nodes, and SharePods of higher priority."""
 _OUTAGE_S = 8.0
-"""Seconds without the API server: longer than the renew deadline, so that the operator leads no more meanwhile."""
+"""Seconds without the API server: longer than the renew deadline, so that the operator loses leadership."""
 _SHARE = {"request": 0.5, "memory": "12Gi"}
 
 
 def high_priority(weather: Weather) -> None:
-    """Create the PriorityClass of those that preempt."""
+    """Create the PriorityClass of the preempting SharePods."""
     weather.world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": HIGH}, "value": 1000})
 
 
 def evicts(call: Call) -> bool:
-    """True for evictions, also those that only ask."""
+    """True for evictions, including dry runs."""
     return call.verb == "create" and call.subresource == "eviction"
 
 
 def bad_evictions(weather: Weather) -> float:
-    """Evictions are refused 503, reset, carried out without an answer, and answered late; all of them in turn."""
+    """Evictions are refused with 503, reset, performed without an answer, and answered late; each in turn."""
     hold = Hold()
     rules = [
         Rule(fault, where=evicts, times=times)
@@ -60,7 +59,7 @@ def outage(weather: Weather) -> float:
 
 
 def silence(weather: Weather) -> float:
-    """All watches go silent while the first victim ends: the operator does not see who leaves."""
+    """All watches go silent while the first victim ends: the operator does not see the end."""
     with _preempting(weather, "silent") as run:
         run.begin()
         run.until_one_ends()
@@ -69,7 +68,7 @@ def silence(weather: Weather) -> float:
 
 
 def bad_ledger_writes(weather: Weather) -> float:
-    """Time changes hands by writes of the ledger that are lost on the way, or whose answers are."""
+    """Shares are lowered by writes of the ledger that are lost, or whose answers are."""
     world, (namespace, (node,)) = weather.world, weather.place("lowered")
     low = [f"low{number}" for number in range(4)]
 
@@ -104,7 +103,7 @@ def _bad_patches() -> list[Rule]:
 
 
 class _Preempting:
-    """Preemption of two of four SharePods, that fill two nodes, by two others."""
+    """Preemption of two of four SharePods, which fill two nodes, by two others."""
 
     def __init__(self, weather: Weather, prefix: str, audit: Audit, slow: bool) -> None:
         self._weather = weather
@@ -120,7 +119,7 @@ class _Preempting:
         self._pods = {name: world.phase(self._namespace, name, "Running")["status"]["podUID"] for name in self._low}
 
     def begin(self) -> None:
-        """Create those of higher priority."""
+        """Create the SharePods of higher priority."""
         self._began = time.monotonic()
         for name in self._high:
             self._weather.world.apply(self._namespace, name, _SHARE, on=self._prefix, priorityClassName=HIGH)

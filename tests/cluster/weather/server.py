@@ -1,6 +1,5 @@
-"""Faults of the API server as a whole. Each function plays one and returns how late the operator was, in seconds;
-AssertionError if it does not come back.
-"""
+"""Faults of the API server as a whole. Each function plays one and returns the operator's delay, in seconds;
+AssertionError if the operator does not recover."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ RETRY_AFTER_S = 4
 _CRDS = Path(__file__).resolve().parents[3] / "crds"
 _KINDS = ("sharepods.sharepod.dev", "gpunodes.sharepod.dev")
 _REPLACEMENTS, _AT_ONCE = 3, 5
-"""How often the CRDs are replaced in place, and how many SharePods come before each time and after the last."""
+"""How often the CRDs are replaced in place, and how many SharePods are created before each time and after the last."""
 _CHURN = 300
 """Writes after the backup: versions that are lost."""
 
 
 def outage(weather: Weather) -> float:
-    """Every call is answered 503 for a minute; a SharePod that is created meanwhile starts after it."""
+    """Every call is answered with 503 for a minute; a SharePod that is created in that time starts after it."""
     namespace, _ = weather.place("outage")
     with weather.proxy.weather(Rule(Refuse(503, "ServiceUnavailable"))):
         weather.proxy.cut()
@@ -34,7 +33,7 @@ def outage(weather: Weather) -> float:
 
 
 def too_many_requests(weather: Weather) -> float:
-    """A create and a watch are answered 429 with Retry-After. Return how much later than told one was tried again."""
+    """A create and a watch are answered 429 with Retry-After. Return how much later than requested one was retried."""
     namespace, _ = weather.place("too-many")
 
     def creates(call: Call) -> bool:
@@ -68,7 +67,7 @@ def _pause(records: list[Record]) -> float:
 
 
 def lost_answers(weather: Weather) -> float:
-    """The first write of each kind happens and its answer is lost; connections of others are reset."""
+    """The first write of each kind succeeds and its answer is lost; connections of others are reset."""
     world, (namespace, (node,)) = weather.world, weather.place("lost")
     lost = [Rule(LoseAnswer(), verbs=("create",), resources=("pods",), times=1)]
     lost += [
@@ -86,7 +85,7 @@ def lost_answers(weather: Weather) -> float:
 
 
 def unauthorized(weather: Weather) -> float:
-    """Every call is answered 401 for good: the operator says so and ends, so that it starts with fresh credentials."""
+    """Every call is permanently answered with 401: the operator logs this and ends, to start with fresh credentials."""
     operator = weather.world.operator
     assert operator is not None
     with weather.proxy.weather(Rule(Refuse(401, "Unauthorized", "Unauthorized"))):
@@ -130,7 +129,7 @@ def crds_gone_and_back(weather: Weather) -> float:
 
 
 def replaced_crds(weather: Weather) -> float:
-    """The kinds are replaced in place, as by an upgrade, while SharePods come. Return the seconds until all run."""
+    """The kinds are replaced in place, as by an upgrade, while SharePods arrive. Return the seconds until all run."""
     world, (namespace, _) = weather.world, weather.place("replaced", 3)
     opened = {kind: _watches(weather, kind) for kind in ("sharepods", "gpunodes")}
     began = time.monotonic()
@@ -155,7 +154,7 @@ def _watches(weather: Weather, kind: str) -> int:
 
 
 def _describe(weather: Weather, name: str, text: str) -> None:
-    """Change the schema of a CRD, which then is served anew: its watches end."""
+    """Change the schema of a CRD, whose watches then end."""
     api, path = weather.world.api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
     versions = api.get(path)["spec"]["versions"]
     versions[0]["schema"]["openAPIV3Schema"]["description"] = text
@@ -163,9 +162,9 @@ def _describe(weather: Weather, name: str, text: str) -> None:
 
 
 def restored_backup(weather: Weather) -> float:
-    """The cluster's store is put back to an older backup: resource versions go back, objects are forgotten.
+    """etcd is restored to an older backup: resource versions go back, objects are forgotten.
 
-    `weather`: of its own. Return the seconds until a SharePod runs that needs the GPUs of a forgotten one.
+    `weather`: a separate one. Return the seconds until a SharePod runs that needs the GPUs of a forgotten one.
     """
     world, (namespace, (kept, freed)) = weather.world, weather.place("backup", 2)
     before = world.apply(namespace, "before", WHOLE_NODE, on="backup")

@@ -1,7 +1,7 @@
-"""Bad weather from a seed: one fault after the other between the operator and the API server, while load runs.
+"""Bad weather from a seed: successive faults between the operator and the API server, while load runs.
 
-Guarantees: which faults come, what they meet and how long they last is drawn from the seed alone, in one thread. Each
-kind of fault comes once before any comes a second time.
+Guarantees: the kinds, targets and durations of faults are drawn only from the seed, in one thread. Each kind of fault
+comes once before any comes a second time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .world import KINDS, Weather, kinds
 _PAUSE_S = (1.0, 4.0)
 """Seconds between two faults."""
 _STRIKE_S = (1.0, 4.0)
-"""Seconds for which a rule stands."""
+"""Seconds for which a rule lasts."""
 _OUTAGE_S = (2.0, 8.0)
 _DOWN_S = (0.0, 2.0)
-"""Seconds for which the API server's process is gone."""
+"""Seconds for which the API server's process is stopped."""
 
 
 class Storm(threading.Thread):
@@ -44,7 +44,7 @@ class Storm(threading.Thread):
         self._over = threading.Event()
 
     def stop(self) -> None:
-        """Let no more faults come than the one that there is."""
+        """Begin no further faults."""
         self._over.set()
 
     def run(self) -> None:
@@ -91,11 +91,11 @@ class Storm(threading.Thread):
         self._proxy.silence(self._some())
 
     def error(self) -> None:
-        """Tell watches of some kinds an internal error."""
+        """Send watches of some kinds an internal error."""
         self._proxy.tell(ErrorEvent(500, "InternalError"), self._some())
 
     def expired(self) -> None:
-        """Tell watches of some kinds that their version is too old."""
+        """Send watches of some kinds the error that their version is too old."""
         self._proxy.tell(expired(), self._some())
 
     def outage(self) -> None:
@@ -126,7 +126,7 @@ class Storm(threading.Thread):
             hold.release()
 
     def slow(self) -> None:
-        """Let some answers come slowly."""
+        """Slow some answers down."""
         self._stand(Rule(Slow(20_000), times=self._chance.randint(1, 30)))
 
     def mute(self) -> None:

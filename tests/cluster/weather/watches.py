@@ -13,7 +13,7 @@ from harness.proxy import ErrorEvent, Mute, Refuse, Rule, Words, expired
 from .world import KINDS, Weather, kinds, of_tenants
 
 BELIEF_S = 30.0
-"""Seconds after which nothing may be placed on what a silent watch once said."""
+"""Seconds after which nothing may be placed by a silent watch."""
 _SHARES = 50
 
 
@@ -27,7 +27,7 @@ def half_open(weather: Weather) -> float:
 
 
 def stale_belief(weather: Weather) -> float:
-    """The watches of Nodes and of their ledgers are silent and cannot be opened again; SharePods still come in.
+    """The watches of Nodes and of their ledgers are silent and cannot be reopened; SharePods still arrive.
 
     Nothing may be placed then. Return the seconds from fair weather to the SharePod's start.
     """
@@ -46,7 +46,7 @@ def stale_belief(weather: Weather) -> float:
 
 
 def error_event(weather: Weather, kind: str) -> float:
-    """The watch of one kind is told an internal error; then a SharePod is created."""
+    """The watch of one kind gets an internal error; then a SharePod is created."""
     prefix = f"error-{kind}"
     namespace, _ = weather.place(prefix)
     assert weather.proxy.tell(ErrorEvent(500, "InternalError"), kinds(kind)) >= 1
@@ -106,7 +106,8 @@ def expired_together(weather: Weather) -> float:
 
 
 def odd_words(weather: Weather) -> float:
-    """The watches of all kinds are told one thing after the other that no API server says; a SharePod runs after each.
+    """The watches of all kinds get one after another invalid message that no API server sends; a SharePod runs after
+    each.
 
     Return the longest time until it did.
     """

@@ -1,7 +1,7 @@
-"""World of the operator whose way to the API server leads through a fault-injecting proxy.
+"""World of the operator whose connection to the API server passes a fault-injecting proxy.
 
-Guarantees: only the operator meets the faults; kubelets, agents and the test see the API server itself. The operator
-lists on its own once in ten minutes only, so that no full list heals a fault before it is noticed.
+Guarantees: only the operator meets the faults; kubelets, agents and the test use the API server directly. The operator
+lists by itself only every ten minutes, so that no full list hides a fault.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMES = {
     "SHAREPOD_LOG_LEVEL": "debug",
     "SHAREPOD_LOG_FORMAT": "console",
 }
-"""Settings of the operator. The others, those of its Lease above all, have their defaults, as in a real cluster."""
+"""Settings of the operator. The others, in particular of its Lease, have their defaults, as in a real cluster."""
 AGENT_LEASE = 20
 """Duration of the agents' Leases in seconds: the default of a real agent."""
 START_LIMIT = 60.0
@@ -87,7 +87,7 @@ class Weather:
         return self.world.cluster.namespace(prefix), self.world.nodes(prefix, nodes, pool=pool)
 
     def empty(self) -> None:
-        """Delete all SharePods, and wait until they, their Pods and their shares are gone."""
+        """Delete all SharePods, and wait until their Pods and shares are deleted, too."""
         listed = self.world.api.get(SHAREPODS)["items"]
         for namespace in {item["metadata"]["namespace"] for item in listed}:
             self.world.api.delete(self.world.path(namespace))
@@ -112,7 +112,7 @@ class Weather:
 
     @contextmanager
     def controllers_paused(self) -> Iterator[None]:
-        """Kubernetes' own controllers stand still: a namespace that is deleted keeps its objects."""
+        """Stop Kubernetes' own controllers: a namespace in deletion keeps its objects."""
         services = self.world.cluster.services
         services.ask(do="signal", name="kube-controller-manager", number=int(signal.SIGSTOP))
         try:
@@ -132,7 +132,7 @@ def kinds(*resources: str) -> Callable[[Call], bool]:
 
 
 def told(fault: str, measured: float, unit: str = "s") -> None:
-    """Print what a fault has cost; pytest shows it with -s or -rP."""
+    """Print the delay of a fault; pytest shows it with -s or -rP."""
     print(f"{fault}: {measured:.1f} {unit}", file=sys.stderr)
 
 
@@ -151,9 +151,8 @@ def bad_weather(
     agent_renew: float = 1.0,
     pace: float = 0.0,
 ) -> Iterator[Weather]:
-    """A cluster of its own with SharePod installed and the operator behind a proxy. `start`: whether it is started;
-    the others: as `a_world` has them.
-    """
+    """A separate cluster with SharePod installed and the operator behind a proxy. `start`: whether it is started; the
+    others: as in `a_world`."""
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FaultProxy(cluster) as proxy,

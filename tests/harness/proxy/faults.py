@@ -1,7 +1,6 @@
-"""Faults of a connection to the API server, and the rules that say which calls meet them.
+"""Faults of a connection to the API server, and the rules that choose the affected calls.
 
-Guarantees: nothing happens by chance; a rule applies to the calls that match it, in their order, so many times as it
-says.
+Guarantees: nothing is random; a rule applies to its matching calls, in their order, as often as it states.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from .calls import Call
 
 
 class Fault:
-    """Fault that one call meets."""
+    """Fault of one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Fault):
-    """Answer in the API server's stead, which never sees the call. `retry_after`: the header's seconds."""
+    """Answer instead of the API server's, which never sees the call. `retry_after`: the header's seconds."""
 
     code: int
     reason: str = ""
@@ -40,13 +39,13 @@ class ErrorEvent(Fault):
 
     @property
     def line(self) -> bytes:
-        """The event as it stands in the stream."""
+        """The event in the stream's form."""
         return json.dumps({"type": "ERROR", "object": status(self.code, self.reason, self.message)}).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Words(Fault):
-    """Last bytes of a watch, whatever they are: lines that are no events, or events that no API server sends."""
+    """Last bytes of a watch, with any content: lines that are no events, or events that no API server sends."""
 
     line: bytes
 
@@ -58,7 +57,7 @@ class Reset(Fault):
 
 @dataclass(frozen=True, slots=True)
 class LoseAnswer(Fault):
-    """Connection reset once the API server has answered: the client never learns what became of its call."""
+    """Connection reset once the API server has answered: the client never learns the outcome of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Mute(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Slow(Fault):
-    """Answer that comes at `bytes_per_s`."""
+    """Answer that arrives at `bytes_per_s`."""
 
     bytes_per_s: int
 
@@ -129,7 +128,7 @@ class Rule:
 
 
 def status(code: int, reason: str, message: str) -> dict[str, Any]:
-    """Return a Status object that says that a call has failed."""
+    """Return a Status object of a failed call."""
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -142,5 +141,5 @@ def status(code: int, reason: str, message: str) -> dict[str, Any]:
 
 
 def expired(version: str = "1") -> ErrorEvent:
-    """Return what a watch is told whose resourceVersion etcd has compacted."""
+    """Return the event of a watch whose resourceVersion etcd has compacted."""
     return ErrorEvent(410, "Expired", f"too old resource version: {version}")

@@ -1,10 +1,10 @@
 """Proxy between one client and the API server of a test cluster, with faults that a test sets.
 
 Guarantees:
-- TLS on both sides, checked against the cluster's authority; the client's bearer token is passed on.
-- Without a rule an answer passes byte for byte, a watch's events one by one as they come.
-- The first rule that matches a call applies, and no other.
-- It ends with its `with` block, whatever is held back or silent then.
+- TLS on both sides, checked against the cluster's authority; the client's bearer token is forwarded.
+- Without a rule an answer passes byte for byte, a watch's events one by one as they arrive.
+- Only the first rule that matches a call applies.
+- It ends with its `with` block, whatever is then held back or silent.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FaultProxy:
         self._runner: web.ServerRunner | None = None
         self._port = 0
         self.records: deque[Record] = deque(maxlen=_REMEMBERED)
-        """The calls so far, in the order in which they came."""
+        """The calls so far, in order of arrival."""
 
     @property
     def server(self) -> str:
@@ -99,7 +99,7 @@ class FaultProxy:
         return f"https://{LOOPBACK}:{self._port}"
 
     def kubeconfig(self, token: str, name: str = "through-proxy") -> Path:
-        """Return the path of a kubeconfig for the holder of `token`, whose API server is the proxy."""
+        """Return the path of a kubeconfig for the holder of `token`, with the proxy as API server."""
         return self._cluster.kubeconfig_for(token, name=name, server=self.server)
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def weather(self, *rules: Rule) -> Iterator[None]:
-        """Have these rules for the block, before those that are there."""
+        """Put these rules before the present ones, for the block."""
         self._in_loop(self._set([*rules, *self._rules]))
         try:
             yield
@@ -142,7 +142,7 @@ class FaultProxy:
         return self._in_loop(cut())
 
     def silence(self, where: Callable[[Call], bool] = _all) -> int:
-        """Let no byte more pass of answers in progress, for ever, with their connections open; return how many."""
+        """Permanently stop the bytes of answers in progress, with their connections open; return how many."""
 
         async def silence() -> int:
             chosen = [answer for answer in self._answers if where(answer.call)]
@@ -154,7 +154,7 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def paused(self, where: Callable[[Call], bool] = _all) -> Iterator[None]:
-        """Delay what answers bring, in progress or new, to the end of the block; nothing of them is lost."""
+        """Delay the bytes of answers, in progress or new, to the end of the block; none are lost."""
         resumed = self._in_loop(self._pause(where))
         try:
             yield
@@ -162,7 +162,7 @@ class FaultProxy:
             self._in_loop(self._resume(resumed))
 
     def tell(self, event: ErrorEvent | Words, where: Callable[[Call], bool] = _all) -> int:
-        """End watches in progress with an ERROR event, or other words; return how many."""
+        """End watches in progress with an ERROR event, or other bytes; return how many."""
 
         async def tell() -> int:
             chosen = [answer for answer in self._answers if answer.call.verb == "watch" and where(answer.call)]
@@ -263,7 +263,7 @@ class FaultProxy:
         self._answers.add(answer)
         try:
             return await self._answered(request, record, body, answer, rule.fault if rule else None)
-        except (aiohttp.ClientError, ConnectionError, TimeoutError):  # one of the two sides is gone
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):  # one of the two sides has closed
             return self._gone(request)
         finally:
             self._answers.discard(answer)
@@ -272,7 +272,7 @@ class FaultProxy:
     async def _answered(
         self, request: web.BaseRequest, record: Record, body: bytes, answer: _Answer, fault: Fault | None
     ) -> web.StreamResponse:
-        """Answer one request. A fault that needs nothing of the API server comes before it is asked."""
+        """Answer one request. A fault that does not need the API server precedes its call."""
         match fault:
             case Refuse():
                 record.status = fault.code
@@ -327,7 +327,7 @@ class FaultProxy:
     async def _relay_events(
         self, upstream: aiohttp.ClientResponse, response: web.StreamResponse, answer: _Answer
     ) -> None:
-        """Pass a watch's events on, until it ends, falls silent, or is told an error."""
+        """Forward a watch's events, until it ends, falls silent, or gets an error."""
         rest = b""
         async with _first_of(upstream.content.readany, answer.turned) as read:
             while True:
@@ -350,7 +350,7 @@ class FaultProxy:
             self._expected.remove(item)
 
     async def _may_pass(self, answer: _Answer) -> None:
-        """Wait while the answer is paused; for ever once it is silent."""
+        """Wait while the answer is paused; indefinitely once it is silent."""
         for where, resumed in list(self._pauses):
             if where(answer.call):
                 await resumed.wait()
@@ -364,7 +364,7 @@ class FaultProxy:
         await released.wait()
 
     async def _never(self) -> None:
-        await asyncio.Event().wait()  # until the client is gone, which cancels this task
+        await asyncio.Event().wait()  # until the client closes, which cancels this task
 
     @staticmethod
     def _gone(request: web.BaseRequest) -> web.StreamResponse:
@@ -376,7 +376,7 @@ class FaultProxy:
 async def _first_of(
     read: Callable[[], Coroutine[Any, Any, bytes]], turned: asyncio.Event
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, bytes]]]:
-    """Give a reader that returns what `read` does, or nothing once `turned` is set."""
+    """Return a reader that returns the result of `read`, or nothing once `turned` is set."""
     turning = asyncio.create_task(turned.wait())
     tasks: list[asyncio.Task[bytes]] = []
 
