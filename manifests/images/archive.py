@@ -25,7 +25,7 @@ _MEDIA = "application/vnd.oci.image."
 
 @dataclass(frozen=True)
 class MadeImage:
-    """An image in an archive. `name`: the whole reference that it has there; `digest`: of its manifest."""
+    """An image in an archive. `name`: its full reference there; `digest`: of its manifest."""
 
     name: str
     digest: str

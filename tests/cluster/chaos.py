@@ -263,7 +263,7 @@ class _Client(threading.Thread):
 
 
 class _Killing(threading.Thread):
-    """Kills the operator each time that so many reservations more were seen, and starts the next at once."""
+    """Kills the operator after each further number of reservations, and starts the next one at once."""
 
     def __init__(
         self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int, over: threading.Event

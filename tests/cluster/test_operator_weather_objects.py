@@ -37,7 +37,7 @@ def test_a_pod_name_that_is_taken_holds_no_gpu(weather: Weather) -> None:
 
 @pytest.fixture
 def own() -> Iterator[Weather]:
-    """A cluster for one test: its store is filled."""
+    """A cluster for one test, which fills etcd."""
     with bad_weather() as running:
         yield running
 

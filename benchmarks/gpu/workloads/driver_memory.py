@@ -75,7 +75,7 @@ class Memory:
         self._driver.call("cuStreamSynchronize", self._stream)
         return {}
 
-    # One piece, by each of the ways
+    # Allocation of one piece, by allocator
 
     def _alloc(self, size: int) -> None:
         pointer = ctypes.c_ulonglong()

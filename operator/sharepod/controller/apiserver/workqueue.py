@@ -67,7 +67,7 @@ class WorkQueue(Generic[Key]):
         self._running: WorkerLanes[Key] = WorkerLanes(workers, owned=owner is not None)
         """Keys that are worked on."""
         self._settling: asyncio.TimerHandle | None = None
-        """When the queue looks for slow work again, while keys wait."""
+        """Timer of the next check for slow work, while keys wait."""
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}

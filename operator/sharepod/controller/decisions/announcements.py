@@ -42,7 +42,7 @@ class Announcement:
     action: str
     message: str
     hint: bool = False
-    """True if it only helps: it is left out while many Events wait to be written."""
+    """True for an Event of little importance: it is dropped while many Events wait to be written."""
 
 
 def announcements(

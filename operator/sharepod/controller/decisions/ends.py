@@ -70,7 +70,7 @@ class EndCause(StrEnum):
     EVICTED = "Evicted"
     """The kubelet evicted the Pod (memory or disk pressure, shutdown), or the operator did, by `unenforced_policy`."""
     DRAINED = "Drained"
-    """By the Eviction API (`kubectl drain`), or by a NoExecute taint."""
+    """Evicted by the Eviction API (`kubectl drain`), or by a NoExecute taint."""
     PREEMPTED = "Preempted"
     """For a Pod of higher priority, by kube-scheduler or by the operator."""
     MOVED = "Moved"
@@ -211,7 +211,7 @@ _REASONS: dict[str, EndCause] = {
 
 
 def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: bool) -> RunEnd:
-    """Return how a run ended whose Pod is deleted: by the Pod's last state, or as lost.
+    """Return the end of a run whose Pod no longer exists: as in the Pod's last known state, or as lost.
 
     Args:
         status: The SharePod's status.

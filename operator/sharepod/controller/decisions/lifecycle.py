@@ -307,7 +307,7 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     """Return the next step for a SharePod that has no Pod, not yet or no longer."""
     former = sharepod.status.former_pod
-    for reserved in snapshot.reserved:  # of the last run, overlooked as after a restore of etcd
+    for reserved in snapshot.reserved:  # a row of the last run, which a restore of etcd has brought back
         of_former = former is not None and reserved.written is not None and reserved.written.pod_uid == former
         if of_former and (step := _drop(reserved, former)) is not None:
             return step

@@ -10,7 +10,7 @@ _SOONEST_S = 0.05
 
 
 class Alarm:
-    """Alarm of one loop. `clock`: seconds, of the times at which it is to go off."""
+    """Alarm of one loop. `clock`: seconds; wake-up times are times of this clock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -44,8 +44,7 @@ class NamespaceTurns:
         self._lines: dict[tuple[Rank, str], list[Entry]] = {}
         """Heaps of the other requests of each namespace."""
         self._next: list[tuple[Rank, int, QueueKey, str]] = []
-        """Heap of the namespaces, each with its turn and the key of its first; an entry that is no longer so is passed
-        over."""
+        """Heap of the namespaces, each with its turn and the key of its first request; outdated entries are skipped."""
         self._turns: dict[tuple[Rank, str], int] = {}
         """Next turn of each namespace."""
         self._present: dict[Rank, int] = {}

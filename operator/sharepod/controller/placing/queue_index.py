@@ -77,7 +77,7 @@ class NamespaceLine:
         return iter(self._entries)
 
     def __len__(self) -> int:
-        """Return how many are still to have their turn."""
+        """Return the number of entries whose turn is still to come."""
         return len(self._entries) - self._next
 
     @property

@@ -117,7 +117,7 @@ class ByExplanation:
         self._is_so = is_so
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int, WaitingTenant]] = []
-        """An entry that is no longer so is passed over."""
+        """Outdated entries are skipped when they come first."""
         self._queued: dict[str, float] = {}
         """Last explanations in this heap, by tenant."""
 

@@ -16,7 +16,7 @@ from .facts.sharepod_facts import unreadable_sharepod
 
 
 class UnreadableObjects:
-    """Taker of such objects into `state`. `why`, everywhere: for the owner, after "the object"."""
+    """Recorder of such objects in `state`. Every `why` is the reason for the owner, as text that follows "the object"."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state

@@ -1,1 +1,1 @@
-"""One tenant, from its first look to its last: snapshot, act, confirm, evict, write the status."""
+"""Reconciliation of one tenant: snapshot, act, confirm, evict, write the status."""

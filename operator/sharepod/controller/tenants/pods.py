@@ -182,7 +182,7 @@ class PodControl:
                 self._refused_share(sharepod, pod, node, memo, error.message, now)
             return False
         except (ForbiddenError, UnauthorizedError, UnavailableError) as error:
-            if self._client.hangs_alone(error):  # it may have happened: the share stays
+            if self._client.hangs_alone(error):  # the gate may be open: the share stays
                 memo.gate_unanswered = True
                 self._events.warning(
                     sharepod.kind, sharepod, BlockedReason.FORBIDDEN, "Bind", f"its gate stays closed: {_HANGS}"

@@ -117,7 +117,7 @@ class TenantReconciler:
         self._pod_control.retries.clear()
 
     async def reconcile(self, tenant: str) -> None:
-        """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
+        """Perform the next step of one tenant. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
         # 1. Take a snapshot. A live read confirms the SharePod's deletion, unless a watch or write has shown it.
         snapshot = self._snapshots.take(tenant, memo)
@@ -395,7 +395,7 @@ class TenantReconciler:
 
 
 def _has_successor(snapshot: TenantSnapshot, node: str) -> bool:
-    """Return whether another Pod now has the name of the Pod of a node's row: then the latter is deleted."""
+    """Return whether a newer Pod has the name of the Pod of a node's row, which proves that Pod's deletion."""
     pod, rows = snapshot.pod, (item.written for item in snapshot.reserved if item.node == node)
     return pod is not None and any(row is not None and row.pod_uid not in (None, pod.uid) for row in rows)
 

@@ -67,7 +67,7 @@ def unreadable_budget(metadata: Json, why: str) -> BudgetFacts:
 
 
 def _first(found: Exception) -> str:
-    """Return the first fault, for its owner."""
+    """Return the first validation error, as text for the budget's owner."""
     if not isinstance(found, ValidationError):
         return clipped(f"cannot be read: {found}")
     fault = found.errors()[0]

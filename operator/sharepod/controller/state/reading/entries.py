@@ -60,7 +60,7 @@ def entries(
     for number, entry in enumerate(listed[:most]):
         try:
             known: tuple[Any, A] | None
-            if number < len(former) and former[number][1][0] == entry:  # as most are: no key is looked for
+            if number < len(former) and former[number][1][0] == entry:  # the usual case: no search by key
                 key, known = former[number]
             else:
                 key = _key(entry)
