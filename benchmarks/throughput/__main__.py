@@ -157,7 +157,9 @@ def approximation(rates: Rates, seed: int) -> list[Row]:
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; otherwise drawn jobs")
+    parser.add_argument(
+        "--trace", type=Path, help="a folder with *node_list*.csv and *pod_list*.csv; otherwise drawn jobs"
+    )
     parser.add_argument("--pods", nargs="+", default=list(TRACES), help="names of the folder's traces")
     parser.add_argument("--loads", nargs="+", type=float, default=list(LOADS))
     parser.add_argument("--days", type=float, default=DAYS, help=f"simulated days; {WARM_UP_DAYS:g} do not count")

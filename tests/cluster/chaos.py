@@ -355,8 +355,8 @@ def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
     for item in asked_for(world, namespace):
         if item["metadata"]["name"] in names:
             status = item.get("status") or {}
-            said = [f"{one['type']} {one['reason']}" for one in status.get("conditions") or ()]
-            found[", ".join([str(status.get("phase")), *said])] += 1
+            conditions = [f"{one['type']} {one['reason']}" for one in status.get("conditions") or ()]
+            found[", ".join([str(status.get("phase")), *conditions])] += 1
     return found
 
 

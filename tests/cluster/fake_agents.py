@@ -234,7 +234,7 @@ class FakeAgents:
 
     def _attach_claims(self, node: str) -> None:
         """Report that GPUs of the node can be attached by claims, in addition to the operator's conditions."""
-        said = [
+        conditions = [
             {"type": "CDIDevices", "status": "True", "reason": "Attachable"},
             {"type": "ClaimsAttach", "status": "True", "reason": "Attached"},
         ]
@@ -242,7 +242,7 @@ class FakeAgents:
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "GPUNode",
             "metadata": {"name": node},
-            "status": {"conditions": said},
+            "status": {"conditions": conditions},
         }
         with suppress(ApiError):
             self._api.apply(f"{GPUNODES}/{node}/status", body, manager="agent")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from cluster.operator_world import World, wait
-from cluster.plain_world import line_pod, said
+from cluster.plain_world import answer, line_pod
 from harness.cluster import Cluster, free_ports
 from harness.installation import rendered
 
@@ -34,4 +34,4 @@ def start_with_webhook(world: World, component: str) -> None:
 
 def await_answers(cluster: Cluster) -> None:
     """Wait until the API server is answered about a Pod with a line."""
-    wait(lambda: said(cluster.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)
+    wait(lambda: answer(cluster.api, line_pod()) == "", what="answers about a Pod with a line", timeout=60)

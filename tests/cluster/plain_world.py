@@ -42,10 +42,10 @@ def install_plain(cluster: Cluster) -> None:
         cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder), timeout=60)
     wait_until(
         lambda: (
-            "is not known" in said(cluster.api, line_pod(annotations={"sharepod.dev/gpu-share": "1"}))
-            and said(cluster.api, line_pod()) == ""
+            "is not known" in answer(cluster.api, line_pod(annotations={"sharepod.dev/gpu-share": "1"}))
+            and answer(cluster.api, line_pod()) == ""
         ),
-        what="the policies in force",
+        what="the policies are enforced",
         timeout=30,
     )
 
@@ -68,7 +68,7 @@ def line_pod(
     }
 
 
-def said(api: Api, body: Object, namespace: str = "default") -> str:
+def answer(api: Api, body: Object, namespace: str = "default") -> str:
     """Return the API server's refusal of a Pod; empty if it takes it."""
     try:
         api.create(f"/api/v1/namespaces/{namespace}/pods", body, dryRun="All")

@@ -72,15 +72,17 @@ _VALUES: dict[str, tuple[str, ...]] = {
 def annotation_sets(draw: st.DrawFn) -> dict[str, str]:
     """Draw annotations that are valid more often than random ones."""
     fields = draw(st.lists(st.sampled_from(sorted(_VALUES)), max_size=3, unique=True))
-    said: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     for field in {*fields, "request"} if draw(st.integers(0, 3)) else fields:
         names = [name for name, of in FIELD_OF.items() if of == field]
         for name in draw(
             st.lists(st.sampled_from(names), min_size=1, max_size=2 if not draw(st.integers(0, 5)) else 1)
         ):
             values = _VALUES[field]
-            said[name] = draw(st.sampled_from(values[: max(2, len(values) // 2)] if draw(st.booleans()) else values))
-    return said
+            annotations[name] = draw(
+                st.sampled_from(values[: max(2, len(values) // 2)] if draw(st.booleans()) else values)
+            )
+    return annotations
 
 
 @st.composite
@@ -125,9 +127,9 @@ def _agree(server: Cluster, body: Object) -> None:
 @settings(
     max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(said=annotation_sets())
-def test_api_server_and_operator_refuse_the_same_annotations(server: Cluster, said: dict[str, str]) -> None:
-    _agree(server, sharepod("agreed", annotations=said))
+@given(annotations=annotation_sets())
+def test_api_server_and_operator_refuse_the_same_annotations(server: Cluster, annotations: dict[str, str]) -> None:
+    _agree(server, sharepod("agreed", annotations=annotations))
 
 
 @settings(

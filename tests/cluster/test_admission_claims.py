@@ -29,13 +29,15 @@ def api(server: Cluster) -> Api:
     for _ in range(2):  # applying it again changes nothing
         server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
     wait_until(
-        lambda: "metadata.annotations" in said(server.api, claim(annotations={"sharepod.dev/gpu-mode": "Half"})),
-        what="the policy in force",
+        lambda: "metadata.annotations" in answer(server.api, claim(annotations={"sharepod.dev/gpu-mode": "Half"})),
+        what="the policy is enforced",
         timeout=30,
     )
-    wait_until(lambda: "only allocator" in published(server.api), what="the policy on slices in force", timeout=30)
+    wait_until(lambda: "only allocator" in published(server.api), what="the policy on slices is enforced", timeout=30)
     wait_until(
-        lambda: changed_class(server.api, {"selectors": []})[0] != "", what="the policy on classes in force", timeout=30
+        lambda: changed_class(server.api, {"selectors": []})[0] != "",
+        what="the policy on classes is enforced",
+        timeout=30,
     )
     return server.api
 
@@ -49,7 +51,7 @@ def claim(annotations: dict[str, str] | None = None, spec: Object | None = None)
     }
 
 
-def said(api: Api, body: Object) -> str:
+def answer(api: Api, body: Object) -> str:
     """Return the API server's refusal of a claim; empty if it takes it."""
     try:
         api.create(claim_path("default"), body, dryRun="All")
@@ -93,11 +95,11 @@ def asking(**exactly: Any) -> Object:
     return claim(spec=claim_spec(**exactly))
 
 
-def amounts(**said: str | None) -> Object:
+def amounts(**given: str | None) -> Object:
     """A claim of 0.4 and 1Gi with these capacities instead."""
     spec = claim_spec()
     asked = spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"]
-    for name, value in said.items():
+    for name, value in given.items():
         asked[name] = value
         if value is None:
             del asked[name]
@@ -195,7 +197,7 @@ REFUSED = {
 def test_a_claim_that_python_reads_is_taken(api: Api, name: str) -> None:
     body = TAKEN[name]
     lower(body)
-    assert said(api, body) == ""
+    assert answer(api, body) == ""
     api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
 
 
@@ -205,7 +207,7 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     body = REFUSED[name]
     with pytest.raises(SpecError) as caught:
         lower(body)
-    message = said(api, body)
+    message = answer(api, body)
     assert message
     field = caught.value.field.rpartition(".exactly.")[2].partition("[0].cel")[0].rpartition("devices.")[2]
     assert field.removeprefix("requests[0].").partition("[1]")[0] in message, (message, caught.value.field)
@@ -243,13 +245,13 @@ def test_an_admins_access_past_every_share_is_refused_where_kubernetes_allows_it
 
 def test_a_claim_of_another_class_is_left_alone(api: Api) -> None:
     spec = {"devices": {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example"}}]}}
-    assert said(api, claim({"sharepod.dev/gpu-mode": "Half"}, spec)) == ""
+    assert answer(api, claim({"sharepod.dev/gpu-mode": "Half"}, spec)) == ""
 
 
 def test_a_claim_of_no_device_at_all_is_left_alone(api: Api) -> None:
     """The API server gives policies `requests: null` then."""
     body = claim(spec={"devices": {}})
-    assert said(api, body) == ""
+    assert answer(api, body) == ""
     api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
 
 

@@ -95,9 +95,9 @@ def test_a_token_that_names_no_node_writes_nothing(server: Cluster, agent: Api) 
 
 @pytest.mark.promise("security-ledger", "security-rights", "security-gpunodes-hidden")
 def test_who_edits_a_namespace_edits_its_sharepods_but_neither_status_nor_ledger(server: Cluster, alice: Path) -> None:
-    code, said = as_user(server, alice, "apply", "-f", "-", body=sharepod("alices", {"request": 0.5}))
-    assert code == 0, said
-    code, said = as_user(
+    code, answer = as_user(server, alice, "apply", "-f", "-", body=sharepod("alices", {"request": 0.5}))
+    assert code == 0, answer
+    code, answer = as_user(
         server,
         alice,
         "patch",
@@ -109,7 +109,7 @@ def test_who_edits_a_namespace_edits_its_sharepods_but_neither_status_nor_ledger
         '{"status": {"podUID": "x"}}',
     )
     assert code != 0
-    assert "cannot patch resource" in said
+    assert "cannot patch resource" in answer
     for verb in ("create", "patch", "delete", "get"):
-        code, said = as_user(server, alice, "auth", "can-i", verb, "gpunodes.sharepod.dev")
-        assert "no" in said.split()
+        code, answer = as_user(server, alice, "auth", "can-i", verb, "gpunodes.sharepod.dev")
+        assert "no" in answer.split()

@@ -11,11 +11,11 @@ from cluster.claims_world import CLAIMS, claim_path, claim_spec
 from cluster.plain_world import (
     MEMORY,
     MILLI,
+    answer,
     container,
     install_plain,
     line_pod,
     need_mutating_policies,
-    said,
 )
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
@@ -271,7 +271,7 @@ FORGED: dict[str, tuple[Object, str]] = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_pod_that_python_reads_is_taken(api: Api, name: str) -> None:
     lower(TAKEN[name])
-    assert said(api, TAKEN[name]) == ""
+    assert answer(api, TAKEN[name]) == ""
 
 
 @pytest.mark.promise("operator-line-at-apply")
@@ -280,7 +280,7 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     body, field = REFUSED[name]
     with pytest.raises(SpecError) as caught:
         lower(body)
-    message = said(api, body)
+    message = answer(api, body)
     assert "ValidatingAdmissionPolicy 'sharepod-plain-pods'" in message
     assert field in message
     assert field in caught.value.field
@@ -291,7 +291,7 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
 @pytest.mark.parametrize("name", FORGED)
 def test_a_pod_that_goes_past_its_line_is_refused(api: Api, name: str) -> None:
     body, field = FORGED[name]
-    assert field in said(api, body)
+    assert field in answer(api, body)
 
 
 @pytest.mark.promise("operator-line-claim")
@@ -339,14 +339,14 @@ def test_in_a_namespace_that_is_left_out_a_line_is_refused_and_says_why(api: Api
     }
     api.create("/api/v1/namespaces", body)
     server.await_service_account("left-out", "default")
-    message = said(api, line_pod(), "left-out")
+    message = answer(api, line_pod(), "left-out")
     assert "sharepod.dev/plain-pods=disabled" in message
     assert LINE in message
-    assert said(api, line_pod({"name": "main", "image": "test"}), "left-out") == ""
+    assert answer(api, line_pod({"name": "main", "image": "test"}), "left-out") == ""
     by_hand = line_pod(beside("claims", [{"name": "sharepod"}]))
     by_hand["spec"]["resourceClaims"] = [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
-    assert said(api, by_hand) == ""
-    assert "gives no share in namespace left-out" in said(api, by_hand, "left-out")
+    assert answer(api, by_hand) == ""
+    assert "gives no share in namespace left-out" in answer(api, by_hand, "left-out")
 
 
 def test_an_ephemeral_container_has_no_line(api: Api) -> None:

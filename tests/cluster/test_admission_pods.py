@@ -28,10 +28,10 @@ def volume_pod(name: str) -> Object:
 
 @pytest.mark.promise("security-identity", "security-own-volume")
 def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Cluster, alice: Path) -> None:
-    code, said = as_user(server, alice, "apply", "-f", "-", body=volume_pod("forged"))
+    code, answer = as_user(server, alice, "apply", "-f", "-", body=volume_pod("forged"))
     assert code != 0
-    assert "spec.volumes[mine]" in said
-    assert "create a SharePod in place of this pod" in said
+    assert "spec.volumes[mine]" in answer
+    assert "create a SharePod in place of this pod" in answer
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
     operator.create(PODS, pod_of(server, "made"))
 
@@ -44,19 +44,19 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         "create", "rolebinding", "mallory", "--role=sharepods-alone", "--user=mallory", "--namespace=default"
     )
     mallory = server.user_kubeconfig("mallory")
-    code, said = as_user(
+    code, answer = as_user(
         server, mallory, "create", "--dry-run=server", "-f", "-", body=sharepod("loot", {"request": 0.4})
     )
     assert code != 0
     refused = "mallory may not create pods in namespace default; ask for the right to create pods"
-    assert refused in said
+    assert refused in answer
 
     # Nor by an apply that creates, nor under a name that the server makes up.
     unnamed = sharepod("loot", {"request": 0.4})
     unnamed["metadata"] = {"generateName": "loot-", "namespace": "default"}
     for verb, body in (("apply --server-side", sharepod("loot", {"request": 0.4})), ("create", unnamed)):
-        code, said = as_user(server, mallory, *verb.split(), "--dry-run=server", "-f", "-", body=body)
-        assert refused in said, verb
+        code, answer = as_user(server, mallory, *verb.split(), "--dry-run=server", "-f", "-", body=body)
+        assert refused in answer, verb
 
     # For an existing SharePod, the right to SharePods changes nothing that decides its Pod's rights.
     server.api.create(SHAREPODS, sharepod("present", {"request": 0.4}))
@@ -68,10 +68,10 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         ("containers", [{"name": "main", "image": "another"}]),
     ):
         patch = ("patch", "sharepod", "present", "--namespace=default", "--type=merge", "--dry-run=server", "-p")
-        code, said = as_user(server, mallory, *patch, json.dumps({"spec": {field: value}}))
+        code, answer = as_user(server, mallory, *patch, json.dumps({"spec": {field: value}}))
         assert code != 0, field
-        assert f"spec.{field}: " in said
-        assert "cannot be changed" in said
+        assert f"spec.{field}: " in answer
+        assert "cannot be changed" in answer
 
     # Nor the labels and annotations of the next run's Pod: an annotation's identity, a label's network.
     for change, allowed in (
@@ -79,9 +79,9 @@ def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> No
         ({"labels": {"role": ""}}, False),
         ({"annotations": {"sharepod.dev/mine": "x"}, "labels": {"sharepod.dev/mine": "x"}}, True),
     ):
-        code, said = as_user(server, mallory, *patch, json.dumps({"metadata": change}))
-        told = "on the Pod of the next run, and mallory may not create pods" in said
-        assert (code == 0, told) == (allowed, not allowed), said
+        code, answer = as_user(server, mallory, *patch, json.dumps({"metadata": change}))
+        told = "on the Pod of the next run, and mallory may not create pods" in answer
+        assert (code == 0, told) == (allowed, not allowed), answer
     server.api.delete(f"{SHAREPODS}/present")
 
 
@@ -109,12 +109,12 @@ def test_a_policy_keyed_to_users_sees_the_user_who_creates_a_sharepod(server: Cl
         server.api.create(f"{api}/{plural}", body)
     share = {"request": 0.4}
 
-    def said(network: bool) -> str:
+    def answer(network: bool) -> str:
         body = sharepod("networked", share, hostNetwork=network)
         return as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)[1]
 
-    wait_until(lambda: "alice has no host network" in said(True), what="the policy in force", timeout=30)
-    assert "created" in said(False)
+    wait_until(lambda: "alice has no host network" in answer(True), what="the policy is enforced", timeout=30)
+    assert "created" in answer(False)
     plain = volume_pod("networked")
     plain["spec"] = {"containers": [dict(CONTAINER)], "hostNetwork": True}
     code, text = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=plain)
@@ -131,13 +131,13 @@ def test_a_plain_pod_that_asks_by_annotation_alone_is_refused(server: Cluster, a
     body["spec"].pop("volumes")
     for key in ("gpu-request", "gpu_request", "sched_affinity", "GPUID"):
         body["metadata"]["annotations"] = {f"sharepod.dev/{key}": "0.4"}
-        code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+        code, answer = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
         assert code != 0
-        assert f"metadata.annotations[sharepod.dev/{key}]: gives a pod no GPU by itself" in said
-        assert "write resources.limits[sharepod.dev/gpu-milli]" in said
+        assert f"metadata.annotations[sharepod.dev/{key}]: gives a pod no GPU by itself" in answer
+        assert "write resources.limits[sharepod.dev/gpu-milli]" in answer
     body["metadata"]["annotations"] = {"sharepod.dev/note": "no request", "example.com/gpu-request": "0.4"}
-    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
-    assert code == 0, said
+    code, answer = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    assert code == 0, answer
 
 
 @pytest.mark.promise("security-debug-container")
@@ -169,19 +169,19 @@ def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server:
     body = volume_pod("labelled")
     body["spec"].pop("volumes")
     body["metadata"]["labels"] = {"sharepod.dev/tenant": "someone"}
-    code, said = as_user(server, alice, "apply", "-f", "-", body=body)
+    code, answer = as_user(server, alice, "apply", "-f", "-", body=body)
     assert code != 0
-    assert "metadata.labels[sharepod.dev/tenant]: is put on the pods of SharePods alone" in said
+    assert "metadata.labels[sharepod.dev/tenant]: is put on the pods of SharePods alone" in answer
     server.api.create(PODS, body)
     for value in ("another", None):
         message = refusal(server.api, f"{PODS}/labelled", {"metadata": {"labels": {"sharepod.dev/tenant": value}}})
         assert "cannot be changed; delete the SharePod to end this pod" in message
     server.api.patch(f"{PODS}/labelled", {"metadata": {"labels": {"app": "x"}}})
-    code, said = as_user(server, alice, "run", "unlabelled", "--image=x")
-    assert code == 0, said
-    code, said = as_user(server, alice, "label", "pod", "unlabelled", "sharepod.dev/tenant=someone")
+    code, answer = as_user(server, alice, "run", "unlabelled", "--image=x")
+    assert code == 0, answer
+    code, answer = as_user(server, alice, "label", "pod", "unlabelled", "sharepod.dev/tenant=someone")
     assert code != 0
-    assert "cannot be changed" in said
+    assert "cannot be changed" in answer
 
 
 def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) -> None:
@@ -214,8 +214,8 @@ def test_whoever_has_the_operators_token_changes_neither_tenant_nor_controller_o
     merge = {"metadata": {"ownerReferences": owners}}
     for value in ("another", "line"):
         relabelled = {"metadata": {"labels": {"sharepod.dev/tenant": value}}}
-        said = refusal(operator, f"{PODS}/operators", relabelled)
-        assert "may neither change the label" in said or "cannot be changed" in said
+        answer = refusal(operator, f"{PODS}/operators", relabelled)
+        assert "may neither change the label" in answer or "cannot be changed" in answer
         assert refusal(operator, f"{PODS}/strangers", relabelled)
     assert refusal(operator, f"{PODS}/operators", {"metadata": {"labels": {"sharepod.dev/tenant": None}}})
     assert "nor give a SharePod's pod to another controller" in refusal(operator, f"{PODS}/operators", merge)
@@ -229,16 +229,16 @@ def test_the_gate_and_the_gpus_of_a_sharepods_pod_are_the_operators_alone(server
     body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "annotations": {"sharepod.dev/gpus": "void"}}
     body["spec"]["schedulingGates"] = [{"name": "sharepod.dev/share"}, {"name": "team.example/approved"}]
     uid = server.api.create(PODS, body)["metadata"]["uid"]
-    code, said = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus=all", "--overwrite")
+    code, answer = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus=all", "--overwrite")
     assert code != 0
-    assert "metadata.annotations[sharepod.dev/gpus]: names the GPUs" in said
-    code, said = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus-")
+    assert "metadata.annotations[sharepod.dev/gpus]: names the GPUs" in answer
+    code, answer = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus-")
     assert code != 0
     for index, opens in ((0, True), (1, False)):
         patch = f'[{{"op": "remove", "path": "/spec/schedulingGates/{index}"}}]'
-        code, said = as_user(server, alice, "patch", "pod", "gated", "--type=json", "-p", patch)
-        assert (code != 0) is opens, said
-        assert ("is removed automatically once the SharePod has a share" in said) is opens
+        code, answer = as_user(server, alice, "patch", "pod", "gated", "--type=json", "-p", patch)
+        assert (code != 0) is opens, answer
+        assert ("is removed automatically once the SharePod has a share" in answer) is opens
     opened = operator.patch(
         f"{PODS}/gated",
         open_gate(uid, ["sharepod.dev/share"], None, "node-0", ["GPU-1"]),

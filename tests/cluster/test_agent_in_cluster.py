@@ -306,7 +306,7 @@ def test_a_vanished_ledger_takes_nothing_from_running_tenants_and_a_new_one_rule
     assert node.connects("a")
     node.make_gpunode(row("b"))
     node.await_observed(1)
-    wait_until(lambda: node.connects("b") and not node.connects("a"), what="the new ledger in force", timeout=10)
+    wait_until(lambda: node.connects("b") and not node.connects("a"), what="the new ledger is applied", timeout=10)
     lease = f"{LEASES}/sharepod-agent-{node.name}"
     uid = node.api.get(node.path)["metadata"]["uid"]
 
@@ -424,11 +424,11 @@ def test_on_a_node_of_pool_scheduler_its_gpus_are_published_until_the_ledger_say
     capacity = made["spec"]["devices"][0]["capacity"]
     assert (capacity["timeMilli"]["value"], capacity["memory"]["value"]) == ("1k", "40Gi")
     node.api.delete(path)
-    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS, what="what was deleted is published again")
+    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS, what="the deleted slice is published again")
     inventory = node.root / "inventory.yaml"
     gpus = yaml.safe_load(inventory.read_text())["gpus"]
     inventory.write_text(yaml.safe_dump({"gpus": gpus[1:]}))
-    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS[1:], what="a GPU that is gone is no device")
+    node.cluster.wait_for(path, lambda seen: devices(seen) == GPUS[1:], what="a missing GPU is no device")
     node.api.patch(node.path, {"spec": {"leaving": True}})
     status = node.await_status(
         lambda seen: condition(seen, "SlicesPublished").get("reason") == "Withdrawn",

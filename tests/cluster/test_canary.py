@@ -142,18 +142,18 @@ def test_a_server_that_drops_sizes_refuses_a_claim_with_one_by_the_name_of_the_g
     server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
     body: Object = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "share"}}
     body["spec"] = claim_spec()
-    said = ""
+    answer = ""
 
     def refused() -> bool:
-        nonlocal said
+        nonlocal answer
         try:
             server.api.create(claim_path("default"), body, dryRun="All")
         except ApiError as error:
-            said = error.message
-        return said != ""
+            answer = error.message
+        return answer != ""
 
     until(refused, "the policy is in force")
-    assert "DRAConsumableCapacity" in said
+    assert "DRAConsumableCapacity" in answer
     exclusive = {"name": "whole", "annotations": {"sharepod.dev/gpu-mode": "Exclusive"}}
     whole = {"name": "gpu", "exactly": {"deviceClassName": "sharepod.dev"}}
     server.api.create(

@@ -91,7 +91,7 @@ def test_a_job_that_fails_has_a_share_for_each_try_and_leaves_none(world: World)
 
     wait(failed, what="the Job gives up", timeout=90)
     assert [pod["status"]["phase"] for pod in team.pods()] == ["Failed", "Failed"]
-    wait(lambda: not team.rows(), what="the shares given back")
+    wait(lambda: not team.rows(), what="the shares are released")
 
 
 @pytest.mark.promise("operator-doors-suspended")
@@ -101,7 +101,7 @@ def test_a_suspended_job_gives_its_share_back_and_has_one_again_once_it_goes_on(
     team.start("Job")
     wait(lambda: len(team.running()) == 1, what="it runs", timeout=60)
     team.kubectl("patch", "job/work", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    wait(lambda: not team.rows(), what="the share given back", timeout=60)
+    wait(lambda: not team.rows(), what="the share is released", timeout=60)
     team.kubectl("patch", "job/work", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     wait(lambda: len(team.running()) == 1, what="it runs again", timeout=60)
     assert team.rows() == 1

@@ -73,7 +73,7 @@ def test_the_end_of_a_pod_ends_its_claim_and_row_and_makes_room_for_the_next(wor
     runs(world, namespace, first)
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{first}")
     runs(world, namespace, waiting)
-    wait(lambda: claim_made_for(world, namespace, first) is None, what="its claim is gone")
+    wait(lambda: claim_made_for(world, namespace, first) is None, what="its claim is deleted")
 
 
 @pytest.mark.promise("operator-claim-elsewhere")
@@ -114,7 +114,7 @@ def test_a_pod_whose_volume_does_not_exist_holds_no_share_and_gets_one_once_it_d
     missing = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     make_pod(world, namespace, "waits", on="volume", claims=("share",), volumes=[missing])
     wait(lambda: row_of(world, node, "share") is not None, what="a share")
-    wait(lambda: not world.rows(node), what="it is given back after the bind timeout")
+    wait(lambda: not world.rows(node), what="it is released after the bind timeout")
     assert any(reason == "AllocationTakenBack" for reason, _ in world.events(namespace, "waits"))
     local = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/x"}}
     volume = {"metadata": {"name": "data"}, "spec": {**local, "storageClassName": "none"}}
@@ -170,10 +170,10 @@ def test_a_namespace_with_claims_can_be_deleted(world: World, bound: bool) -> No
     if bound:
         runs(world, namespace, "one")
     world.api.delete(f"/api/v1/namespaces/{namespace}")
-    wait(lambda: world.rows(node) == [], what="the row is gone")
+    wait(lambda: world.rows(node) == [], what="the row is removed")
     wait(
         lambda: namespace not in [item["metadata"]["name"] for item in world.api.get("/api/v1/namespaces")["items"]],
-        what="the namespace is gone",
+        what="the namespace is deleted",
         timeout=60,
     )
 
@@ -189,7 +189,7 @@ def test_pods_on_one_claim_share_one_row_and_the_claim_serves_a_next_pod(world: 
     assert [row["id"] for row in world.rows(node)] == [claim["metadata"]["uid"]]
     for name in ("one", "two"):
         world.kubelets.finish(namespace, name)
-    wait(lambda: world.rows(node) == [], what="the row is gone")
+    wait(lambda: world.rows(node) == [], what="the row is removed")
     assert allocation(claim_of(world, namespace, "share")) is None
     make_pod(world, namespace, "three", on="shared", claims=("share",))
     runs(world, namespace, "three")
@@ -203,10 +203,10 @@ def test_a_pod_that_is_deleted_while_it_waits_leaves_neither_row_nor_allocation(
     make_pod(world, namespace, "one", on="leaves", claims=("share",), schedulerName="nobody")
     wait(lambda: allocation(claim_of(world, namespace, "share")), what="allocated, and no scheduler binds the pod")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
-    wait(lambda: allocation(claim_of(world, namespace, "share")) is None, what="the allocation is taken back")
-    wait(lambda: world.rows(node) == [], what="the row is gone")
+    wait(lambda: allocation(claim_of(world, namespace, "share")) is None, what="the allocation is removed")
+    wait(lambda: world.rows(node) == [], what="the row is removed")
     world.api.delete(claim_path(namespace, "share"))
-    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is gone")
+    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is deleted")
 
 
 def test_a_claim_of_two_gpus_and_a_pod_with_two_claims_are_placed_on_one_node(world: World) -> None:
@@ -245,8 +245,8 @@ def test_a_share_is_lowered_and_raised_by_annotation_while_its_pod_runs(world: W
     make_claim(world, namespace, "share", time_milli=500)
     make_pod(world, namespace, "one", on="lower", claims=("share",))
     runs(world, namespace, "one")
-    for said, milli in (("0.2", 200), ("0.5", 500)):
-        patch = {"metadata": {"annotations": {"sharepod.dev/gpu-request": said}}}
+    for request, milli in (("0.2", 200), ("0.5", 500)):
+        patch = {"metadata": {"annotations": {"sharepod.dev/gpu-request": request}}}
         world.api.patch(claim_path(namespace, "share"), patch)
         wait(lambda milli=milli: (row_of(world, node, "share") or {})["requestMilli"] == milli, what=f"row has {milli}")
 
@@ -302,10 +302,10 @@ def test_devices_that_a_tenant_an_agent_or_a_node_publishes_are_refused_or_attra
             (tenant, ('cannot create resource "resourceslices"',)),
             (agent, ("may write ResourceSlices of", "may name its ResourceSlice", "only allocator")),
         ):
-            code, said = as_user(world.cluster, who, *KUBECTL, body=foreign_slice(node, driver))
-            assert (code, any(refusal in said for refusal in refusals)) == (1, True), said
+            code, answer = as_user(world.cluster, who, *KUBECTL, body=foreign_slice(node, driver))
+            assert (code, any(refusal in answer for refusal in refusals)) == (1, True), answer
     for who in (tenant, agent, kubelet):
-        code, said = as_user(
+        code, answer = as_user(
             world.cluster,
             who,
             "patch",
@@ -315,14 +315,14 @@ def test_devices_that_a_tenant_an_agent_or_a_node_publishes_are_refused_or_attra
             "-p",
             '{"spec":{"selectors":[]}}',
         )
-        assert (code, "forbidden" in said.lower()) == (1, True), said
-    code, said = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OURS))
-    assert (code, "only allocator" in said) == (1, True), said
+        assert (code, "forbidden" in answer.lower()) == (1, True), answer
+    code, answer = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OURS))
+    assert (code, "only allocator" in answer) == (1, True), answer
     for wider in ({"spec": {"selectors": None}}, selecting(OURS, OTHERS)):
         with pytest.raises(ApiError, match=r"spec[.]selectors: must have the expression"):
             world.api.patch(CLASS, wider)
-    code, said = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OTHERS))
-    assert code == 0, said
+    code, answer = as_user(world.cluster, kubelet, *KUBECTL, body=foreign_slice(node, OTHERS))
+    assert code == 0, answer
     assert world.operator is not None
     world.operator.stop(grace=0)
     make_claim(world, namespace, "share")
@@ -349,7 +349,7 @@ def published(world: World, node: str, driver: str) -> Iterator[None]:
             return False
         return True
 
-    wait(taken, what="the policies are no longer in force", timeout=30)
+    wait(taken, what="the policies are no longer enforced", timeout=30)
     try:
         yield
     finally:
@@ -381,15 +381,18 @@ def test_what_kube_scheduler_allocates_takes_nothing_of_a_gpu_and_its_owner_is_t
             told = {reason for reason, _ in world.events(namespace, name)}
             return bool(told & {expected, "NoRoom"}) or row_of(world, node, name) is not None
 
-        wait(lambda: len(world.rows(node)) == 2, what="the operator gives what there is", timeout=40)
-        wait(lambda: all(map(answered, names)), what="each has a share or is told that it has none", timeout=40)
+        wait(lambda: len(world.rows(node)) == 2, what="the operator assigns all shares", timeout=40)
+        wait(lambda: all(map(answered, names)), what="each has a share or an Event that it has none", timeout=40)
         for name in names[:2]:
             assert row_of(world, node, name) is None
             assert expected in {reason for reason, _ in world.events(namespace, name)}
         assert not audit.over_committed
     for name in names:
         world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
-    wait(lambda: all(allocation(claim_of(world, namespace, name)) is None for name in names), what="all is given back")
+    wait(
+        lambda: all(allocation(claim_of(world, namespace, name)) is None for name in names),
+        what="all shares are released",
+    )
     make_pod(world, namespace, "next", on=on, claims=(names[0],))
     runs(world, namespace, "next")
     assert row_of(world, node, names[0]) is not None

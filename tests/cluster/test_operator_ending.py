@@ -55,7 +55,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_until_it_is_gone(world:
     world.apply(namespace, "new", {"request": 0.5}, on="left")
     world.delete(namespace, "old")
     wait(lambda: (world.row(node, "old") or {}).get("state") == "Releasing", what="Releasing")
-    wait(lambda: world.pod(namespace, "old") is None, what="the pod, which had ended by then, is gone")
+    wait(lambda: world.pod(namespace, "old") is None, what="the pod, which had ended by then, is deleted")
     holds_for(2, lambda: world.row(node, "new") is None, "the share is taken")
     world.agents.end(tenant)
     world.phase(namespace, "new", "Running")
@@ -299,6 +299,6 @@ def test_totals_of_all_runs_are_in_the_status_and_final_once_the_share_is_gone(w
     counted(2, 5, 0, 7, 1)
     world.kubelets.finish(namespace, "one", phase="Succeeded", exit_code=0)
     world.phase(namespace, "one", "Succeeded")
-    wait(lambda: not world.rows(node), what="the row is gone")
+    wait(lambda: not world.rows(node), what="the row is removed")
     assert consumed() == [445, 110, 337, 11]
     assert world.sharepod(namespace, "one")["status"]["consumed"]["since"] == "2026-01-01T00:00:00.000Z"

@@ -83,7 +83,7 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     world.apply(namespace, "four", {"request": 0.5, "count": 3}, on="never")
     message = world.condition(namespace, "four", "Placed", status="False", reason="NeverFits")
     assert "3" in message
-    wait(lambda: ("NeverFits", message) in world.events(namespace, "four"), what="an Event that says the same")
+    wait(lambda: ("NeverFits", message) in world.events(namespace, "four"), what="an Event with the same message")
     assert world.sharepod(namespace, "four")["status"]["phase"] == "Pending"
 
     name = world.cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated", "test": "never"}, prefix="large")[
@@ -210,7 +210,7 @@ def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -
                 return False
             return True
 
-        wait(slips, what="the policies to be gone", timeout=30, interval=0.5)
+        wait(slips, what="the policies are deleted", timeout=30, interval=0.5)
         message = world.condition(namespace, "bad", "Placed", status="False", reason="Invalid")
         assert "gemini/gpu_request" in message
     finally:
@@ -232,7 +232,7 @@ def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(worl
     assert "spec.containers[0].name" in world.condition(
         namespace, "one", "PodReady", status="False", reason="PodRefused"
     )
-    wait(lambda: not world.rows(node), what="its share to be given back")
+    wait(lambda: not world.rows(node), what="its share is released")
 
 
 @pytest.mark.promise("operator-forbidden")
@@ -259,7 +259,7 @@ def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back
     world.apply(namespace, "full", {"request": 0.6}, on="full", annotations={key: notes})
     message = world.condition(namespace, "full", "PodReady", status="False", reason="PodForbidden")
     assert "metadata.annotations: Too long" in message
-    wait(lambda: not world.rows(node), what="its share to be given back")
+    wait(lambda: not world.rows(node), what="its share is released")
     world.api.patch(f"/api/v1/namespaces/{namespace}/pods/full", {"metadata": {"annotations": {key: None}}})
     world.phase(namespace, "full", "Running", timeout=40)
 
@@ -307,7 +307,7 @@ def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows
             return False
         return True
 
-    wait(denied, what="the policy to be in force", interval=0.5)
+    wait(denied, what="the policy is enforced", interval=0.5)
     world.apply(namespace, "one", {"request": 0.4}, on="denied")
     message = world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
     assert "no pods on Sundays" in message

@@ -76,8 +76,8 @@ def test_two_operators_run_in_two_zones_once_the_quota_is_there_and_one_stays_in
         ]
 
     def refused() -> bool:
-        said = cloud.kubectl("-n", NAMESPACE, "get", "events", "-o", "json").stdout
-        reasons = [item["message"] for item in json.loads(said)["items"] if item["reason"] == "FailedCreate"]
+        answer = cloud.kubectl("-n", NAMESPACE, "get", "events", "-o", "json").stdout
+        reasons = [item["message"] for item in json.loads(answer)["items"] if item["reason"] == "FailedCreate"]
         return any("insufficient quota to match these scopes" in reason for reason in reasons)
 
     wait_until(refused, what="critical Pods are limited", timeout=PATIENCE_S)

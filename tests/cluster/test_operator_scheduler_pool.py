@@ -90,7 +90,7 @@ def test_after_a_forced_deletion_kube_scheduler_gives_the_share_to_nobody_until_
     world.start_operator()
     world.agents.end(row["id"])
     runs(world, namespace, "two")
-    wait(lambda: claim_of(world, namespace, name) is None, what="the claim is gone")
+    wait(lambda: claim_of(world, namespace, name) is None, what="the claim is deleted")
     wait(lambda: [item["id"] != row["id"] for item in world.rows(node)] == [True], what="the next one's row alone")
 
 
@@ -146,9 +146,12 @@ def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_wha
     world.apply(namespace, "share", {"request": 0.3}, on="alone")
     make_claim(world, namespace, "claim", time_milli=300)
     make_pod(world, namespace, "plain", on="alone", claims=("claim",))
-    said = world.condition(namespace, "share", "Placed", status="False", reason="NeverFits")
-    assert "pool scheduler, where kube-scheduler gives shares away (use a ResourceClaim of class scheduler" in said
-    wait(lambda: any("pool scheduler" in text for _, text in world.events(namespace, "plain")), what="an Event says so")
+    answer = world.condition(namespace, "share", "Placed", status="False", reason="NeverFits")
+    assert "pool scheduler, where kube-scheduler gives shares away (use a ResourceClaim of class scheduler" in answer
+    wait(
+        lambda: any("pool scheduler" in text for _, text in world.events(namespace, "plain")),
+        what="an Event reports it",
+    )
     assert world.rows(node) == []
 
 
@@ -209,7 +212,7 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
     version = {"resourceVersion": made["metadata"]["resourceVersion"]}
     patch = {"metadata": version, "status": {"allocation": given}}
     world.api.patch(f"{claim_path(namespace, 'second')}/status", patch)
-    wait(lambda: any("cannot have yet" in text for _, text in world.events(namespace, "second")), what="it is told")
+    wait(lambda: any("cannot have yet" in text for _, text in world.events(namespace, "second")), what="an Event")
     assert row_of(world, agent.node, "second") is None
     world.kubelets.finish(namespace, "one")
     wait(lambda: row_of(world, agent.node, "second"), what="it is entered once there is room")
@@ -217,7 +220,7 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
 
 @pytest.mark.promise("operator-scheduler-pool-refused")
 @pytest.mark.parametrize(
-    ("annotations", "spec", "said"),
+    ("annotations", "spec", "answer"),
     [
         ({"sharepod.dev/gpu-affinity": "a"}, {}, "sharepod.dev/gpu-affinity.: is not for claims of class scheduler"),
         ({}, {"adminAccess": True}, "goes past every share"),
@@ -231,14 +234,14 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
     ],
 )
 def test_what_kube_scheduler_cannot_give_is_refused_at_apply(
-    world: World, annotations: dict[str, str], spec: dict[str, object], said: str
+    world: World, annotations: dict[str, str], spec: dict[str, object], answer: str
 ) -> None:
     if spec.get("adminAccess"):
         world.cluster.kubectl(
             "label", "namespace", "default", "resource.kubernetes.io/admin-access=true", "--overwrite"
         )
-    wait_until(lambda: policy_refuses(world), what="the policy on claims in force", timeout=30)
-    with pytest.raises(ApiError, match=said):
+    wait_until(lambda: policy_refuses(world), what="the policy on claims is enforced", timeout=30)
+    with pytest.raises(ApiError, match=answer):
         make_scheduled(world, "default", "refused", annotations=annotations, **spec)
 
 
@@ -292,10 +295,10 @@ def test_while_the_device_plugin_gives_gpus_away_too_no_share_is_entered(world: 
     offers(2)
     make_scheduled(world, namespace, "share", time_milli=300)
     make_pod(world, namespace, "one", on="twice", claims=("share",))
-    wait(lambda: any("device plugin" in text for _, text in world.events(namespace, "share")), what="it is told")
+    wait(lambda: any("device plugin" in text for _, text in world.events(namespace, "share")), what="an Event")
     assert world.rows(node) == []
     offers(0)
-    wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin is gone")
+    wait(lambda: row_of(world, node, "share"), what="it is entered once the plugin has left")
 
 
 def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_other(world: World) -> None:
@@ -309,5 +312,5 @@ def test_a_share_by_a_class_of_the_administrators_own_begins_and_ends_as_any_oth
     wait(lambda: row_of(world, node, "share"), what="its row")
     world.api.delete(claim_path(namespace, "share"))
     world.kubelets.finish(namespace, "one")
-    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is gone")
-    wait(lambda: not world.rows(node), what="the row is gone")
+    wait(lambda: claim_of(world, namespace, "share") is None, what="the claim is deleted")
+    wait(lambda: not world.rows(node), what="the row is removed")

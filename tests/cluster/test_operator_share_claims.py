@@ -25,11 +25,11 @@ def world() -> Iterator[World]:
 def attaching(world: World, node: str, reason: str) -> str:
     """Wait until a node gives that reason for the attachment of new Pods; return the message."""
 
-    def said() -> Object:
+    def condition() -> Object:
         return condition_of(world.api.get(f"{GPUNODES}/{node}"), "SharePodsByClaims")
 
-    wait(lambda: said().get("reason") == reason, what=f"SharePodsByClaims {reason} on {node}", timeout=40)
-    return str(said()["message"])
+    wait(lambda: condition().get("reason") == reason, what=f"SharePodsByClaims {reason} on {node}", timeout=40)
+    return str(condition()["message"])
 
 
 def by_claims(world: World, node: str) -> None:
@@ -75,8 +75,8 @@ def test_auto_goes_by_claims_once_all_is_there_and_a_sharepod_lives_and_ends_by_
     world.api.patch(world.path(namespace, "one"), {"spec": {"gpu": {"request": 0.5}}})
     wait(lambda: (world.row(node, "one") or {}).get("requestMilli") == 500, what="the raised share")
     world.delete(namespace, "one")
-    wait(lambda: claim_of(world, namespace, name) is None, what="the claim is gone")
-    wait(lambda: world.row(node, "one") is None, what="the row is gone")
+    wait(lambda: claim_of(world, namespace, name) is None, what="the claim is deleted")
+    wait(lambda: world.row(node, "one") is None, what="the row is removed")
 
 
 @pytest.mark.promise("operator-taken-back", "operator-share-claim-scheduled")
@@ -105,7 +105,7 @@ def test_a_pod_that_kube_scheduler_refuses_keeps_its_allocation_until_it_is_take
     assert allocated == sorted(allocated), "kube-scheduler took the allocation away"
     assert world.sharepod(namespace, "second")["status"]["node"] not in (first, None)
     assert claim_named_by(world, namespace, "second") != refused
-    wait(lambda: claim_of(world, namespace, refused) is None, what="the first claim is gone")
+    wait(lambda: claim_of(world, namespace, refused) is None, what="the first claim is deleted")
 
 
 @pytest.mark.promise("operator-share-claim-alone")
@@ -214,9 +214,9 @@ def test_a_pod_with_a_claim_carries_its_resource_line_too(world: World) -> None:
 def test_one_node_that_cannot_brings_new_pods_back_to_csi_and_every_node_says_so(world: World) -> None:
     (able, unable) = world.nodes("mixed", 2)
     by_claims(world, able)
-    said = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "no CDI device"}
+    missing = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "no CDI device"}
     shown = {"type": "ClaimsAttach", "status": "True", "reason": "Attached"}
-    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [said, shown]}})
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [missing, shown]}})
     message = attaching(world, able, "NodeCannot")
     assert message == f"node {unable} cannot attach GPUs by claims: no CDI device"
     attaching(world, unable, "NodeCannot")
@@ -227,8 +227,8 @@ def test_one_node_that_cannot_brings_new_pods_back_to_csi_and_every_node_says_so
     assert nodes == {able, unable}
     assert by_volume(world, namespace, "one")
     assert by_volume(world, namespace, "two")
-    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**said, "status": "True"}, shown]}})
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**missing, "status": "True"}, shown]}})
     attaching(world, able, "Claims")
     fails = {**shown, "status": "False", "reason": "NotAttached", "message": "no CDI"}
-    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**said, "status": "True"}, fails]}})
+    world.api.patch(f"{GPUNODES}/{unable}/status", {"status": {"conditions": [{**missing, "status": "True"}, fails]}})
     assert attaching(world, able, "NodeCannot") == f"node {unable} cannot attach GPUs by claims: no CDI"

@@ -89,7 +89,7 @@ def test_what_agents_count_is_in_the_statement_over_operators_that_die_and_nodes
     told = world.cluster.wait_for(
         f"{GPUNODES}/{first}",
         lambda seen: seen and (seen["metadata"].get("annotations") or {}).get("sharepod.dev/consumption-taken-in"),
-        what="the agent to be told",
+        what="the agent is notified",
     )
     assert told is not None
     assert told["metadata"]["annotations"]["sharepod.dev/consumption-taken-in"] == f"s-{first}"

@@ -86,7 +86,7 @@ def test_by_policy_a_pod_without_the_hook_is_evicted_even_against_its_own_budget
     world.cluster.wait_for(
         f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/mine",
         lambda seen: seen and (seen.get("status") or {}).get("observedGeneration"),
-        what="the budget to be in force",
+        what="the budget is enforced",
     )
     world.agents.report(tenant, connected=True, enforced=False, findings=[UNHOOKED])
     wait(lambda: "EvictionRefused" in {reason for reason, _ in world.events(namespace, "one")}, what="a refusal")

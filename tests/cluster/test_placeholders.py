@@ -60,7 +60,7 @@ def one_of(world: World, namespace: str) -> Object:
     """The one placeholder of a namespace, once its condition is Unschedulable."""
     wait(
         lambda: [scheduled(pod).get("reason") for pod in placeholders(world, namespace)] == ["Unschedulable"],
-        what="a placeholder that says Unschedulable",
+        what="a placeholder with the condition Unschedulable",
     )
     (pod,) = placeholders(world, namespace)
     return pod
@@ -95,7 +95,10 @@ def test_a_sharepod_without_room_asks_for_a_node_and_asks_no_more_once_it_is_pla
         allocatable = world.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]
         assert parse_whole(allocatable[MILLI]) - 1200 >= 700, "kube-scheduler's sum has room for it"
     assert "resourceClaims" not in pod["spec"]
-    wait(lambda: any(reason == "NodeAskedFor" for reason, _ in world.events(namespace, "three")), what="its owner told")
+    wait(
+        lambda: any(reason == "NodeAskedFor" for reason, _ in world.events(namespace, "three")),
+        what="an Event for its owner",
+    )
 
     (new,) = world.cluster.add_fake_nodes(
         1, labels={"sharepod.dev/pool": "dedicated", "test": "asks"}, prefix="asks-new"

@@ -68,7 +68,7 @@ def test_a_job_that_fails_has_a_share_for_each_try_and_leaves_none(world: World)
     tries = pods(world, namespace)
     assert [pod["status"]["phase"] for pod in tries] == ["Failed", "Failed"]
     assert all(pod["spec"].get("nodeName") == node for pod in tries)
-    wait(lambda: not world.rows(node), what="the shares given back")
+    wait(lambda: not world.rows(node), what="the shares are released")
 
 
 @pytest.mark.promise("operator-line-job-taken-back")
@@ -121,11 +121,11 @@ def test_one_that_kube_scheduler_preempts_gives_its_share_back_and_the_next_one_
     world.api.create(f"/api/v1/namespaces/{namespace}/pods", urgent)
     wait(
         lambda: (world.pod(namespace, "urgent") or {}).get("status", {}).get("phase") == "Running",
-        what="kube-scheduler made room for it",
+        what="kube-scheduler preempted for it",
         timeout=60,
     )
     assert world.pod(namespace, first) is None
-    wait(lambda: not world.rows(node), what="the share given back, and none held by the one that waits", timeout=60)
+    wait(lambda: not world.rows(node), what="the share is released, and the waiting Pod holds none", timeout=60)
     (waits,) = [pod for pod in pods(world, namespace) if pod["metadata"]["name"] != "urgent"]
     assert not waits["spec"].get("nodeName")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/urgent")

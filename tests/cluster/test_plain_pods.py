@@ -122,7 +122,10 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 
     wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
     (waiting,) = {"one", "two", "three"} - set(bound())
-    wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)), what="the Pod is told why")
+    wait(
+        lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)),
+        what="an Event on the Pod with the reason",
+    )
     (note,) = {text for reason, text in world.events(namespace, waiting) if reason == "NoRoom"}
     assert "sharepod.dev/gpu-milli: 100 would fit now" in note
     assert not [word for word in ("timeMilli", "spec.gpu", "claim ") if word in note]
@@ -162,7 +165,7 @@ def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None
         lambda: any(
             reason == "Invalid" and "1500 is neither" in text for reason, text in world.events(namespace, "unmeant")
         ),
-        what="the Pod is told what is wrong",
+        what="an Event on the Pod with the error",
     )
     assert not (world.pod(namespace, "unmeant") or {})["spec"].get("nodeName")
 
@@ -264,7 +267,7 @@ def test_a_quota_counts_lines_and_the_replica_set_says_why_the_third_is_missing(
     }
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     world.api.create(quotas, quota)
-    wait(lambda: (world.api.get(f"{quotas}/gpu").get("status") or {}).get("used"), what="the quota is in force")
+    wait(lambda: (world.api.get(f"{quotas}/gpu").get("status") or {}).get("used"), what="the quota is enforced")
     pod = line_pod(nodeSelector={"test": "quota"})
     del pod["spec"]["restartPolicy"]
     deployment = {
@@ -298,7 +301,7 @@ def _pods_with_a_line(body: Object) -> int:
     spec = body["spec"]
     pod = spec if body["kind"] == "Pod" else spec.get("template", {}).get("spec", {})
     limits = [container["resources"].get("limits", {}) for container in pod.get("containers", ())]
-    return int(spec.get("replicas") or spec.get("parallelism") or 1) if any(MILLI in said for said in limits) else 0
+    return int(spec.get("replicas") or spec.get("parallelism") or 1) if any(MILLI in limit for limit in limits) else 0
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -13,7 +13,7 @@ from cluster.claims_world import runs
 from cluster.fake_agents import FakeAgents
 from cluster.operator_world import AGENT_LEASE, GIB, TIMES, World, gpu_uuid, wait
 from cluster.plain_webhook_world import start_with_webhook
-from cluster.plain_world import container, line_pod, said
+from cluster.plain_world import answer, container, line_pod
 from cluster.test_admission_plain_pods import FORGED as FORGED_LINES
 from cluster.test_admission_plain_pods import REFUSED, TAKEN
 from harness.api import ApiError, Object
@@ -88,7 +88,10 @@ def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> N
 
     wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
     (waiting,) = set(names) - set(bound())
-    wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)), what="the Pod is told why")
+    wait(
+        lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)),
+        what="an Event on the Pod with the reason",
+    )
     (note,) = {text for reason, text in world.events(namespace, waiting) if reason == "NoRoom"}
     assert "sharepod.dev/gpu-milli: 100 would fit now" in note
     assert not [word for word in ("timeMilli", "spec.gpu", "claim ") if word in note]
@@ -104,25 +107,25 @@ def test_one_deleted_behind_its_gate_leaves_nothing(world: World) -> None:
     world.nodes("vgate")
     namespace = world.cluster.namespace("vgate")
     start(world, namespace, "gone", on="nowhere")
-    wait(lambda: bool(world.events(namespace, "gone")), what="the Pod is told why it waits")
+    wait(lambda: bool(world.events(namespace, "gone")), what="an Event with the reason of the wait")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/gone")
-    wait(lambda: world.pod(namespace, "gone") is None, what="the Pod is gone")
+    wait(lambda: world.pod(namespace, "gone") is None, what="the Pod is deleted")
 
 
 @pytest.mark.promise("operator-line-volume-refused")
 def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
     for name, body in TAKEN.items():
-        assert said(world.api, body) == "", name
+        assert answer(world.api, body) == "", name
     for name, (body, field) in REFUSED.items():
-        assert field in said(world.api, body), name
+        assert field in answer(world.api, body), name
     for name in ("a node of its choice", "a plugin's GPU beside the line", "a mount over the socket", "a fraction"):
         body, field = FORGED_LINES[name]
-        assert field in said(world.api, body), name
+        assert field in answer(world.api, body), name
     over_the_hook, _ = FORGED_LINES["a mount over the hook"]
-    assert "volumeMounts[3].mountPath" in said(world.api, over_the_hook), "there would be two"
+    assert "volumeMounts[3].mountPath" in answer(world.api, over_the_hook), "there would be two"
     left_out = world.cluster.namespace("v-left-out", labels={"sharepod.dev/plain-pods": "disabled"})
-    assert "was not turned into a share" in said(world.api, line_pod(), left_out)
-    assert "gives no share in namespace v-left-out" in said(world.api, translated(world), left_out)
+    assert "was not turned into a share" in answer(world.api, line_pod(), left_out)
+    assert "gives no share in namespace v-left-out" in answer(world.api, translated(world), left_out)
 
 
 def translated(world: World, **options: object) -> Object:
@@ -215,11 +218,11 @@ FORGED = {
 
 @pytest.mark.promise("operator-line-volume-forged")
 def test_a_pod_that_calls_itself_one_and_is_made_otherwise_is_refused(world: World) -> None:
-    assert said(world.api, translated(world)) == "", "as the webhook makes it"
+    assert answer(world.api, translated(world)) == "", "as the webhook makes it"
     for what, (forge, field) in FORGED.items():
         body = translated(world)
         forge(body)
-        assert field in said(world.api, body), what
+        assert field in answer(world.api, body), what
 
 
 @pytest.mark.promise("operator-line-volume-forged")
@@ -310,8 +313,10 @@ def test_a_quota_counts_it_as_it_is_made(world: World) -> None:
     quota = {"metadata": {"name": "gpu"}, "spec": {"hard": hard}}
     world.api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
     start(world, namespace, "first", container(milli="400"), on="nowhere")
-    wait(lambda: "exceeded quota" in said(world.api, line_pod(container(milli="200")), namespace), what="it is counted")
-    without = said(world.api, line_pod(container(milli="50", mib=None)), namespace)
+    wait(
+        lambda: "exceeded quota" in answer(world.api, line_pod(container(milli="200")), namespace), what="it is counted"
+    )
+    without = answer(world.api, line_pod(container(milli="50", mib=None)), namespace)
     assert "QuotaCannotCount" in without
     assert "resources.limits[sharepod.dev/gpu-memory-mib]" in without
 

@@ -14,7 +14,7 @@ from cluster.claims_world import claim_made_for, row_of, runs, serves_claims
 from cluster.fake_agents import FakeAgents
 from cluster.operator_world import AGENT_LEASE, GIB, TIMES, World, wait
 from cluster.plain_webhook_world import await_answers, start_with_webhook
-from cluster.plain_world import container, line_pod, said, serves_mutating_policies
+from cluster.plain_world import answer, container, line_pod, serves_mutating_policies
 from harness.build import programs
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
@@ -80,14 +80,14 @@ def test_while_no_operator_answers_pods_with_a_line_are_refused_and_no_others(wo
     left_out = world.cluster.namespace("left-out", labels={"sharepod.dev/plain-pods": "disabled"})
     assert world.operator is not None
     world.operator.stop(grace=0)
-    assert "failed calling webhook" in said(world.api, line_pod())
+    assert "failed calling webhook" in answer(world.api, line_pod())
     bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bare"}}
     world.api.create(
         "/api/v1/namespaces/default/pods",
         bare | {"spec": {"containers": [{"name": "main", "image": "x"}]}},
         dryRun="All",
     )
-    assert "failed calling webhook" not in said(world.api, line_pod(), left_out), "told by the policy alone"
+    assert "failed calling webhook" not in answer(world.api, line_pod(), left_out), "told by the policy alone"
     world.start_operator("next")
     await_answers(world.cluster)
 
@@ -99,13 +99,13 @@ def test_certificates_are_made_again_and_nothing_is_refused_meanwhile(world: Wor
     refused: list[str] = []
 
     def another() -> bool:
-        refused.extend(filter(None, [said(world.api, line_pod())]))
+        refused.extend(filter(None, [answer(world.api, line_pod())]))
         return world.api.get(SECRET).get("data", {}).get("tls.crt") not in (None, before)
 
     wait(another, what="another certificate", timeout=60)
     wait(lambda: "next.crt" not in world.api.get(SECRET)["data"], what="the renewal's end", timeout=30)
     for _ in range(20):
-        refused += filter(None, [said(world.api, line_pod())])
+        refused += filter(None, [answer(world.api, line_pod())])
     assert refused == []
     client = world.api.get(f"{WEBHOOKS}/sharepod-plain-pods")["webhooks"][0]["clientConfig"]
     assert client["caBundle"]
@@ -127,6 +127,6 @@ def test_the_component_of_the_manifests_adds_port_service_secret_and_rights(worl
 
 @pytest.mark.promise("operator-line-refused")
 def test_what_cannot_be_meant_is_refused_as_ever(world: World) -> None:
-    assert "1500 is neither" in said(world.api, line_pod(container(milli="1500")))
+    assert "1500 is neither" in answer(world.api, line_pod(container(milli="1500")))
     forged = line_pod(resourceClaims=[{"name": "sharepod", "resourceClaimName": "of-another"}])
-    assert "spec.resourceClaims" in said(world.api, forged)
+    assert "spec.resourceClaims" in answer(world.api, forged)

@@ -69,8 +69,8 @@ def test_sharepods_share_a_gpu_that_a_holder_has_and_it_goes_back_when_they_have
     assert "with NVIDIA's device plugin and no holder" in world.condition(namespace, "three", "Placed", status="False")
     for name in ("one", "two", "three"):
         world.delete(namespace, name)
-    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU given back")
-    world.cluster.wait_for(second, lambda seen: seen and seen["spec"].get("nodeName"), what="the GPU given back used")
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU is returned")
+    world.cluster.wait_for(second, lambda seen: seen and seen["spec"].get("nodeName"), what="the returned GPU is used")
 
 
 @pytest.mark.promise("placement-holder-withdrawn", "placement-holder-demand")
@@ -173,7 +173,7 @@ def test_an_operator_that_is_killed_leaves_one_holder_for_a_sharepod_and_none_af
     assert world.operator is not None
     world.operator.stop(grace=0)
     world.start_operator("last")
-    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU given back", timeout=40)
+    wait(lambda: not holders(world, node) and not holder_pods(world, node), what="the GPU is returned", timeout=40)
 
 
 @pytest.mark.promise("security-holders")
@@ -195,11 +195,11 @@ def test_nobody_else_makes_or_deletes_holders(world: World) -> None:
     assert "holds a GPU of NVIDIA's device plugin" in refused("delete", "pod", name)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
-    said = refused("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
-    assert "holds a GPU of NVIDIA's device plugin" in said
+    answer = refused("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+    assert "holds a GPU of NVIDIA's device plugin" in answer
     assert "stays there" in refused("label", "pod", name, f"{HOLDER_LABEL}-")
-    said = refused("patch", "pod", name, "--patch", '{"spec": {"activeDeadlineSeconds": 1}}')
-    assert "nobody changes it" in said
+    answer = refused("patch", "pod", name, "--patch", '{"spec": {"activeDeadlineSeconds": 1}}')
+    assert "nobody changes it" in answer
     assert "nobody changes it" in refused("set", "image", f"pod/{name}", "holder=test:other")
     forged = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "labels": {HOLDER_LABEL: "true"}}}
     body = json.dumps(forged | {"spec": {"containers": [{"name": "main", "image": "test"}]}})

@@ -53,7 +53,7 @@ def quota(world: World, namespace: str, **hard: str) -> str:
     }
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     world.api.create(path, body)
-    wait(lambda: (world.api.get(f"{path}/gpu").get("status") or {}).get("used"), what="the quota is in force")
+    wait(lambda: (world.api.get(f"{path}/gpu").get("status") or {}).get("used"), what="the quota is enforced")
     return f"{path}/gpu"
 
 
@@ -86,8 +86,8 @@ def test_a_quota_counts_sharepods_and_plain_pods_together_and_says_so_in_the_con
     wait(lambda: used(world, path)[f"requests.{MILLI}"] == "800", what="both are counted")
     assert used(world, path)[f"requests.{MEMORY}"] == "2048"
     world.apply(namespace, "third", SHARE, on="both")
-    said = world.condition(namespace, "third", "PodReady", status="False", reason="PodForbidden")
-    assert f"exceeded quota: gpu, requested: requests.{MILLI}=400, used: requests.{MILLI}=800" in said
+    answer = world.condition(namespace, "third", "PodReady", status="False", reason="PodForbidden")
+    assert f"exceeded quota: gpu, requested: requests.{MILLI}=400, used: requests.{MILLI}=800" in answer
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/plain", grace=0)
     world.phase(namespace, "third", "Running")
 
@@ -108,8 +108,8 @@ def test_a_pod_without_its_sharepod_counts_until_it_ends(world: World, way: str)
         world.api.patch(pod, {"metadata": {"ownerReferences": None}})
         world.cluster.kubectl("delete", "sharepod", "first", "-n", namespace, "--wait=false", timeout=60)
     world.apply(namespace, "second", SHARE, on=name)
-    said = world.condition(namespace, "second", "PodReady", status="False", reason="PodForbidden")
-    assert "exceeded quota: gpu" in said
+    answer = world.condition(namespace, "second", "PodReady", status="False", reason="PodForbidden")
+    assert "exceeded quota: gpu" in answer
     assert used(world, path)[f"requests.{MILLI}"] == "400"
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/first", grace=0)
     world.phase(namespace, "second", "Running", timeout=60)
@@ -146,10 +146,10 @@ def test_a_sharepod_that_is_raised_while_it_waits_is_counted_as_raised(world: Wo
     world.apply(namespace, "small", {"request": 0.1}, on="raised")
     world.condition(namespace, "small", "Placed", status="False", reason="NoRoom")
     resize(world, namespace, "small", 0.4)
-    wait(lambda: used(world, path)[f"requests.{MILLI}"] == "2400", what="its Pod carries what it asks for now")
+    wait(lambda: used(world, path)[f"requests.{MILLI}"] == "2400", what="its Pod's line equals its request")
     resize(world, namespace, "small", 0.6)
-    said = world.condition(namespace, "small", "PodReady", status="False", reason="PodForbidden")
-    assert f"exceeded quota: gpu, requested: requests.{MILLI}=600" in said
+    answer = world.condition(namespace, "small", "PodReady", status="False", reason="PodForbidden")
+    assert f"exceeded quota: gpu, requested: requests.{MILLI}=600" in answer
     world.delete(namespace, "one")
     wait(lambda: row(world, node, "small") == 600, what="it is placed once it is counted")
 
@@ -165,9 +165,9 @@ def refusal(world: World, path: str, body: Object) -> str:
 
 def asking(gpu: Object | None = None, **annotations: str) -> Object:
     """A SharePod with a request by a block or by annotations."""
-    said = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    written = {f"sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     spec: Object = {"containers": [{"name": "main", "image": "test"}], **({"gpu": gpu} if gpu else {})}
-    metadata = {"name": "probe", "annotations": said}
+    metadata = {"name": "probe", "annotations": written}
     return {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": metadata, "spec": spec}
 
 
@@ -214,10 +214,10 @@ def test_what_a_quota_cannot_count_is_refused_where_one_names_the_line(world: Wo
     wait(lambda: "QuotaCannotCount" in refusal(world, shares, asking({"request": 0.4})), what="the quota is known")
     bob = _may_make_claims(world, namespace, free)
     for body in (body for spec in specs for body in (_claim(spec), _template(spec))):
-        code, said = as_user(world.cluster, bob, *DRY, "--namespace", namespace, body=body)
-        assert (code, "QuotaCannotCount: ResourceQuota gpu" in said) == (1, True), said
-        code, said = as_user(world.cluster, bob, *DRY, "--namespace", free, body=body)
-        assert code == 0, said
+        code, answer = as_user(world.cluster, bob, *DRY, "--namespace", namespace, body=body)
+        assert (code, "QuotaCannotCount: ResourceQuota gpu" in answer) == (1, True), answer
+        code, answer = as_user(world.cluster, bob, *DRY, "--namespace", free, body=body)
+        assert code == 0, answer
     for what, (path, body) in refused.items():
         assert "QuotaCannotCount: ResourceQuota gpu" in refusal(world, path, body), what
     assert refusal(world, pods, line_pod()) == ""
@@ -269,8 +269,8 @@ def test_a_live_raise_above_what_the_pod_carries_is_refused_until_no_quota_count
         resize(world, namespace, "share", request)
         wait(lambda milli=milli: row(world, node, "share") == milli, what=f"the share is {milli}")
     resize(world, namespace, "share", 0.6)
-    said = world.condition(namespace, "share", "Resized", status="False", reason="QuotaCannotCount")
-    assert "ResourceQuota gpu counts the resource line of its Pod, 400 thousandths and 1024 MiB" in said
+    answer = world.condition(namespace, "share", "Resized", status="False", reason="QuotaCannotCount")
+    assert "ResourceQuota gpu counts the resource line of its Pod, 400 thousandths and 1024 MiB" in answer
     world.api.patch(world.path(namespace, "share"), {"spec": {"gpu": {"memory": "2Gi", "request": 0.4}}})
     wait(lambda: (world.row(node, "share") or {})["requestMilli"] == 400, what="nothing is raised")
     world.api.delete(path)
@@ -296,7 +296,7 @@ def test_a_limit_range_bounds_the_line(world: World) -> None:
             return error.message
         return ""
 
-    wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is in force")
+    wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is enforced")
 
 
 @pytest.mark.promise("operator-line-limit-range-warned")
@@ -339,9 +339,9 @@ def test_a_quota_on_claims_counts_them_and_their_gpus_and_what_fits_is_placed(wo
     def asked(gpus: int) -> str:
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "probe"}}
         create = ("--namespace", namespace, "create", "-f", "-")
-        code, said = as_user(world.cluster, bob, *create, body={**body, "spec": claim_spec(count=gpus)})
-        assert code == 1, said
-        return said
+        code, answer = as_user(world.cluster, bob, *create, body={**body, "spec": claim_spec(count=gpus)})
+        assert code == 1, answer
+        return answer
 
     assert f"exceeded quota: gpu, requested: {CLAIM_GPUS}=2, used: {CLAIM_GPUS}=2, limited: {CLAIM_GPUS}=3" in asked(2)
     make_claim(world, namespace, "small", time_milli=300)
@@ -386,8 +386,8 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
     set_milli(world, path, "1100")  # less than is counted by now
     for name in ("over0", "over1", "over2"):
         world.apply(namespace, name, most, on="moved")
-        said = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
-        assert "limited: requests.sharepod.dev/gpu-milli=1100" in said
+        answer = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
+        assert "limited: requests.sharepod.dev/gpu-milli=1100" in answer
     world.delete(namespace, "a")
     world.phase(namespace, "counted", "Running")  # counted Pods stay: a quota takes nothing from running Pods
     assert sorted(found["podName"] for found in world.rows(node)) == ["b", "counted"]
@@ -417,7 +417,7 @@ def test_a_quota_that_is_lowered_between_two_runs_keeps_the_next_one_waiting_wit
         lambda: "exceeded quota: gpu" in condition_of(world.sharepod(namespace, "one"), "Placed").get("message", ""),
         what="a word on the quota",
     )
-    wait(lambda: not world.rows(node), what="its share is given back")
+    wait(lambda: not world.rows(node), what="its share is released")
     set_milli(world, path, "400")
     world.phase(namespace, "one", "Running", timeout=90)
     seen = world.sharepod(namespace, "one")["status"]

@@ -124,9 +124,9 @@ def _live_through(cluster: Cluster, node: str) -> None:
         what="the SharePod runs",
         timeout=60,
     )
-    cluster.wait_for(f"{GPUNODES}/{node}", in_force(400), what="the row in force", timeout=60)
+    cluster.wait_for(f"{GPUNODES}/{node}", in_force(400), what="the row is applied", timeout=60)
     api.patch(f"{SHAREPODS}/train", {"spec": {"gpu": {"request": 0.6}}})
-    cluster.wait_for(f"{GPUNODES}/{node}", in_force(600), what="the raised share in force", timeout=60)
+    cluster.wait_for(f"{GPUNODES}/{node}", in_force(600), what="the raised share is applied", timeout=60)
     api.delete(f"{SHAREPODS}/train")
     cluster.wait_for(
         f"{GPUNODES}/{node}",

@@ -69,7 +69,11 @@ def test_the_printed_commands_wait_for_shares_of_every_door_name_them_and_leave_
             return sorted(lines)
 
         try:
-            wait(lambda: last_look() == kept, what="the SharePod's share gone, both others named", timeout=PATIENCE_S)
+            wait(
+                lambda: last_look() == kept,
+                what="the SharePod's share is released, both others named",
+                timeout=PATIENCE_S,
+            )
             cluster.kubectl("delete", "pods", "--all", "-n", team, timeout=60)
             wait(lambda: script.poll() is not None, what="the commands to end", timeout=PATIENCE_S)
         finally:

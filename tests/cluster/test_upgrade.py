@@ -107,7 +107,7 @@ def _lived(api: Api, kubelets: FakeKubelets, agents: FakeAgents, nodes: list[str
         what="a row that is being released",
     )
     pods = api.get(f"/api/v1/namespaces/{_NAMESPACE}/pods")["items"]
-    wait(lambda: phase("waits") in ("Pending", "NoRoom"), what="one that is told to wait")
+    wait(lambda: phase("waits") in ("Pending", "NoRoom"), what="a SharePod with NoRoom")
     return Written(_rows(api), {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods})
 
 

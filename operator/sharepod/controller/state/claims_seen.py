@@ -52,7 +52,7 @@ class ClaimsSeen:
         self.turns: dict[str, int] = {}
         """By uid of a claim: index of the first of its users that have their turn; the very first without."""
         self._lacking: dict[str, set[str]] = {}
-        """By namespace: uids of Pods whose claim for their resource line does not exist, or was replaced by another claim."""
+        """By namespace: uids of Pods whose claim for their resource line is missing or was replaced by another."""
         self._bound_lines: dict[str, set[str]] = {}
         """Uids of Pods with a resource line by the node that they are bound to."""
         self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
