@@ -3,7 +3,7 @@
 Guarantees:
 - With the setting `csi` nothing is read or written.
 - An API server that does not answer changes nothing.
-- Evidence that allocations are not honoured counts for `DOUBT_S`; then claims are tried again.
+- Evidence that allocations are not honoured counts for `NOT_HONOURED_S`; then claims are tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .state.cluster_state import ClusterState
 
 PERIOD_S = 5.0
 """Seconds between two checks: the greatest delay until a changed node is noticed."""
-DOUBT_S = 600.0
+NOT_HONOURED_S = 600.0
 """Seconds for which Pods are attached by CSI after an allocation was not honoured. A fixed cause is noticed within ten
 minutes; a lasting cause delays one Pod by its `bind_timeout` every ten minutes."""
 
@@ -62,7 +62,7 @@ class AttachMode:
         self._on_changed = on_changed
         self._clock = clock
         self._guarded: bool | None = None
-        self._doubt: tuple[str, float] | None = None
+        self._not_honoured: tuple[str, float] | None = None
         self.now = Attaching(setting is Attach.CLAIMS, AttachReason.SETTING)
         """Present mode."""
 
@@ -70,9 +70,9 @@ class AttachMode:
         """Return whether a Pod created now has its GPUs attached by a claim."""
         return self.now.by_claims
 
-    def doubt(self, why: str) -> None:
+    def not_honoured(self, why: str) -> None:
         """Record that an allocation was refused, or not honoured. `why`: the reason as text."""
-        self._doubt = (why, self._clock() + DOUBT_S)
+        self._not_honoured = (why, self._clock() + NOT_HONOURED_S)
         self._decide()
 
     async def run(self) -> None:
@@ -95,13 +95,13 @@ class AttachMode:
         self._decide()
 
     def _decide(self) -> None:
-        if self._doubt is not None and self._clock() >= self._doubt[1]:
-            self._doubt = None
+        if self._not_honoured is not None and self._clock() >= self._not_honoured[1]:
+            self._not_honoured = None
         situation = AttachSituation(
             setting=self._setting,
             served=self._served(),
             guarded=self._guarded,
-            doubt=self._doubt[0] if self._doubt is not None else "",
+            not_honoured=self._not_honoured[0] if self._not_honoured is not None else "",
         )
         found = attaching(situation, self._state.gpunodes)
         if found != self.now:

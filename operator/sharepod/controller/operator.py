@@ -246,7 +246,7 @@ class Operator:
             clock=clock,
         )
         self.certificates = self._certificates() if settings.webhook_port else None
-        self.tenant_reconciler.share_claims.on_denied = self.attach_mode.doubt
+        self.tenant_reconciler.share_claims.on_denied = self.attach_mode.not_honoured
         self.routes = Routes(
             self.state,
             self.loop,
@@ -339,7 +339,7 @@ class Operator:
         for part in self._parts:
             part.clear()
         self.memos.clear()
-        self.state.seen_claims.doubt()
+        self.state.seen_claims.forget_unused()
 
     def _replaced(self) -> None:
         """Start from scratch: conclusions from a history that no longer exists are invalid."""

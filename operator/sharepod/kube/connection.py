@@ -278,7 +278,7 @@ class Connection:
     def _unavailable(self, call: str, error: BaseException) -> UnavailableError:
         """Return the error of a call without an answer. Timeouts of aiohttp and asyncio have no text of their own."""
         if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
-            self._trust.doubt()
+            self._trust.invalidate()
             self._rejected()
         return UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time")
 

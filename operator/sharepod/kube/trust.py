@@ -52,7 +52,7 @@ class Trust:
                     raise
         return self._context
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Record that a certificate was not trusted: the files are checked before the next connection."""
         self._doubted = True
 

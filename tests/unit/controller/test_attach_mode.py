@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.share_claims import Attach
-from sharepod.controller.attach_mode import DOUBT_S, AttachMode
+from sharepod.controller.attach_mode import NOT_HONOURED_S, AttachMode
 from sharepod.controller.decisions.attaching import CONDITION_BY_CLAIMS, AttachReason
 from sharepod.kube import ApiError, Json, NotFoundError
 from unit.controller.acting_world import World, acting_world
@@ -66,10 +66,10 @@ async def test_what_was_not_honoured_leads_to_csi_for_ten_minutes() -> None:
         await world.relist()
         mode, _, told = mode_of(world)
         await mode.look()
-        mode.doubt("kube-scheduler did not take it")
+        mode.not_honoured("kube-scheduler did not take it")
         assert not mode.by_claims()
         assert "did not take it" in mode.now.message
-        world.now += DOUBT_S - 1
+        world.now += NOT_HONOURED_S - 1
         await mode.look()
         assert not mode.by_claims()
         world.now += 1
@@ -104,7 +104,7 @@ async def test_each_node_says_how_gpus_are_attached_and_why() -> None:
         await world.look_at_node()
         assert (shown(world)["status"], shown(world)["reason"]) == ("True", "Claims")
         for why in ("first", "second"):
-            mode.doubt(why)
+            mode.not_honoured(why)
             world.nodes.attaching = mode.now
             await world.look_at_node()
             found = shown(world)

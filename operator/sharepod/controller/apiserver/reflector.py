@@ -87,7 +87,7 @@ class Mirror(Protocol):
     def versions(self) -> Mapping[str, int]:
         """Return the version of each known object by uid."""
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all cached versions stale: the API server's versions have gone back."""
 
 
@@ -185,7 +185,7 @@ class Reflector:
                 if self._missed:
                     self._since = None
                 if self._since is not None and not await self._continues():
-                    self._distrust()
+                    self._invalidate()
                 if self._since is None:
                     await self.list_all()
                 if await self._follow():
@@ -219,7 +219,7 @@ class Reflector:
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False
-        self._mirror.distrust()  # also while it is not served, as a CRD for the first seconds of an API server
+        self._mirror.invalidate()  # also while it is not served, as a CRD for the first seconds of an API server
         if listed:
             self.reopen()
 
@@ -236,12 +236,12 @@ class Reflector:
         repeated.
         """
         if self._seen and not await self._continues():
-            self._distrust()
+            self._invalidate()
         while True:
             history = self._histories
             version = await self._pages(history)
             if version < self._seen:
-                self._distrust()
+                self._invalidate()
             elif history == self._histories:
                 break
         self._seen = version
@@ -341,12 +341,12 @@ class Reflector:
         )
         return _number(page.get("resourceVersion")) >= self._seen
 
-    def _distrust(self) -> None:
+    def _invalidate(self) -> None:
         log.error("the API server's versions have gone back: replacing what is known", kind=self.kind, seen=self._seen)
         metrics.REPLACED.labels(self.kind).inc()
         self._since, self._seen, self.listed = None, 0, False
         self._on_replaced()
-        self._mirror.distrust()
+        self._mirror.invalidate()
 
     async def _follow(self) -> bool:
         """Watch until the server ends the watch, or `reopen` does; return whether it was `reopen`."""
@@ -402,7 +402,7 @@ class Reflector:
             return False
         version = _number(metadata.get("resourceVersion")) if isinstance(metadata, dict) else 0
         if 0 < version < self._seen:
-            self._distrust()
+            self._invalidate()
             return False
         if version:
             self._since, self._seen = str(version), version

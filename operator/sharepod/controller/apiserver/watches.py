@@ -40,7 +40,7 @@ class _Feed:
     put: Callable[[Json], None]
     drop: Callable[[str, int, Json | None], None]
     versions: Callable[[], Mapping[str, int]]
-    distrust: Callable[[], None]
+    invalidate: Callable[[], None]
     put_unreadable: Callable[[Json, str], None] = lambda _metadata, _why: None
 
 
@@ -120,7 +120,7 @@ class Watches:
                 state.put_node,
                 lambda uid, version, _: state.drop_node(uid, version),
                 state.nodes.versions,
-                state.nodes.distrust,
+                state.nodes.invalidate,
                 unreadable.put_node,
             ),
             labels=POOL_LABEL,
@@ -132,7 +132,7 @@ class Watches:
                 state.put_gpunode,
                 lambda uid, version, _: state.drop_gpunode(uid, version),
                 state.gpunodes.versions,
-                state.distrust_gpunodes,
+                state.invalidate_gpunodes,
                 unreadable.put_gpunode,
             ),
         )
@@ -143,7 +143,7 @@ class Watches:
                 self._put_sharepod,
                 self._drop_sharepod,
                 state.sharepods.versions,
-                state.distrust_sharepods,
+                state.invalidate_sharepods,
                 unreadable.put_sharepod,
             ),
         )
@@ -154,7 +154,7 @@ class Watches:
                 self._put_pod,
                 lambda uid, version, last: state.drop_pod(uid, last, version),
                 state.pods.versions,
-                state.distrust_pods,
+                state.invalidate_pods,
             ),
             labels=TENANT_LABEL,
         )
@@ -165,11 +165,11 @@ class Watches:
                 state.other_pods.put,
                 lambda uid, version, _last: state.other_pods.drop(uid, version),
                 state.other_pods.versions,
-                state.other_pods.distrust,
+                state.other_pods.invalidate,
             ),
             labels=f"!{TENANT_LABEL}",
             fields=_OTHER_PODS,
-            on_listing=state.seen_claims.doubt,
+            on_listing=state.seen_claims.forget_unused,
         )
         self.claims = reflector(
             "claims",
@@ -178,11 +178,11 @@ class Watches:
                 state.seen_claims.put_claim,
                 lambda uid, version, last: state.seen_claims.drop_claim(uid, version, deleted=last is not None),
                 state.seen_claims.claims.versions,
-                state.seen_claims.distrust_claims,
+                state.seen_claims.invalidate_claims,
                 state.seen_claims.put_unreadable_claim,
             ),
             needed=False,
-            on_listing=state.seen_claims.doubt,
+            on_listing=state.seen_claims.forget_unused,
         )
         self.leases = reflector(
             "leases",
@@ -191,7 +191,7 @@ class Watches:
                 put_lease,
                 lambda uid, _version, _last: state.agents.drop(uid),
                 state.agents.versions,
-                state.agents.distrust,
+                state.agents.invalidate,
             ),
             within=namespace,
         )
@@ -202,7 +202,7 @@ class Watches:
                 self._put_namespace,
                 lambda uid, _version, _last: self._drop_namespace(uid),
                 state.namespace_labels.versions,
-                self._distrust_namespaces,
+                self._invalidate_namespaces,
             ),
             needed=False,
         )
@@ -213,7 +213,7 @@ class Watches:
                 state.budgets.put,
                 lambda uid, version, _last: state.budgets.drop(uid, version),
                 state.budgets.known.versions,
-                state.budgets.known.distrust,
+                state.budgets.known.invalidate,
                 state.budgets.put_unreadable,
             ),
             needed=False,
@@ -274,9 +274,9 @@ class Watches:
         self._state.ending_namespaces.drop(uid)
         self._state.namespace_labels.drop(uid)
 
-    def _distrust_namespaces(self) -> None:
-        self._state.ending_namespaces.distrust()
-        self._state.namespace_labels.distrust()
+    def _invalidate_namespaces(self) -> None:
+        self._state.ending_namespaces.invalidate()
+        self._state.namespace_labels.invalidate()
 
     def _put_sharepod(self, raw: Json) -> None:
         uid = str(raw["metadata"]["uid"])

@@ -54,7 +54,7 @@ class AttachSituation:
     """The API server has ResourceClaims of `resource.k8s.io/v1`."""
     guarded: bool | None
     """The policy on claims of SharePods' Pods is enforced; None while unknown."""
-    doubt: str = ""
+    not_honoured: str = ""
     """Latest sign that allocations by the operator are not honoured; empty: none."""
 
 
@@ -70,8 +70,8 @@ def attaching(situation: AttachSituation, nodes: Iterable[GpuNodeFacts]) -> Atta
     if not situation.guarded:
         text = "the policy on claims of SharePods is not in force; kubectl apply --server-side -k manifests/claims"
         return Attaching(False, AttachReason.POLICY_ABSENT, text)
-    if situation.doubt:
-        return Attaching(False, AttachReason.NOT_HONOURED, situation.doubt)
+    if situation.not_honoured:
+        return Attaching(False, AttachReason.NOT_HONOURED, situation.not_honoured)
     can = False
     for node in sorted(nodes, key=lambda item: item.name):
         able, why = _attachable(node)

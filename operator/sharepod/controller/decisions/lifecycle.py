@@ -65,7 +65,7 @@ from .steps import (
 )
 
 _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.PREEMPTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
-"""Reasons of ends of which the work knew nothing."""
+"""Reasons of ends that interrupted the work from outside."""
 _CLOCK_SKEW_S = 60.0
 """Seconds by which two nodes' clocks may differ."""
 _ADVICE = (

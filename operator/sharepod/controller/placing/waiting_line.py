@@ -114,7 +114,7 @@ class WaitingLine:
         nobody_holds = not cluster.plugin_nodes()
         if not nobody_holds:
             self._queue_index.dissolve_groups()
-        for tenant in kept_for:  # for these the answer depends on the tenant
+        for tenant in kept_for:  # with GPUs reserved for a tenant, the answer depends on the tenant
             if (waiting := self.places.get(tenant)) is not None and waiting.group is not None:
                 waiting.group.remove(waiting)
 

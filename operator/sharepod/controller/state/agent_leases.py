@@ -87,7 +87,7 @@ class AgentLeases:
         """Return the version of each Lease by uid."""
         return {lease.uid: lease.version for lease in self._leases.values()}
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all cached versions stale: the API server's versions have gone back."""
         self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 

@@ -76,7 +76,7 @@ class ClaimsSeen:
         """Note that nothing of a claim is left."""
         self._unused.discard(uid)
 
-    def doubt(self) -> None:
+    def forget_unused(self) -> None:
         """Forget which claims are unused: a list does not show what happened before it."""
         self._unused.clear()
 
@@ -134,10 +134,10 @@ class ClaimsSeen:
         """Return whether a watch has shown the deletion of this claim."""
         return uid in self._deleted
 
-    def distrust_claims(self) -> None:
+    def invalidate_claims(self) -> None:
         """Count each known version of a claim as the oldest, and forget which were deleted."""
         self._deleted.clear()
-        self.claims.distrust()
+        self.claims.invalidate()
 
     def _note_lost(self, item: ClaimFacts) -> None:
         """Report the namespace of a deleted claim whose Pod, with a resource line, still waits for it."""
@@ -237,9 +237,9 @@ class ClaimsSeen:
         for claim in concerned:
             self._on_changed(claim.uid)
 
-    def distrust_pods(self) -> None:
+    def invalidate_pods(self) -> None:
         """Count each known version of a Pod as the oldest."""
-        self.pods.distrust()
+        self.pods.invalidate()
 
     def _resize(self, pod: ClaimPodFacts) -> None:
         """Bring the sizes of the claims that were made for a Pod up to its line."""

@@ -36,7 +36,7 @@ from .namespaces import EndingNamespaces, NamespaceLabels
 from .other_pods import OtherPods
 from .placement_view import node_state, placement_facts
 from .reading.unreadable_log import UnreadableLog
-from .store import DISTRUSTED, Latest, Store
+from .store import STALE, Latest, Store
 
 Json = Mapping[str, Any]
 
@@ -166,10 +166,10 @@ class ClusterState:
         """Return whether a watch has shown the deletion of this SharePod."""
         return tenant in self._deleted
 
-    def distrust_sharepods(self) -> None:
+    def invalidate_sharepods(self) -> None:
         """Count each known version of a SharePod as the oldest, and forget which were deleted."""
         self._deleted.clear()
-        self.sharepods.distrust()
+        self.sharepods.invalidate()
 
     # Pods with the tenant label
 
@@ -225,18 +225,18 @@ class ClusterState:
         if pod is not None:
             self._pod_gone(pod)
 
-    def distrust_pods(self) -> None:
+    def invalidate_pods(self) -> None:
         """Count each known version of a Pod as the oldest, and forget which were lost: in another history they are
         there, or never were."""
         self.lost_pods.clear()
-        self.pods.distrust()
-        self.lines.distrust()
+        self.pods.invalidate()
+        self.lines.invalidate()
 
     def _pod_gone(self, pod: PodFacts) -> None:
         self.cluster.remove_pod(pod.uid)
         self.lines.drop(pod.uid)
         if pod.tenant is not None:
-            if pod.version != DISTRUSTED:
+            if pod.version != STALE:
                 self.lost_pods[pod.tenant] = pod
             self._no_longer_of(pod)
         self.on_room_changed()
@@ -373,10 +373,10 @@ class ClusterState:
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
 
-    def distrust_gpunodes(self) -> None:
+    def invalidate_gpunodes(self) -> None:
         """Count each known version and generation of a GPUNode as the oldest."""
-        self.gpunodes.distrust()
-        self.cluster.distrust_ledgers()
+        self.gpunodes.invalidate()
+        self.cluster.invalidate_ledgers()
 
     def _whole_gpus_wanted(self) -> None:
         """Reserve GPUs of idle holders for Pods that wait for whole GPUs; free the GPUs that such Pods no longer

@@ -51,7 +51,7 @@ class EndingNamespaces:
                 del self._uids[name]
             self.on_changed(name)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all cached versions stale: the API server's versions have gone back."""
         self._versions = dict.fromkeys(self._versions, 0)
 
@@ -99,6 +99,6 @@ class NamespaceLabels:
         """Return the version of each Namespace by uid. A live view."""
         return self._versions
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all cached versions stale: the API server's versions have gone back."""
         self._versions = dict.fromkeys(self._versions, 0)

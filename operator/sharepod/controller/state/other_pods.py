@@ -102,8 +102,8 @@ class OtherPods:
         """Return the versions of the Pods by uid. A live view."""
         return self._versions
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Count each known version as the oldest."""
         self._versions = dict.fromkeys(self._versions, 0)
         self._ended.clear()
-        self._claims.distrust_pods()
+        self._claims.invalidate_pods()

@@ -4,7 +4,7 @@ Guarantees:
 - Facts older than the cached ones are ignored.
 - A list or read begun before an object's deletion does not restore the object: each deletion is kept with its version.
 - Of two objects with one name, the newer is kept.
-- After `distrust` every version is newer than the cached ones.
+- After `invalidate` every version is newer than the cached ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .facts.object_facts import ObjectFacts
 F = TypeVar("F", bound=ObjectFacts)
 V = TypeVar("V")
 
-DISTRUSTED = 0
+STALE = 0
 """Version of cached objects after a restore of etcd: older than any version of the API server's."""
 REMEMBERED = 20_000
 """Most deleted objects remembered: more than disappear during one list, or wait for their end to be written. Forgetting
@@ -42,7 +42,7 @@ class Store(Generic[F]):
         self._items: dict[str, F] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._ended: Latest[float] = Latest()
-        self._distrusted: set[str] = set()
+        self._stale: set[str] = set()
         """Objects that are known from a history that no longer exists."""
 
     def __len__(self) -> int:
@@ -69,8 +69,8 @@ class Store(Generic[F]):
         return {uid: self.version(item) for uid, item in self._items.items()}
 
     def version(self, item: F) -> int:
-        """Return the version of a cached object; `DISTRUSTED` if unread since `distrust`."""
-        return DISTRUSTED if item.uid in self._distrusted else item.version
+        """Return the version of a cached object; `STALE` if unread since `invalidate`."""
+        return STALE if item.uid in self._stale else item.version
 
     def knows(self, uid: str, version: int, *, sure: bool = False) -> bool:
         """Return whether this version of an object, a later version, or its end is known.
@@ -99,7 +99,7 @@ class Store(Generic[F]):
                 return False, known, None
             replaced = self.drop(other.uid)
         self._ended.pop(item.uid, None)
-        self._distrusted.discard(item.uid)
+        self._stale.discard(item.uid)
         self._items[item.uid] = item
         self._names[key] = item.uid
         return True, known, replaced
@@ -109,7 +109,7 @@ class Store(Generic[F]):
         self._items[item.uid] = item
 
     def drop(self, uid: str, version: float = math.inf) -> F | None:
-        """Remove a deleted object; return its former facts, with version `DISTRUSTED` if unread since `distrust`.
+        """Remove a deleted object; return its former facts, with version `STALE` if unread since `invalidate`.
 
         With `version`, the object was deleted or stopped matching the selector at that version: a later version
         restores it. If a later version is cached, it stays.
@@ -121,15 +121,15 @@ class Store(Generic[F]):
         item = self._items.pop(uid, None)
         if item is not None and self._names.get((item.namespace, item.name)) == uid:
             del self._names[(item.namespace, item.name)]
-        if item is not None and uid in self._distrusted:
-            self._distrusted.discard(uid)
-            return replace(item, version=DISTRUSTED)
+        if item is not None and uid in self._stale:
+            self._stale.discard(uid)
+            return replace(item, version=STALE)
         return item
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Mark all cached versions stale and forget deletions: the API server's versions have gone back.
 
         The facts stay as they are: copying those of 10,000 Pods would take 0.25 s or more.
         """
         self._ended.clear()
-        self._distrusted = set(self._items)
+        self._stale = set(self._items)

@@ -269,7 +269,7 @@ class PodControl:
         return None
 
     async def _evict(self, pod: PodFacts) -> bool:
-        """Evict a Pod; return False if a PodDisruptionBudget, or that there are two, forbids it."""
+        """Evict a Pod; return False if a PodDisruptionBudget, or the existence of two, forbids it."""
         try:
             await self._client.evict(pod.name, pod.namespace, uid=pod.uid)
         except UnavailableError:

@@ -203,7 +203,7 @@ class TenantReconciler:
         if str(raw["metadata"]["uid"]) != tenant:
             return True
         self._state.put_sharepod(raw, sure=True)
-        return self._state.sharepods.get(tenant) is None  # then the answer is older than its end
+        return self._state.sharepods.get(tenant) is None  # if unknown, the answer is older than its deletion
 
     @staticmethod
     def _name(snapshot: TenantSnapshot) -> tuple[str, str]:

@@ -240,7 +240,7 @@ class Cluster(ClusterView):
                 self._put(account, tenant, Row(wanted, written, since=row if on_its_way else None))
         return self.overcommits(node)
 
-    def distrust_ledgers(self) -> None:
+    def invalidate_ledgers(self) -> None:
         """Count each generation as the oldest: the next reading of each GPUNode is taken over, whatever it says."""
         for account in self._nodes.values():
             account.generation = 0

@@ -55,7 +55,7 @@ class Names:
     def versions(self) -> dict[str, int]:
         return {uid: version for uid, (_, version, _) in self.known.items()}
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         self.known = {uid: (name, 0, generation) for uid, (name, _, generation) in self.known.items()}
 
     def names(self) -> list[str]:

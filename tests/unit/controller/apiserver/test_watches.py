@@ -198,7 +198,7 @@ async def test_what_has_gone_back_is_not_believed_before_it_was_replaced(world: 
     assert world.watches.believed()
     world.server.storage.restore(backup)
     world.server.unserved.add("sharepods")
-    world.watches.sharepods._distrust()
+    world.watches.sharepods._invalidate()
     assert (world.replaced, world.watches.believed()) == (1, False)
     world.server.unserved.clear()
     await world.list_all()
@@ -281,5 +281,5 @@ async def test_only_a_deletion_that_the_watch_shows_needs_no_other_proof(world: 
             await asyncio.sleep(0)
     assert world.state.saw_deleted(seen)
     assert not world.state.saw_deleted(unseen), "a list has not shown it"
-    world.watches.sharepods._distrust()
+    world.watches.sharepods._invalidate()
     assert not world.state.saw_deleted(seen), "in another history it is there"

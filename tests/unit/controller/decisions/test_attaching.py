@@ -44,7 +44,7 @@ def situation(setting: Attach = Attach.AUTO, **known: Any) -> AttachSituation:
         ({"served": False}, ["True"], AttachReason.NOT_SERVED, "1.34"),
         ({"guarded": False}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
         ({"guarded": None}, ["True"], AttachReason.POLICY_ABSENT, "manifests/claims"),
-        ({"doubt": "kube-scheduler said no"}, ["True"], AttachReason.NOT_HONOURED, "kube-scheduler said no"),
+        ({"not_honoured": "kube-scheduler said no"}, ["True"], AttachReason.NOT_HONOURED, "kube-scheduler said no"),
     ],
 )
 def test_auto_uses_claims_where_all_can_and_says_why_where_not(
@@ -72,7 +72,7 @@ def test_a_node_of_pool_scheduler_has_no_say_as_sharepods_do_not_go_there() -> N
 
 @pytest.mark.parametrize("setting", [Attach.CLAIMS, Attach.CSI])
 def test_a_setting_that_says_one_way_is_followed_whatever_the_nodes_say(setting: Attach) -> None:
-    for known in ({}, {"served": False, "guarded": False, "doubt": "x"}):
+    for known in ({}, {"served": False, "guarded": False, "not_honoured": "x"}):
         found = attaching(situation(setting, **known), [node("a", "False")])
         assert found.by_claims is (setting is Attach.CLAIMS)
         assert setting in found.message

@@ -551,13 +551,13 @@ def test_unreadable_objects_are_named_in_the_log_every_ten_seconds_at_most() -> 
 
 
 @pytest.mark.promise("operator-restored-backup")
-def test_what_is_distrusted_stays_as_it_is_and_any_version_that_comes_is_newer() -> None:
+def test_invalidated_facts_stay_and_any_later_version_is_newer() -> None:
     state = new_state()
     state.put_sharepod(sharepod_object(version=500))
     state.put_pod(pod_object(version=501))
     known, its_pod = state.sharepods.get(TENANT), state.pods.get("pod-1")
-    state.distrust_sharepods()
-    state.distrust_pods()
+    state.invalidate_sharepods()
+    state.invalidate_pods()
     assert state.sharepods.get(TENANT) is known, "to copy those of 10,000 SharePods takes a quarter of a second"
     assert state.pods.get("pod-1") is its_pod
     assert (state.sharepods.versions(), state.pods.versions()) == ({TENANT: 0}, {"pod-1": 0})

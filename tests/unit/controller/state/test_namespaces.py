@@ -43,7 +43,7 @@ def test_a_namespace_whose_deletion_is_undone_by_a_restored_etcd_ends_no_longer(
     ending.put(namespace("a", "u-1", 5))
     ending.put(namespace("a", "u-1", 3, "Active"))
     assert "a" in ending  # an older version says nothing
-    ending.distrust()
+    ending.invalidate()
     ending.put(namespace("a", "u-1", 3, "Active"))
     assert ("a" in ending, told) == (False, ["a", "a"])
 
@@ -56,7 +56,7 @@ def test_labels_are_those_of_the_newest_version_and_each_change_is_told_once() -
     known.put(namespace("a", "u-1", 6, "Active", {"team": "x"}))
     known.put(namespace("a", "u-1", 3, "Active", {"team": "old"}))
     assert (known.by_name(), known.versions(), len(told)) == ({"a": {"team": "x"}}, {"u-1": 6}, 1)
-    known.distrust()
+    known.invalidate()
     known.put(namespace("a", "u-1", 3, "Active", {"team": "restored"}))
     assert (known.by_name(), len(told)) == ({"a": {"team": "restored"}}, 2)
     known.drop("u-1")

@@ -131,7 +131,7 @@ async def test_a_successor_finds_the_row_by_the_claims_uid_and_goes_on(world: Wo
     world.pod_with("share")
     await placed(world)
     world.memos.clear()
-    world.state.seen_claims.doubt()  # another process: it knows nothing of what this one has decided
+    world.state.seen_claims.forget_unused()  # another process: it knows nothing of what this one has decided
     await world.look_at_claim()
     uid = world.claim_uid()
     await world.until(lambda: world.rows()[uid]["state"] == "Releasing")
@@ -147,7 +147,7 @@ async def test_a_successor_leaves_a_claim_alone_that_is_in_use(world: World) -> 
     world.node()
     await running(world)
     world.memos.clear()
-    world.state.seen_claims.doubt()
+    world.state.seen_claims.forget_unused()
     await world.look_at_claim(times=2)
     assert world.rows()[world.claim_uid()]["state"] == "Reserved"
     assert world.allocation() is not None

@@ -115,8 +115,8 @@ class ClaimPodFacts(ObjectFacts):
     """Facts of a Pod that uses ResourceClaims."""
 
     entries: tuple[tuple[str, str | None], ...]
-    """Its claims: its own name for each and, once it is made, the name of the ResourceClaim. A claim that turned out
-    not to be needed is left out."""
+    """Its claims: the Pod's name of each and, once created, the name of the ResourceClaim. A claim that the status
+    marks as not needed is left out."""
     node: str | None
     """Node that it is bound to."""
     phase: str
