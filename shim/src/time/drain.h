@@ -7,8 +7,8 @@
  *   functions of the program, waits for values or for other streams) is not, where the launch was metered;
  * - D4 no event orders streams of the program that the program has not ordered: the legacy stream gets one only next to
  *   a launch or other work that the program puts into it, a per-thread default stream only from its own thread.
- *   Exceptions: a capture in a stream that the legacy stream waits for; and, before CUDA 12.5, threads that have no
- *   queue or have ended.
+ *   Exceptions: a capture in a stream that the legacy stream waits for, while another one is open or before CUDA 12.5;
+ *   and, before CUDA 12.5, threads that have no queue or have ended.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H

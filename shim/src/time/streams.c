@@ -242,7 +242,9 @@ void streams_fence(struct streams *streams, struct known_stream *row, bool leave
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && is_idle(streams, row);
-        recorded = !over && ((leaves && record_context(streams, row, event)) || streams_record(streams, row, event));
+        bool behind_all = leaves || row->stream == NULL;
+        recorded =
+            !over && ((behind_all && record_context(streams, row, event)) || streams_record(streams, row, event));
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
     if (fence != NULL) {
@@ -291,15 +293,13 @@ bool streams_note_capture(struct streams *streams, struct gate *gate, const stru
     return true;
 }
 
-/* A default stream is the current context's. */
+/* Of default streams a thread's own may join, whose launches the thread has fenced; an event in the legacy stream would
+ * order others (D4). */
 bool streams_join(struct streams *streams, struct gate *gate, CUstream stream) {
     struct open_capture joins = {.context = context_of_stream(stream), .stream = stream, .joins = true};
-    CUcontext current = stream_is_default(stream) ? joins.context : NULL;
     lock(&streams->lock);
     for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
-        struct known_stream *row = NULL;
-        if (current == NULL || known->context == current)
-            row = streams_find(streams, known, stream_is_default(stream) ? NULL : stream);
+        struct known_stream *row = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);
         if (row != NULL && row->pending)
             streams_fence(streams, row, false);
     }

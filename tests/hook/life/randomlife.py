@@ -7,6 +7,7 @@ launches in a page of memory that the agent's side maps too, and the agent compa
 Guarantees that are checked, with those of `watched_agent.py`:
 - Every process ends when it is to end.
 - No stream capture is broken, and no CUDA call fails.
+- No stream waits for a held stream, full or not, unless the program has ordered them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ NOTHING_OF = (
     "drained too early",
     "hangs",
     "captures broken",
+    "orders broken",
     "failed processes",
     "broken ledgers",
     "calls after an end",
@@ -252,9 +254,10 @@ class Soak:
         life.output.unlink()
         said = [json.loads(line) for line in lines if line.startswith("{")]
         self.counts["captures broken"] += sum(line["event"] == "broken" for line in said)
+        self.counts["orders broken"] += sum('"event": "order"' in line for line in lines)
         for line in said:
             if line["event"] == "end":
-                self.counts.update({name: line[name] for name in ("launches", "graphs", "captures", "forks")})
+                self.counts.update({name: line[name] for name in ("launches", "graphs", "captures", "forks", "held")})
         if life.process.returncode != (-signal.SIGKILL if life.killed else 0) and not (
             life.killed and life.process.returncode == 0
         ):

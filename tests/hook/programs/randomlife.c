@@ -1,6 +1,7 @@
 /* Random life of a process, all of it from one seed: threads that come and go launch by every kind of call, into
  * streams of their own and shared ones, capture in every mode, launch graphs, move memory, put copies, functions and
- * waits of the host behind launches, make and end streams and contexts, allocate, wait, sleep, fork.
+ * waits of the host behind launches, hold streams up and fill them while others go on, make and end streams and
+ * contexts, allocate, wait, sleep, fork.
  *
  *     randomlife SEED SECONDS THREADS
  *
@@ -21,6 +22,9 @@
 
 /* BURST: launches of an empty kernel in a row, most of whose time is spent inside of launches. */
 enum { MOST_STREAMS = 40, SHARED_STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64, BURST = 3000 };
+/* FILL: operations behind a wait, of the 1,024 that a stream takes. ORDER_MS: a stream that waits for no other one has
+ * done its work by then. */
+enum { FILL = 900, ORDER_MS = 20000 };
 
 /* State of one thread. */
 struct life {
@@ -32,10 +36,11 @@ struct life {
     unsigned most_streams; /* of this thread: few, or more than a thread of the hook remembers in its slot */
     CUstream streams[MOST_STREAMS];
     CUdeviceptr memory[ALLOCATIONS];
+    _Atomic uint32_t word; /* that a stream waits for */
 };
 
 static struct {
-    _Atomic uint64_t launches, graphs, captures, captures_broken, allocations, refused, forks, threads, contexts;
+    _Atomic uint64_t launches, graphs, captures, captures_broken, allocations, refused, forks, threads, contexts, holds;
 } counts;
 
 static _Atomic bool stop;
@@ -240,6 +245,75 @@ static void pass_by(struct life *life) {
     }
 }
 
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void CUDA_CB await_word(void *of) {
+    while (atomic_load(&((struct life *)of)->word) == 0)
+        pause_us(100);
+}
+
+/* Wait until the event has passed. False: it has not in time. */
+static bool passes(CUevent event) {
+    for (uint64_t end = now_ms() + ORDER_MS; now_ms() < end; pause_us(500)) {
+        pthread_rwlock_rdlock(&forbidden);
+        CUresult result = cuEventQuery(event);
+        pthread_rwlock_unlock(&forbidden);
+        if (result == CUDA_SUCCESS)
+            return true;
+        if (result != CUDA_ERROR_NOT_READY)
+            check("cuEventQuery", result);
+    }
+    return false;
+}
+
+/* Hold a stream up that this thread releases once another stream, which waits for none, has done its work. Streams that
+ * wait for the legacy one are held only in a context of this thread's own, where no other thread uses that. */
+static void hold(struct life *life) {
+    unsigned flags = life->own_context && below(life, 2) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+    bool per_thread = life->own_context && below(life, 3) == 0;
+    CUstream held, other = CU_STREAM_PER_THREAD;
+    CUevent event;
+    CHECK(cuStreamCreate(&held, flags));
+    if (!per_thread)
+        CHECK(cuStreamCreate(&other, flags));
+    CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    if (life->own_context && below(life, 2) == 0) {
+        launch_on(life, NULL);
+        atomic_fetch_add(&counts.launches, 1);
+    }
+    for (unsigned i = below(life, 4); i > 0; i--, atomic_fetch_add(&counts.launches, 1))
+        launch_on(life, held);
+    atomic_store(&life->word, 0);
+    if (below(life, 2) == 0)
+        CHECK(cuStreamWaitValue32_v2(held, (CUdeviceptr)(uintptr_t)&life->word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    else
+        CHECK(cuLaunchHostFunc(held, await_word, life));
+    for (unsigned i = below(life, 2) * FILL; i > 0; i--)
+        CHECK(cuEventRecord(event, held));
+    for (unsigned i = below(life, 3); i > 0; i--, atomic_fetch_add(&counts.launches, 1))
+        launch_on(life, held);
+    for (unsigned i = below(life, 5) + 1; i > 0; i--, atomic_fetch_add(&counts.launches, 1))
+        launch_on(life, other);
+    CHECK(cuEventRecord(event, other));
+    if (!passes(event)) {
+        printf("{\"event\": \"order\", \"flags\": %u, \"per_thread\": %d}\n", flags, per_thread);
+        fflush(stdout);
+    }
+    atomic_store(&life->word, 1);
+    CHECK(cuEventRecord(event, held));
+    if (!passes(event))
+        check("a stream that was released", CUDA_ERROR_UNKNOWN);
+    CHECK(cuEventDestroy_v2(event));
+    CHECK(cuStreamDestroy_v2(held));
+    if (!per_thread)
+        CHECK(cuStreamDestroy_v2(other));
+    atomic_fetch_add(&counts.holds, 1);
+}
+
 /* Memory in a stream's order, from the pool of the device. */
 static void use_pool(struct life *life) {
     CUdeviceptr memory;
@@ -368,6 +442,7 @@ static void *live(void *argument) {
             break;
         case 12: burst(&life); break;
         case 13: pass_by(&life); break;
+        case 14: hold(&life); break;
         default: launch(&life); break;
         }
     give_back(&life);
@@ -382,12 +457,6 @@ static void *begin(void *unused) {
     CHECK(cuInit(0));
     CHECK(cuDeviceGetCount(&devices));
     return unused;
-}
-
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 int main(int argc, char **argv) {
@@ -425,10 +494,11 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < count; i++)
         pthread_join(threads[i], NULL);
     printf("{\"event\": \"end\", \"launches\": %llu, \"graphs\": %llu, \"captures\": %llu, \"captures_broken\": %llu, "
-           "\"allocations\": %llu, \"refused\": %llu, \"forks\": %llu, \"threads\": %llu, \"contexts\": %llu}\n",
+           "\"allocations\": %llu, \"refused\": %llu, \"forks\": %llu, \"threads\": %llu, \"contexts\": %llu, "
+           "\"held\": %llu}\n",
            (unsigned long long)counts.launches, (unsigned long long)counts.graphs, (unsigned long long)counts.captures,
            (unsigned long long)counts.captures_broken, (unsigned long long)counts.allocations,
            (unsigned long long)counts.refused, (unsigned long long)counts.forks, (unsigned long long)counts.threads,
-           (unsigned long long)counts.contexts);
+           (unsigned long long)counts.contexts, (unsigned long long)counts.holds);
     return 0;
 }

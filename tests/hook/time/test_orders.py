@@ -55,6 +55,22 @@ def test_an_idle_token_goes_back_and_orders_nothing_while_a_stream_waits_for_the
     works(tenant, probe, "X")
 
 
+@pytest.mark.promise("program-stream-order")
+@pytest.mark.parametrize("flags", [NON_BLOCKING, BLOCKING])
+@pytest.mark.parametrize("metered", [False, True])
+def test_a_capture_that_begins_orders_nothing_while_a_stream_waits_for_the_program(
+    tenant: Tenant, metered: bool, flags: int
+) -> None:
+    """In whatever stream: launches into the legacy stream are not fenced by an event in it."""
+    _, _, probe = blocked(tenant, "cuLaunchKernel", metered=metered)
+    probe.ok("stream", "captured", flags)
+    probe.ok("capture_begin", "captured", 2)  # relaxed
+    works(tenant, probe, "Y")
+    probe.ok("capture_end", "captured", "graph")
+    probe.ok("ungated_ends")
+    works(tenant, probe, "X")
+
+
 def test_a_drain_of_a_per_thread_default_stream_orders_nothing(tenant: Tenant) -> None:
     agent, client, probe = blocked(tenant, "cuLaunchKernel_ptsz")
     before = probe.ok("live_events")

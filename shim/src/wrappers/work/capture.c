@@ -7,6 +7,8 @@
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
+#include "time/gate/passage.h"
+#include "time/queue/meter.h"
 #include "time/streams.h"
 
 /* A capture that is about to begin. */
@@ -16,7 +18,8 @@ struct beginning {
 };
 
 /* Note a capture that is about to begin. What was launched into streams of any context is fenced (R5): neither a
- * capturing stream can be asked for it, nor one that joins it. */
+ * capturing stream can be asked for it, nor one that joins it. The legacy stream never captures, and an event in it
+ * would order others (D4); of the thread's own default stream the thread records a fence. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)
@@ -24,10 +27,12 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     struct streams *streams = &the_process->streams;
     beginning.capture.context = context_of_stream(stream);
     beginning.capture.stream = stream_named(stream, per_thread);
+    if (passage_slot != NULL)
+        meter_before_wait(&the_process->gate, streams, passage_slot);
     lock(&streams->lock);
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
         next = row->busy_next;
-        if (row->pending)
+        if (row->pending && row->stream != NULL)
             streams_fence(streams, row, false);
     }
     if (!streams_note_capture(streams, &the_process->gate, &beginning.capture))
