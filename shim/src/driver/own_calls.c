@@ -10,27 +10,38 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 
-/* ns for which a capture waits for calls that are not hidden: many times what they take. One may block, in a stream
- * that is full; of such calls no capture minds any. */
-#define SETTLE (10 * SYS_MS)
+/* ns for which a capture waits for calls that are not hidden, in whatever state their threads are: a debugger may hold
+ * one up. */
+#define SETTLE (30 * SYS_SECOND)
 #define SETTLE_LOOK (20 * 1000ull)
 
 #define NOT_HIDDEN ((CUstreamCaptureMode) - 1)
+#define NOT_COUNTED ((CUstreamCaptureMode) - 2)
 
 static _Atomic uint32_t open_captures, not_hidden; /* captures; threads between begin and end */
 
-CUstreamCaptureMode own_calls_begin(void) {
+static CUstreamCaptureMode hide(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    atomic_fetch_add(&not_hidden, 1);
-    if (atomic_load(&open_captures) == 0)
-        return NOT_HIDDEN;
-    atomic_fetch_sub(&not_hidden, 1);
     if (!HAS(cuThreadExchangeStreamCaptureMode) || DRIVER(cuThreadExchangeStreamCaptureMode)(&mode) != CUDA_SUCCESS)
         return CU_STREAM_CAPTURE_MODE_RELAXED;
     return mode;
 }
 
+CUstreamCaptureMode own_calls_begin(void) {
+    atomic_fetch_add(&not_hidden, 1);
+    if (atomic_load(&open_captures) == 0)
+        return NOT_HIDDEN;
+    atomic_fetch_sub(&not_hidden, 1);
+    return hide();
+}
+
+CUstreamCaptureMode own_record_begin(void) {
+    return atomic_load(&open_captures) == 0 ? NOT_COUNTED : hide();
+}
+
 void own_calls_end(CUstreamCaptureMode mode) {
+    if (mode == NOT_COUNTED)
+        return;
     if (mode == NOT_HIDDEN)
         atomic_fetch_sub(&not_hidden, 1);
     else if (HAS(cuThreadExchangeStreamCaptureMode))

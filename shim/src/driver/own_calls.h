@@ -25,9 +25,12 @@ static inline CUstream stream_named(CUstream stream, bool per_thread) {
  * open that costs no call of the driver. */
 CUstreamCaptureMode own_calls_begin(void);
 void own_calls_end(CUstreamCaptureMode mode);
+/* The same for an event that is made and recorded, which waits for room in a stream that is full, and which breaks no
+ * capture of another stream: no capture waits for it. */
+CUstreamCaptureMode own_record_begin(void);
 /* Set how many captures are open, or may be after the next call of the driver. */
 void own_calls_set_captures(uint32_t captures);
-/* Wait until no thread makes calls that are not hidden, for a moment at most: the program's capture begins next. After
+/* Wait until no thread makes calls that are not hidden: the program's capture begins next. After
  * own_calls_set_captures, with no lock. */
 void own_calls_settle(void);
 void own_calls_after_fork(void);

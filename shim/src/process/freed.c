@@ -26,9 +26,11 @@ static bool record(struct freed *piece, CUstream stream) {
 
 void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream) {
     struct freed piece = {.allocation = allocation, .context = context_of_stream(stream)};
-    CUstreamCaptureMode mode = own_calls_begin();
+    CUstreamCaptureMode mode = own_record_begin();
     piece.epoch = streams_epoch(streams, piece.context);
     bool recorded = piece.epoch != 0 && record(&piece, stream);
+    own_calls_end(mode);
+    mode = own_calls_begin();
     lock(&freed->lock);
     struct freed *kept = recorded ? slab_take(&freed->slab, sizeof *kept) : NULL;
     if (kept != NULL) {

@@ -113,10 +113,8 @@ static void await_fences(struct known_stream *row) {
 /* Have the drain wait for one stream, whose context lives. With the lock. */
 static void begin_stream(const struct streams *streams, struct known_stream *row) {
     row->unseen = false;
-    if (row->unmetered)
-        cover(streams, row);
-    else if (row->stream == NULL && per_thread_uncovered(row))
-        row->unseen = !cover(streams, row);
+    if (row->unmetered || (row->stream == NULL && per_thread_uncovered(row)))
+        row->unseen = !cover(streams, row) && row->stream == NULL && streams->captures.count > 0;
     else
         row->asked = !covered(row);
     await_fences(row); /* of an asked row too: of its per-thread default streams */

@@ -216,7 +216,10 @@ bool streams_record(const struct streams *streams, const struct known_stream *ro
 }
 
 CUresult streams_query(const struct streams *streams, const struct known_stream *row, CUstream stream) {
-    return may_touch(streams, row, stream) ? DRIVER(cuStreamQuery)(stream) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!may_touch(streams, row, stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    CUresult result = DRIVER(cuStreamQuery)(stream);
+    return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? CUDA_ERROR_NOT_READY : result; /* of another capture */
 }
 
 /* Return whether the stream of the row, which is no default one, has no unfinished work. Its context is current. */

@@ -203,6 +203,30 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
 
 
+def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_default_streams(tenant: Tenant) -> None:
+    """No event can be recorded behind them then: the drain waits until the capture is over."""
+    agent = tenant.agent(grace_ms=5000)
+    agent.on_want = lambda client: agent.next_grant(10_000)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("captured", "s"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="ends")
+    probe.ok("launch", "noop", "s", thread="ends")
+    probe.ok("launch", "spin_us_300000", "", 2, thread="ends")
+    probe.ok("thread_ends", thread="ends")
+    probe.ok("context_use", thread="next")
+    probe.ok("launch", "noop", "s", thread="next")  # has the slot of the thread that has ended
+    probe.ok("capture_begin", "captured", RELAXED)
+    client = agent.client()
+    agent.revoke(client, agent.last_grant)
+    time.sleep(0.1)
+    probe.ok("capture_end", "captured", "graph")
+    agent.next_frame(client, Drained)
+    (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
+    assert usage.last_end <= agent.times(client, Drained)[0]
+
+
 @pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("stream", ["captured", "legacy"])
 def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, stream: str) -> None:

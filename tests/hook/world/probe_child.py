@@ -251,6 +251,10 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
 
     # Not CUDA.
 
+    def thread_ends(self) -> tuple[int, Any]:
+        """End the thread; the next call in one of its name starts another."""
+        return 0, None
+
     def live_events(self) -> tuple[int, Any]:
         """Return the number of the double's events that are not destroyed."""
         assert self.library is not None
@@ -392,6 +396,8 @@ def _work(calls: Calls, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
             _answer({"id": command["id"], "code": code, "value": value})
         except BaseException as error:
             _answer({"id": command["id"], "error": repr(error)})
+        if command["op"] == "thread_ends":
+            return
 
 
 def main() -> None:
@@ -405,6 +411,8 @@ def main() -> None:
             threads[name] = queue.SimpleQueue()
             threading.Thread(target=_work, args=(calls, threads[name]), name=name, daemon=True).start()
         threads[name].put(command)
+        if command["op"] == "thread_ends":
+            del threads[name]
     os._exit(0)
 
 

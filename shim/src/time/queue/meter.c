@@ -209,7 +209,7 @@ static void wait_older(const struct gate *gate, struct slot *slot, struct queue 
 static bool record(struct queue *queue, CUevent *event) {
     if (!streams_call(queue))
         return false;
-    CUstreamCaptureMode mode = own_calls_begin();
+    CUstreamCaptureMode mode = own_record_begin();
     if (*event == NULL)
         *event = event_make(queue->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     bool recorded = *event != NULL && DRIVER(cuEventRecord)(*event, queue->stream) == CUDA_SUCCESS;
