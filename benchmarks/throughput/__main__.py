@@ -43,6 +43,9 @@ SAMPLED, SAMPLE_PLAYED_S = 30, 40
 POLICIES = (Sharing.EXCLUSIVE, Sharing.STATIC, Sharing.LENDING)
 """Policies of jobs that pause between their steps."""
 
+DRAWN = 2
+"""Workloads in the picture next to the eager pairs."""
+
 Outcomes = dict[float, dict[Sharing, Outcome]]
 """Outcomes of one workload by load and policy."""
 
@@ -216,10 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [(workload, replay(workload, rates, options)) for workload in workloads]
         rows += [row for workload, outcomes in results for row in rows_of(workload, outcomes)]
         rows += approximation(rates, options.seed)
-        picture(results, options.plot)
         pairs = eager.eager_pairs(options.nodes, options.seed)
         results.append((pairs, replay_eager(pairs, options)))
         rows += rows_of(*results[-1])
+        picture([results[-1], *results[:DRAWN]], options.plot)
     if not options.simulated:
         more, lost = real_run()
         rows += more

@@ -1,5 +1,7 @@
 """Picture of the results: jobs finished a day and median wait by policy, a column a workload, a group of bars a load.
 
+Where a workload was replayed with co-running, which is the default, SharePod's bar is that.
+
 Equal figures give an equal file.
 """
 
@@ -16,11 +18,8 @@ from matplotlib.axes import Axes
 from throughput.replay import Sharing
 
 COLOURS = {Sharing.EXCLUSIVE: "#9e9e9e", Sharing.STATIC: "#6fa8dc", Sharing.LENDING: "#2e8b57"}
-NAMES = {
-    Sharing.EXCLUSIVE: "a GPU for each job",
-    Sharing.STATIC: "static fractions",
-    Sharing.LENDING: "SharePod (idle time is lent)",
-}
+NAMES = {Sharing.EXCLUSIVE: "a GPU for each job", Sharing.STATIC: "static fractions", Sharing.LENDING: "SharePod"}
+TITLES = {"eager pairs": "programs with gaps", "default": "production mix", "gpushare100": "every job takes a share"}
 WIDTH = 0.27
 """Width of a bar, in distances between two loads: three bars and a gap."""
 
@@ -41,7 +40,7 @@ def draw(per_day: Mapping[str, Values], waits_min: Mapping[str, Values], path: P
             gridspec_kw={"height_ratios": (3, 2)},
         )
         for column, name in enumerate(per_day):
-            panels[0][column].set_title(name)
+            panels[0][column].set_title(TITLES.get(name, name))
             _bars(panels[0][column], per_day[name], gains=True)
             _bars(panels[1][column], waits_min[name], gains=False)
             panels[1][column].set_xlabel("load, in whole GPUs asked / GPUs there")
@@ -56,7 +55,9 @@ def draw(per_day: Mapping[str, Values], waits_min: Mapping[str, Values], path: P
 def _bars(panel: Axes, values: Values, *, gains: bool) -> None:
     """Draw a group of bars for each load; `gains`: with the ratio to exclusive GPUs above, else with the value."""
     for place, by_policy in enumerate(values.values()):
-        for number, (sharing, value) in enumerate(by_policy.items()):
+        product = by_policy.get(Sharing.CO_RUNNING, by_policy[Sharing.LENDING])
+        shown = {**{sharing: by_policy[sharing] for sharing in COLOURS}, Sharing.LENDING: product}
+        for number, (sharing, value) in enumerate(shown.items()):
             at = place + (number - 1) * WIDTH
             label = NAMES[sharing] if place == 0 else None
             panel.bar(at, value, width=WIDTH * 0.92, color=COLOURS[sharing], label=label)
