@@ -32,7 +32,21 @@ PAGES = [
     ),
 ]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
-SUCCESSES = {"Attachable", "Attached", "Claims", "Exclusive", "Held", "HookConnected", "Published", "Reserved"}
+SUCCESSES = {
+    "Accepted",
+    "Attachable",
+    "Attached",
+    "Claims",
+    "Exclusive",
+    "Held",
+    "HookConnected",
+    "Loaded",
+    "NoResource",
+    "NotInjected",
+    "Published",
+    "Reserved",
+    "Serving",
+}
 """Reasons of conditions that need no action."""
 DECISIONS = ROOT / "docs" / "decisions"
 MEASUREMENTS = sorted((ROOT / "docs" / "performance").glob("*.md"))
