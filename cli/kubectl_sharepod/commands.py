@@ -78,6 +78,7 @@ def all_gpus(scope: Scope) -> Page:
         colours=[RED if gpu.why else "" for gpu in fleet.gpus],
         items=lambda: [_gpu_item(gpu) for gpu in fleet.gpus],
         names=[gpu.place for gpu in fleet.gpus],
+        after=[f"{node}: {fault}" for node, fault in fleet.cordon_faults],
         empty="No node reports a GPU. Label a GPU node with sharepod.dev/pool=dedicated",
     )
 
@@ -235,7 +236,7 @@ def reasons() -> dict[str, str]:
 def doctor(kubectl: Kubectl) -> Page:
     """Return what keeps SharePod from working: exit status 1 if something does."""
     fleet = gpus(kubectl)
-    lines = [[node, problem] for node, problem in fleet.problems]
+    lines = [[node, problem] for node, problem in (*fleet.problems, *fleet.cordon_faults)]
     lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
     if not fleet.gpus:
         lines.append(["", "no node reports a GPU: label a GPU node with sharepod.dev/pool=dedicated"])

@@ -109,6 +109,8 @@ class Fleet:
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     """Node, and what its agent or ledger reports about the node."""
+    cordon_faults: tuple[tuple[str, str], ...] = ()
+    """Node, and an entry of its annotation `sharepod.dev/cordoned` that names no GPU there, with the fix."""
     by_uid: Mapping[str, Workload] = field(default_factory=dict)
     """Tenants by the UID of their SharePod, claim or Pod."""
 
@@ -122,6 +124,7 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
     """Read GPUNodes."""
     gpus: list[Gpu] = []
     problems: list[tuple[str, str]] = []
+    faults: list[tuple[str, str]] = []
     by_uid: dict[str, Workload] = {}
     for item in gpunodes:
         node = text(item, "metadata", "name")
@@ -136,10 +139,11 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
             for uuid in tenant.gpus:
                 on[uuid].append(tenant)
         silent, cordoned = _silent(status), cordoned_of(item)
+        faults += [(node, fault) for fault in cordon_faults(cordoned, devices.values())]
         for device in devices.values():
             here = tuple(on.get(text(device, "uuid"), ()))
             gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent, cordoned))
-    return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), by_uid)
+    return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), tuple(faults), by_uid)
 
 
 def sharepod(item: Json, now: datetime) -> Workload:
@@ -267,6 +271,17 @@ def cordoned_of(gpunode: Json) -> list[str]:
     """Return the UUIDs and indexes of the GPUs that an admin has cordoned on a node."""
     listed = text(mapping(mapping(gpunode.get("metadata")).get("annotations")), CORDONED)
     return [part.strip() for part in listed.split(",") if part.strip()]
+
+
+def cordon_faults(cordoned: Iterable[str], devices: Collection[Json]) -> list[str]:
+    """Return the faults of entries of the cordon annotation that name no GPU of the node."""
+    known = {name for one in devices for name in (text(one, "uuid").lower(), str(whole(one.get("index"))))}
+    wrong = sorted({one for one in cordoned if one.lower() not in known}) if devices else []
+    indexes = ", ".join(sorted((str(whole(one.get("index"))) for one in devices), key=lambda one: (len(one), one)))
+    return [
+        f"annotation {CORDONED}: {one!r} is no GPU of the node, so it cordons none; write an index ({indexes}) or a UUID"
+        for one in wrong
+    ]
 
 
 def _gpu(

@@ -82,7 +82,7 @@ def content(
     return {
         "at": at,
         "summary": list(table.before),
-        "notes": list(table.notes),
+        "notes": [*table.notes, *(f"{node}: {fault}" for node, fault in (fleet.cordon_faults if fleet else ()))],
         "hidden": fleet is None,
         "columns": ["NAMESPACE", *titles[:-1], "LAST-HOUR", titles[-1]],
         "waiting": [

@@ -206,6 +206,12 @@ def cordoned(annotations: Mapping[str, str]) -> frozenset[str]:
     return frozenset(part.strip().lower() for part in listed if part.strip())
 
 
+def unknown_cordons(listed: Collection[str], gpus: Collection[Gpu]) -> list[str]:
+    """Return the entries of `cordoned` that name no GPU of the node; none while its GPUs are not known."""
+    known = {name for gpu in gpus for name in (gpu.uuid.lower(), str(gpu.index))}
+    return sorted(set(listed) - known) if gpus else []
+
+
 class Link(Model):
     """Connection to another GPU of the node."""
 

@@ -19,8 +19,8 @@ from difflib import get_close_matches
 
 import structlog
 
-from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, Tenant, TenantState, manifest
-from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, Tenant, TenantState, manifest, unknown_cordons
+from sharepod.api.objects import API_VERSION, CORDONED_ANNOTATION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.api.resource_line import RESOURCES
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
@@ -62,6 +62,9 @@ _DEVICE_PLUGIN = (
     f"{POOL_LABEL}-"
 )
 
+_NAMED = 200
+"""Characters of wrong entries of an annotation in an Event."""
+_CORDON_FIX = "write an index or UUID from `kubectl sharepod gpus -o wide`"
 _POOL_FIX = f"write {', '.join(Pool)}: kubectl label node {{1}} --overwrite {POOL_LABEL}={{0}}"
 
 log = structlog.get_logger(__name__)
@@ -105,7 +108,7 @@ class NodeReconciler:
         self._enough: dict[str, _Enough] = {}
         """By node: the ledger for which it was seen to advertise enough."""
         self._unfit: dict[tuple[str, str], str] = {}
-        """By node and GPU: the last Event about a GPU that cannot be used."""
+        """By node and GPU, or annotation: the last Event about it."""
         self.lines_in_force: bool | None = None
         """Pods with a resource line are given claims, or refused; None while that is not known."""
         self.attaching: Attaching | None = None
@@ -156,6 +159,7 @@ class NodeReconciler:
                 if gpunode.spec.pool is Pool.SCHEDULER:  # no change of the node shows that its last claim is free
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
+            self._announce_cordons(gpunode)
             await self._advertise(node, gpunode)
             await self._show_device_plugin(node, gpunode)
             await self._show_agent(node, gpunode)
@@ -176,6 +180,18 @@ class NodeReconciler:
                 del self._unfit[key]
                 text = f"GPU {gpu.index} ({gpu.uuid}) can be shared again"
                 self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
+
+    def _announce_cordons(self, gpunode: GpuNodeFacts) -> None:
+        """Write an Event about entries of the cordon annotation that name no GPU of the node, once."""
+        wrong = unknown_cordons(gpunode.cordoned, gpunode.status.gpus)
+        key, named = (gpunode.name, CORDONED_ANNOTATION), ", ".join(wrong)[:_NAMED]
+        text = f'annotation {CORDONED_ANNOTATION}: "{named}" is no GPU of the node; {_CORDON_FIX}' if wrong else ""
+        if text and self._unfit.get(key) != text:
+            self._events.warning(KIND, gpunode, "CordonUnknown", "Watch", text)
+        if text:
+            self._unfit[key] = text
+        else:
+            self._unfit.pop(key, None)
 
     async def _advertise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
         """Write the resources of the line into the Node's status, unless they are there."""

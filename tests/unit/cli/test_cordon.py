@@ -68,6 +68,20 @@ def test_cordon_adds_a_gpu_and_uncordon_takes_it_away_by_uuid_or_index() -> None
     assert "2 of its tenants stay" in printed(cordon(node_with(None), "node-a:0"))
 
 
+@pytest.mark.promise("node-cordon-unknown")
+def test_an_entry_that_names_no_gpu_is_reported_with_the_known_indexes() -> None:
+    fault = "annotation sharepod.dev/cordoned: '7' is no GPU of the node, so it cordons none; write an index (0, 1)"
+    for value, reported in (("7", True), (f"0,7,{UUIDS[1].upper()}", True), (f"0,{UUIDS[1].upper()}", False)):
+        scope = Scope(node_with(value), None)
+        assert (f"node-a: {fault}" in printed(commands.all_gpus(scope))) is reported
+        assert (fault in printed(commands.doctor(scope.kubectl), 400)) is reported
+    objects = node_with("7").objects
+    objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"][0]["status"]["gpus"] = []
+    assert "is no GPU" not in printed(commands.all_gpus(Scope(cluster(objects=objects), None))), (
+        "its GPUs are not known"
+    )
+
+
 def test_a_conflict_is_tried_again_and_a_lasting_one_is_an_error() -> None:
     kubectl = node_with(None)
     kubectl.conflicts.extend(range(4))

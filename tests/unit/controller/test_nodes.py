@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from doubles.apiserver.errors import already_exists
-from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.api.objects import CORDONED_ANNOTATION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.api.resource_line import MEMORY, MILLI, RESOURCES
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
@@ -44,6 +44,18 @@ async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
     assert world.state.gpunodes.named("node-a") is not None
     await world.look_at_node()
     assert len(world.server.made("create", "gpunodes")) == 1
+
+
+@pytest.mark.promise("node-cordon-unknown")
+async def test_a_cordon_of_no_gpu_is_named_once_in_an_event(world: World) -> None:
+    world.node()
+    for value, events in (("0,7", 1), ("0,7", 1), ("gpu-8,0", 2), ("0", 2), ("9", 3)):
+        annotations = {CORDONED_ANNOTATION: value}
+        world.change("gpunodes", "node-a", lambda item, new=annotations: item["metadata"].update(annotations=new))
+        await world.look_at_node()
+        await world.until(lambda count=events: len(world.told("CordonUnknown")) == count)
+    first, *_ = world.told("CordonUnknown")
+    assert 'annotation sharepod.dev/cordoned: "7" is no GPU of the node; write an index or UUID' in str(first)
 
 
 @pytest.mark.promise("install-other-nodes")
