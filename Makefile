@@ -124,7 +124,7 @@ helm: .venv/installed ## builds Helm, which the tests of the chart use, into the
 workflows: .venv/installed ## lints .github/workflows by actionlint, which is built once (a quarter of a minute)
 	@"$$($(BIN)/python -m harness build --tool actionlint)/actionlint" .github/workflows/*.yml
 
-dist: shim ## the Helm chart and install.yaml, in dist/, by kubectl kustomize; DIST_ARGS="--registry NAME --images build/images"
+dist: shim ## the Helm chart, install.yaml and the kubectl plugin for krew, in dist/; DIST_ARGS="--registry NAME --images build/images"
 	@$(BIN)/python -m chart $(DIST_ARGS)
 
 taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute

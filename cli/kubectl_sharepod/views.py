@@ -279,7 +279,8 @@ def cordon_faults(cordoned: Iterable[str], devices: Collection[Json]) -> list[st
     wrong = sorted({one for one in cordoned if one.lower() not in known}) if devices else []
     indexes = ", ".join(sorted((str(whole(one.get("index"))) for one in devices), key=lambda one: (len(one), one)))
     return [
-        f"annotation {CORDONED}: {one!r} is no GPU of the node, so it cordons none; write an index ({indexes}) or a UUID"
+        f"annotation {CORDONED}: {one!r} is no GPU of the node, so it cordons none; "
+        f"write an index ({indexes}) or a UUID"
         for one in wrong
     ]
 

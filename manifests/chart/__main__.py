@@ -1,16 +1,16 @@
-"""python -m chart [--into DIR] [--registry NAME] [--images DIR]: write dist/, which `make dist` calls.
+"""python -m chart [--into DIR] [--registry NAME] [--images DIR] [--repository URL]: write dist/ (`make dist`).
 
 - `sharepod-VERSION.tgz`: the Helm chart, and its folder `sharepod/`.
 - `install.yaml`: the objects of manifests/ in one file.
+- `kubectl-sharepod-VERSION.tar.gz`: the kubectl plugin, and `sharepod.yaml`: its manifest for krew.
 
 `--registry`: registry and folder of the images that both name. `--images`: archives of `make images`, to name digests.
+`--repository`: URL whose releases have the plugin's archive.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
 import json
 import os
 import shutil
@@ -27,6 +27,7 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.controller.settings import OperatorSettings
 
 from chart.overlays import BASE, MANIFESTS, OVERLAYS, OverlayError, render
+from chart.plugin import REPOSITORY, packed, write_plugin
 from chart.templates import templates
 
 ROOT = MANIFESTS.parent
@@ -107,15 +108,8 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
 
 def _pack(folder: Path, archive: Path) -> None:
     """Write a folder as a tar file whose bytes depend only on its contents."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-            member = tarfile.TarInfo(str(path.relative_to(folder.parent)))
-            member.size, member.mode = path.stat().st_size, 0o644
-            with path.open("rb") as content:
-                tar.addfile(member, content)
-    with archive.open("wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
-        compressed.write(packed.getvalue())
+    files = sorted(each for each in folder.rglob("*") if each.is_file())
+    archive.write_bytes(packed((str(path.relative_to(folder.parent)), path.read_bytes(), 0o644) for path in files))
 
 
 def write_install(into: Path, kubectl: str, registry: str, digests: Mapping[str, str]) -> Path:
@@ -148,10 +142,13 @@ def digests_of(folder: Path) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m chart`."""
-    parser = argparse.ArgumentParser(prog="python -m chart", description="Write the Helm chart and install.yaml.")
+    parser = argparse.ArgumentParser(
+        prog="python -m chart", description="Write the Helm chart, install.yaml and the kubectl plugin."
+    )
     parser.add_argument("--into", type=Path, default=ROOT / "dist", help="folder to write to")
     parser.add_argument("--registry", default=REGISTRY, help="registry and folder of the images")
     parser.add_argument("--images", type=Path, help="folder of the archives of `make images`: name images by digest")
+    parser.add_argument("--repository", default=REPOSITORY, help="URL whose releases have the plugin's archive")
     chosen = parser.parse_args(arguments)
     chosen.into.mkdir(parents=True, exist_ok=True)
     try:
@@ -161,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in (
             write_chart(chosen.into, kubectl, values),
             write_install(chosen.into, kubectl, chosen.registry, digests),
+            *write_plugin(chosen.into, chosen.repository),
         ):
             print(os.path.relpath(path))
     except OverlayError as error:

@@ -112,7 +112,9 @@ def release(tree: Path, part: str, *, tag: str = f"v{VERSION}") -> subprocess.Co
 def test_a_release_names_images_by_digest_and_has_the_notes_of_its_version(tmp_path: Path) -> None:
     done = release(tmp_path, "build")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "record").read_text() == f"make dist DIST_ARGS=--registry {REGISTRY} --images build/images\n"
+    assert (tmp_path / "record").read_text() == (
+        f"make dist DIST_ARGS=--registry {REGISTRY} --images build/images --repository https://github.com/A-Fork/SharePod\n"
+    )
     notes = (tmp_path / "dist/notes.md").read_text()
     assert "### Placement" in notes
     assert "\n## " not in notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,6 +38,15 @@ def force(world: World, value: str) -> None:
     world.change("gpunodes", "node-a", lambda item: item["metadata"].update(annotations=annotations))
 
 
+def cordon(world: World, value: str) -> None:
+    annotations = {CORDONED_ANNOTATION: value}
+    world.change("gpunodes", "node-a", lambda item: item["metadata"].update(annotations=annotations))
+
+
+def reported(world: World, count: int) -> bool:
+    return len(world.told("CordonUnknown")) == count
+
+
 async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
     world.node(gpunode=False)
     await world.look_at_node()
@@ -50,10 +60,9 @@ async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
 async def test_a_cordon_of_no_gpu_is_named_once_in_an_event(world: World) -> None:
     world.node()
     for value, events in (("0,7", 1), ("0,7", 1), ("gpu-8,0", 2), ("0", 2), ("9", 3)):
-        annotations = {CORDONED_ANNOTATION: value}
-        world.change("gpunodes", "node-a", lambda item, new=annotations: item["metadata"].update(annotations=new))
+        cordon(world, value)
         await world.look_at_node()
-        await world.until(lambda count=events: len(world.told("CordonUnknown")) == count)
+        await world.until(partial(reported, world, events))
     first, *_ = world.told("CordonUnknown")
     assert 'annotation sharepod.dev/cordoned: "7" is no GPU of the node; write an index or UUID' in str(first)
 
