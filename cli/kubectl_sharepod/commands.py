@@ -45,7 +45,7 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
 
 
 def all_gpus(scope: Scope) -> Page:
-    """Return all GPUs with their tenants' number, and what is left."""
+    """Return all GPUs with their tenants' number, and the free share."""
     fleet = gpus(scope.kubectl)
     return Page(
         columns=[
@@ -84,7 +84,7 @@ def all_gpus(scope: Scope) -> Page:
 
 
 def free(scope: Scope) -> Page:
-    """Return what is free by model and pool, with the largest share that fits on one GPU."""
+    """Return the free shares by model and pool, with the largest share that fits on one GPU."""
     groups: dict[tuple[str, str], list[Gpu]] = defaultdict(list)
     for gpu in gpus(scope.kubectl).gpus:
         groups[gpu.model, gpu.pool].append(gpu)

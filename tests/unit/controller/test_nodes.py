@@ -1,4 +1,4 @@
-"""One node: its GPUNode comes and goes with it, admins are told what to do, force-release is honoured or refused."""
+"""One node: its GPUNode comes and goes with it, admins get advice, force-release is honoured or refused."""
 
 from __future__ import annotations
 
@@ -38,13 +38,17 @@ def force(world: World, value: str) -> None:
     world.change("gpunodes", "node-a", lambda item: item["metadata"].update(annotations=annotations))
 
 
+def notes(world: World, reason: str) -> list[str]:
+    return world.told(reason)
+
+
+def has_events(world: World, reason: str, count: int) -> bool:
+    return len(notes(world, reason)) == count
+
+
 def cordon(world: World, value: str) -> None:
     annotations = {CORDONED_ANNOTATION: value}
     world.change("gpunodes", "node-a", lambda item: item["metadata"].update(annotations=annotations))
-
-
-def reported(world: World, count: int) -> bool:
-    return len(world.told("CordonUnknown")) == count
 
 
 async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
@@ -62,8 +66,8 @@ async def test_a_cordon_of_no_gpu_is_named_once_in_an_event(world: World) -> Non
     for value, events in (("0,7", 1), ("0,7", 1), ("gpu-8,0", 2), ("0", 2), ("9", 3)):
         cordon(world, value)
         await world.look_at_node()
-        await world.until(partial(reported, world, events))
-    first, *_ = world.told("CordonUnknown")
+        await world.until(partial(has_events, world, "CordonUnknown", events))
+    first, *_ = notes(world, "CordonUnknown")
     assert 'annotation sharepod.dev/cordoned: "7" is no GPU of the node; write an index or UUID' in str(first)
 
 
