@@ -62,6 +62,19 @@ _DEVICE_PLUGIN = (
     f"{POOL_LABEL}-"
 )
 
+_UNLABELLED_SHORT = (
+    f"the label {POOL_LABEL} was removed while tenants run; condition {CONDITION_AGENT_ALIVE} has the fix"
+)
+_AWAY_SHORT = (
+    "the agent does not renew its Lease, so no SharePod is placed here; "
+    f"condition {CONDITION_AGENT_ALIVE} has the commands"
+)
+_DEVICE_PLUGIN_SHORT = (
+    "NVIDIA's device plugin also assigns these GPUs, so no SharePod is placed here; "
+    f"condition {CONDITION_DEVICE_PLUGIN} has the commands"
+)
+"""Events: one short sentence. The condition has the whole text."""
+
 _NAMED = 200
 """Characters of wrong entries of an annotation in an Event."""
 _CORDON_FIX = "write an index or UUID from `kubectl sharepod gpus -o wide`"
@@ -320,7 +333,7 @@ class NodeReconciler:
             if gpunode is not None and gpunode.spec.pool is Pool.SCHEDULER and not gpunode.spec.leaving:
                 self._ledger.add(name)
             if gpunode is not None and gpunode.spec.tenants:
-                await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name))
+                await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name), _UNLABELLED_SHORT)
                 return
             left = raw
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
@@ -394,7 +407,7 @@ class NodeReconciler:
                 self.queue.add_after(node.name, due - self._clock() + 0.1)
                 return
         if away:
-            await self._show_agent_away(gpunode, "LeaseNotRenewed", self._advice(node.name))
+            await self._show_agent_away(gpunode, "LeaseNotRenewed", self._advice(node.name), _AWAY_SHORT)
         elif known is not None:
             await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=True, reason="LeaseRenewed", text="")
 
@@ -411,7 +424,7 @@ class NodeReconciler:
             await self._write_condition(gpunode, CONDITION_DEVICE_PLUGIN, true=present, reason=reason, text=text)
             and present
         ):
-            self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", text)
+            self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", _DEVICE_PLUGIN_SHORT)
 
     async def _show_attaching(self, gpunode: GpuNodeFacts) -> None:
         """Show how GPUs are attached to new Pods of SharePods; not where claims never were in question."""
@@ -424,10 +437,10 @@ class NodeReconciler:
             gpunode, CONDITION_BY_CLAIMS, true=how.by_claims, reason=how.reason, text=how.message, again=again
         )
 
-    async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str) -> None:
-        """Set AgentAlive to False, and write an Event, unless both is done."""
+    async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str, short: str) -> None:
+        """Set AgentAlive to False, and write a short Event, unless both is done."""
         if await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=False, reason=reason, text=text):
-            self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
+            self._events.warning(KIND, gpunode, "AgentAway", "Watch", short)
 
     def _advice(self, name: str) -> str:
         namespace, lease = self._settings.namespace, f"{PREFIX}{name}"

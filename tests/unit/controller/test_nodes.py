@@ -16,11 +16,18 @@ from sharepod.kube import Json
 from unit.controller.acting_world import World, acting_world
 from unit.controller.tenants.claim_steps import running
 
+MOST_WORDS = 25
+"""Words of an Event's sentence."""
+
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     async with acting_world() as made:
         yield made
+        for event in made.server.storage.select(made.kind("events"), ""):
+            note = event["note"]
+            assert len(note.split()) <= MOST_WORDS, f"{event['reason']}: {note}"
+            assert ". " not in note, f"an Event is one sentence: {note}"
 
 
 def label(world: World, **labels: str) -> None:

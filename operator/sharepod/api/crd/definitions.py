@@ -166,6 +166,20 @@ def gpunode_crd() -> dict[str, Any]:
             column("Tenants", "integer", ".status.tenantCount"),
             column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
             column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
+            column(
+                "Why",
+                "string",
+                '.status.conditions[?(@.type=="AgentReady")].message',
+                "Reason why the agent is not ready",
+                priority=1,
+            ),
+            column(
+                "Away",
+                "string",
+                '.status.conditions[?(@.type=="AgentAlive")].message',
+                "Reason why the agent's last report is no longer current",
+                priority=1,
+            ),
             column("Simulated", "boolean", ".status.simulated", priority=1),
             column(
                 "Cordoned",

@@ -127,7 +127,7 @@ def unlisted(snapshot: ClaimSnapshot) -> Note | None:
     if idle is None:
         return None
     text = (
-        f"no container of pod {idle} lists it, so none gets its GPUs: write it in resources.claims of a container, and "
+        f"no container of pod {idle} lists it, so none gets its GPUs: add it to a container's resources.claims, and "
         "create the pod again"
     )
     return Note(True, "ClaimNotListed", "Place", text)
