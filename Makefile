@@ -233,7 +233,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-new-holder bench-busy-node bench-weather bench-refusals bench-plugin bench-queue-flood bench-offences bench-whole-nodes ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -284,6 +284,9 @@ bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 
 bench-fairness: shim ## a simulated month of four teams, with budgets and without: each one's GPU time, what budgets cost, waits; TRACE=DIR, else drawn jobs
 	@$(BIN)/python benchmarks/fairness.py $(if $(TRACE),--trace $(TRACE)) $(FAIRNESS_ARGS)
+
+bench-whole-nodes: shim ## a simulated week at a load of 0.9: how long requests for whole nodes wait, and what that costs (3 minutes)
+	@$(BIN)/python benchmarks/whole_nodes.py
 
 bench-throughput: shim doubles ## jobs finished a day and waits: a GPU each, static fractions, SharePod; TRACE=DIR, else drawn jobs
 	@$(BIN)/python -m throughput $(if $(TRACE),--trace $(TRACE)) $(THROUGHPUT_ARGS)

@@ -25,7 +25,8 @@ from sharepod.budgets.budget_account import MICRO, Terms
 from sharepod.budgets.standing import WITHOUT_BUDGET, Standing
 from sharepod.controller.placing.head_of_line import HeadOfLine
 from sharepod.controller.placing.making_room.preemptions import whose_turn
-from sharepod.controller.placing.waiting import WaitingTenant
+from sharepod.controller.placing.stays import Stays
+from sharepod.controller.placing.waiting import WaitingTenant, WorkedOut, asks
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import QueueKey, queue_key
@@ -70,6 +71,8 @@ class Month:
     """GPU time that a team borrowed while no team within its budget waited."""
     waits_s: list[float] = field(default_factory=list)
     """Wait of each job so far; of an evicted job all its waits together."""
+    wait_of: dict[int, float] = field(default_factory=dict)
+    """The same by number of the job."""
     placed: int = 0
     ended: int = 0
     waiting: int = 0
@@ -127,6 +130,8 @@ class MonthOfTeams:
         self._queued: dict[TenantId, WaitingTenant] = {}
         self._wanted: dict[TenantId, tuple[str, Job]] = {}
         self._runner = asyncio.Runner()
+        self._stays = Stays(lambda: self._now, lambda _tenant: 0.0)
+        self._cluster.on_released(self._stays.ended)
         self._head = HeadOfLine(
             self._cluster,
             self._memos,
@@ -136,6 +141,7 @@ class MonthOfTeams:
             lasts=_DEFAULTS["keep_for"],
             idle_ratio=idle_ratio,
             fair_wait=_DEFAULTS["fair_wait"],
+            left=self._stays.left,
             later=lambda _at: None,
             wake=lambda: None,
         )
@@ -176,6 +182,7 @@ class MonthOfTeams:
             self.month.waiting += len(queue)
             for job in queue:
                 self._waited[job.number] = self._waited.get(job.number, 0.0) + self._end_s - job.arrives_s
+        self.month.wait_of = self._waited
         self.month.waits_s = list(self._waited.values())
         self._runner.close()
         self.month.gpu_s = {team: had / 1000 for team, had in self._had_ms.items()}
@@ -315,7 +322,9 @@ class MonthOfTeams:
         self._waiting.setdefault((team, job.pod), deque()).append(job)
         tenant = _tenant(job)
         self._wanted[tenant] = team, job
-        self._queued[tenant] = WaitingTenant(tenant, now)
+        waiting = self._queued[tenant] = WaitingTenant(tenant, now)
+        request = self._request(team, job)
+        waiting.worked_out = WorkedOut((), request, asks(request), queue_key(request))
         self._memos.of(tenant).refusal = _NO_ROOM
 
     def _serve(self, node: str, now: float) -> None:
@@ -364,6 +373,7 @@ class MonthOfTeams:
         if answer is None:
             return False
         self._engine.reserve(request, answer)
+        self._stays.began(request.tenant)
         head = self._cluster.head_reservation
         if head is not None and head.tenant == request.tenant:
             self._cluster.reserve_for_head(None)

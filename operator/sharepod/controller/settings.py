@@ -97,25 +97,23 @@ class OperatorSettings(BaseSettings):
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one node are reserved for it. No SharePod of the same or lower priority is placed on them, except from its own
-    namespace. The wait counts from when the leading operator first saw the SharePod wait."""
+    one node are reserved for it. No SharePod of the same or lower priority is placed on them. The wait counts from when
+    the leading operator first saw the SharePod wait."""
 
-    keep_for: Seconds = 3600
-    """Time for which GPUs are first reserved for a SharePod at the head of the queue. Then they are free for others.
-    After another `keep_after` they may be reserved for it again, twice as long each time, up to sixteen times as long.
-    So one hour is enough for tenants that run up to 16 hours. After that the SharePod counts as just begun to wait:
-    GPUs do not stay idle for as long as a SharePod exists."""
+    keep_for: Seconds = 57600
+    """Longest time for which GPUs are reserved for a SharePod at the head of the queue. Then they are free for others
+    for as long. 16 hours is enough for tenants that run that long: GPUs do not stay idle for as long as a SharePod
+    exists."""
 
     keep_idle_ratio: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Most of the cluster's GPU time that may be idle, in the long run, on GPUs reserved for the head of the queue
-    while others wait. After each reservation the next begins later in proportion, one day later at most. 0.02 hardly
-    affects the queue of a large cluster. In a cluster of twenty GPUs where requests for eight wait, it raises use from
-    90 % to 95 %. 1 turns it off."""
+    while another SharePod waits that fits there. After each reservation the next begins later in proportion, one day
+    later at most. In a cluster of a few nodes a higher ratio shortens the waits for whole nodes. 1 turns it off."""
 
     fair_wait: Seconds = 86400
     """A SharePod that has waited this long is next for the head-of-line reservation within its priority, the oldest
     first, however much its team has used. One day: a team that has used too much waits that much longer at most, and
-    gains one place at a time by waiting. From then on its own namespace is also kept from the GPUs reserved for it."""
+    gains one place at a time by waiting."""
 
     usage_half_life: FiniteSeconds = 604800
     """Time after which GPU time that was charged to a budget counts half in the order of the queue. One week: heavy use

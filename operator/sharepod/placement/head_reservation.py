@@ -6,36 +6,47 @@ Without it, small requests that fit at once could delay a large one forever (PL5
 Guarantees:
 - A reservation is made only on a node that takes the request once enough of its tenants have left. GPUs that the cap
   on excluded GPUs keeps from the request now are not reserved for it.
-- Of all such nodes, the one is chosen where the least has to be freed, then the first by name.
+- Of all such nodes, the one is chosen whose tenants are expected to make room first, then the one where the least has
+  to be freed, then the first by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from sharepod.api.gpunode import Latency, Mode
-from sharepod.api.units import WHOLE_GPU, GpuUuid
+from sharepod.api.units import WHOLE_GPU, GpuUuid, TenantId
 
 from .filters import gpu as gpu_filters
 from .filters import node as node_filters
 from .filters.candidates import affinity_places, node_passes
-from .state.accounts import GpuAccount, NodeAccount
+from .state.accounts import GpuAccount, NodeAccount, Row
 from .state.cluster import Cluster
 from .state.cluster_view import HeadReservation
 from .state.types import PlacementRequest, label_key
 
 _NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
 
+SecondsLeft: TypeAlias = Callable[[TenantId, Row], float]
+"""Returns the seconds until a tenant is expected to end."""
 
-def find_head_reservation(cluster: Cluster, request: PlacementRequest) -> HeadReservation | None:
-    """Choose the GPUs of one node that need the least freed for this request.
+
+def _unknown(_tenant: TenantId, _row: Row) -> float:
+    return 0.0
+
+
+def find_head_reservation(
+    cluster: Cluster, request: PlacementRequest, left: SecondsLeft = _unknown
+) -> HeadReservation | None:
+    """Choose the GPUs of one node whose tenants are expected to make room for this request first.
 
     Returns None where no node could take the request even then. A request whose affinity group runs can only have the
     group's GPUs.
     """
     places = affinity_places(cluster, request)
     checks = (*gpu_filters.static(request), *gpu_filters.within_cap(request))
-    best: tuple[tuple[bool, int, str], frozenset[GpuUuid]] | None = None
+    best: tuple[tuple[bool, float, int, str], frozenset[GpuUuid]] | None = None
     for node in cluster.nodes():
         if not _node_usable(node, request):
             continue
@@ -46,11 +57,13 @@ def find_head_reservation(cluster: Cluster, request: PlacementRequest) -> HeadRe
             gpus = [gpu for gpu in gpus if gpu.state.uuid in of_group]
         if len(gpus) < request.gpu.count:
             continue
-        ranked = sorted((_to_free(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]
-        rank = (not node_passes(node, request), sum(cost for cost, _, _ in ranked), node.name)
+        ranked = sorted(
+            (_free_in(gpu, request, left), _to_free(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus
+        )[: request.gpu.count]
+        rank = (not node_passes(node, request), ranked[-1][0], sum(cost for _, cost, _, _ in ranked), node.name)
         if best is None or rank < best[0]:
-            best = rank, frozenset(uuid for _, _, uuid in ranked)
-    return None if best is None else HeadReservation(request.tenant, best[0][2], best[1], request.priority)
+            best = rank, frozenset(uuid for _, _, _, uuid in ranked)
+    return None if best is None else HeadReservation(request.tenant, best[0][3], best[1], request.priority)
 
 
 def is_attainable(cluster: Cluster, request: PlacementRequest, reservation: HeadReservation) -> bool:
@@ -93,3 +106,21 @@ def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
     size = gpu.state.memory or 1
     memory = max(asked.memory_on(gpu.state.memory) - gpu.free_memory, 0)
     return max(asked.request_milli - gpu.free_milli, 0) + memory * WHOLE_GPU // size
+
+
+def _free_in(gpu: GpuAccount, request: PlacementRequest, left: SecondsLeft) -> float:
+    """Return the seconds until enough of the GPU's tenants are expected to have ended."""
+    to_free = _to_free(gpu, request)
+    if to_free <= 0 or left is _unknown:
+        return 0.0
+    ends = sorted((left(tenant, row), _freed(row, gpu)) for tenant, row in gpu.rows.items())
+    for seconds, freed in ends:
+        to_free -= freed
+        if to_free <= 0:
+            return seconds
+    return ends[-1][0] if ends else 0.0
+
+
+def _freed(row: Row, gpu: GpuAccount) -> int:
+    """Return how much of the GPU a tenant leaves: thousandths of its time plus of its memory."""
+    return row.request_milli + row.memory * WHOLE_GPU // (gpu.state.memory or 1)

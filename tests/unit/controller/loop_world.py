@@ -157,6 +157,12 @@ class World:
         reservation = self.state.cluster.head_reservation
         return reservation.tenant if reservation is not None else None
 
+    @property
+    def kept_on(self) -> str | None:
+        """The node with the head-of-line reservation."""
+        reservation = self.state.cluster.head_reservation
+        return reservation.node if reservation is not None else None
+
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal
         return refusal.message if refusal is not None else ""

@@ -48,7 +48,6 @@ def test_what_is_kept_is_not_reserved_for_head_from_one_of_higher_priority() -> 
     assert put(cluster, urgent[1]).gpus == (A0,)
 
 
-@pytest.mark.promise("placement-head-own-namespace")
 def test_what_is_open_to_a_namespace_comes_last_for_it_and_is_kept_from_others_and_from_lower_priorities() -> None:
     cluster = cluster_of(node(gpus=2), node("node-b", 2))
     reservation = HeadReservation(TenantId("oldest"), "node-a", frozenset({A0, A1}), 5, open_to="team")

@@ -5,17 +5,20 @@ Guarantees:
   room, and could be served.
 - Among those of one priority, the oldest that has waited `fair_wait` comes before all that have not, whatever their
   standing.
-- GPUs are not kept from its own namespace until it has waited `fair_wait`.
-- It keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long, or
-  the reservation has lasted its time. The next one for the same tenant lasts twice as long.
-- What stands idle on reserved GPUs while others wait comes to `idle_ratio` of the GPU time in the long run: the next
-  reservation begins once the last ones are paid off (`IdleDebt`), after `LONGEST_PAUSE_S` at the latest.
+- GPUs are reserved on the node whose tenants are expected to end first, by the run times of their kind. The reservation
+  stays there: a reservation that moves drains nothing.
+- A tenant keeps its reservation until it is placed, can no longer be served, one of higher priority has waited as long,
+  or the reservations have lasted their time. After a pause of that length it may have the next one.
+- GPU time that stands idle on reserved GPUs, and that another waiting tenant could use, comes to `idle_ratio` of the
+  GPU time in the long run: the next reservation begins once the last ones are paid off (`IdleDebt`), after
+  `LONGEST_PAUSE_S` at the latest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -24,7 +27,7 @@ import structlog
 from sharepod.api.units import WHOLE_GPU, TenantId
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import QueueKey, head_key
-from sharepod.placement.head_reservation import find_head_reservation, is_attainable
+from sharepod.placement.head_reservation import SecondsLeft, find_head_reservation, is_attainable
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.cluster_view import HeadReservation
 from sharepod.placement.state.types import Outlook, PlacementRequest
@@ -38,9 +41,8 @@ _CHECK_PERIOD_S = 1.0
 _TRIES = 8
 """Different requests that GPUs to keep are looked for at one look: half are the first in the queue, the others those
 for which none were looked for the longest time. A look for one costs a millisecond on 800 GPUs."""
-_MOST_DOUBLED = 4
-"""Times that a reservation lasts twice as long as the tenant's last one: by then sixteen times `lasts`, 16 hours. One
-whose GPUs did not become free by then waits as if it came now: what it waits for may never end."""
+_COUNTED = 1000
+"""Most waiting tenants that are asked whether they could use reserved GPUs: a millisecond or two."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,9 +56,10 @@ class HeadOfLine:
         request_of: Returns what a tenant asks for; None if it waits no longer.
         clock: Monotonic seconds.
         after: Seconds of waiting after which GPUs are reserved.
-        lasts: Seconds after which a tenant's first reservation ends.
+        lasts: Seconds after which a tenant's reservations end.
         idle_ratio: Most of the GPU time that may stand idle on reserved GPUs in the long run; 1: all.
         fair_wait: Seconds of waiting from which the standing of its namespace does not count.
+        left: Returns the seconds until a tenant is expected to end.
         later: Called with the time, monotonic seconds, at which to look again.
         wake: Called when the queue is to be gone through again.
     """
@@ -72,6 +75,7 @@ class HeadOfLine:
         lasts: float,
         idle_ratio: float,
         fair_wait: float,
+        left: SecondsLeft,
         later: Callable[[float], None],
         wake: Callable[[], None],
     ) -> None:
@@ -83,8 +87,9 @@ class HeadOfLine:
         self._lasts = lasts
         self._debt = IdleDebt(idle_ratio, clock())
         self._idle = 0.0
-        """GPUs' time that nobody has on those reserved while others wait, as of the last look."""
+        """Reserved GPUs whose time is idle and could be used by another that waits, as of the last look."""
         self._fair_wait = fair_wait
+        self._left = left
         self._later = later
         self._wake = wake
         self._kept_since = (TenantId(""), 0.0)
@@ -99,7 +104,7 @@ class HeadOfLine:
         now = self._clock()
         self._debt.count(now, self._idle)
         await self._look(places, now, arrived)
-        self._idle = self._idle_gpus() if len(places) > 1 else 0.0
+        self._idle = self._idle_gpus(places)
 
     async def _look(self, places: Mapping[str, WaitingTenant], now: float, arrived: asyncio.Event) -> None:
         cluster = self._cluster
@@ -134,14 +139,22 @@ class HeadOfLine:
             owner.refused_at_version, owner.explained_at = None, float("-inf")
         self._wake()
 
-    def _idle_gpus(self) -> float:
-        """Return how many GPUs' time nobody has on those that are reserved."""
+    def _idle_gpus(self, places: Mapping[str, WaitingTenant]) -> float:
+        """Return how many reserved GPUs' time is idle, as far as other waiting tenants would fit there."""
         reservation = self._cluster.head_reservation
         node = self._cluster.node(reservation.node) if reservation is not None else None
         if reservation is None or node is None:
             return 0.0
-        gpus = (node.gpus_by_uuid[uuid] for uuid in reservation.gpus if uuid in node.gpus_by_uuid)
-        return sum(gpu.free_milli for gpu in gpus) / WHOLE_GPU
+        free = [node.gpus_by_uuid[uuid].free_milli for uuid in reservation.gpus if uuid in node.gpus_by_uuid]
+        idle, asked = sum(free), 0
+        for waiting in itertools.islice(places.values(), _COUNTED):
+            known = waiting.worked_out
+            if asked >= idle or known is None or waiting.tenant == reservation.tenant:
+                continue
+            gpu = known.request.gpu
+            if sum(milli >= gpu.request_milli for milli in free) >= gpu.count:
+                asked += gpu.count * gpu.request_milli
+        return min(idle, asked) / WHOLE_GPU
 
     def _end_keeping(self, now: float, places: Mapping[str, WaitingTenant]) -> None:
         """End the head-of-line reservation once it has lasted its time. Its owner keeps its place in the line, but
@@ -152,16 +165,12 @@ class HeadOfLine:
             return
         if self._kept_since[0] != reservation.tenant:
             self._kept_since = (reservation.tenant, now)
-        owner = places.get(reservation.tenant)
-        in_vain = owner.kept_in_vain if owner is not None else 0
-        if now - self._kept_since[1] < self._lasts * 2**in_vain:
+        if now - self._kept_since[1] < self._lasts:
             return
         log.info("keeps GPUs for the head of the line no longer", tenant=reservation.tenant)
-        if owner is not None and in_vain < _MOST_DOUBLED:
-            owner.kept_in_vain += 1
-            owner.not_kept_before = now + self._after
-        elif owner is not None:
-            owner.kept_in_vain, owner.since = 0, now
+        owner = places.get(reservation.tenant)
+        if owner is not None:
+            owner.not_kept_before = now + self._lasts
         self._cluster.reserve_for_head(None)
         self._wake()
 
@@ -181,17 +190,13 @@ class HeadOfLine:
             if places.get(waiting.tenant) is not waiting:
                 continue  # it has left meanwhile
             request = self._request_of(waiting)
-            found = find_head_reservation(cluster, request) if request is not None else None
+            found = find_head_reservation(cluster, request, self._left) if request is not None else None
             if request is not None and found is not None:
-                return replace(found, open_to=self._open_to(request, waiting, now))
+                return found
             waiting.kept_nowhere_at = now
-        if kept is None or owner is None or owning is None:
+        if kept is None or owner is None:
             return None
-        return replace(kept, priority=owner.priority, open_to=self._open_to(owner, owning, now))
-
-    def _open_to(self, request: PlacementRequest, waiting: WaitingTenant, now: float) -> str | None:
-        """Return the namespace that what is kept for one is not kept from: its own, until it has waited `fair_wait`."""
-        return request.namespace if now - waiting.since < self._fair_wait else None
+        return replace(kept, priority=owner.priority)
 
     def _rank(self, waiting: WaitingTenant, now: float) -> QueueKey:
         assert waiting.key is not None

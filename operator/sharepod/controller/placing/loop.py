@@ -46,6 +46,7 @@ from .making_room.preemptions import Preemptions
 from .making_room.victims_seen import VictimsSeen
 from .requests import PlacementRequests, budget_wait
 from .resizes import Resizes
+from .stays import Stays
 from .unexplained import Unexplained
 from .waiting import Asked, WaitingTenant, asked_of
 from .waiting_line import WaitingLine
@@ -118,6 +119,9 @@ class PlacementLoop:
         self.rests = slices.RESTS
         """Rest after a slice of work that no new request waits for, in multiples of its duration."""
         self._renewal = slices.Renewal(self.engine.packing, self._alarm.rung)
+        self.victims_seen = VictimsSeen(state, clock, wall, standing)
+        self._stays = Stays(clock, self.victims_seen.ran_for)
+        state.cluster.on_released(self._stays.ended)
         self._head = HeadOfLine(
             state.cluster,
             memos,
@@ -127,11 +131,11 @@ class PlacementLoop:
             lasts=head_reservation_for,
             idle_ratio=head_idle_ratio,
             fair_wait=fair_wait,
+            left=self._stays.left,
             later=self._alarm.ring_at,
             wake=self._alarm.ring,
         )
         self._standing = standing
-        self.victims_seen = VictimsSeen(state, clock, wall, standing)
         movers = MoversSeen(state, self.victims_seen, self.requests, after=moves.after, wall=wall, standing=standing)
         self._explanations = Explanations(
             self.engine,
@@ -393,7 +397,10 @@ class PlacementLoop:
             waiting.refused_at_version = waiting.explained_version = cluster.room_version
             return True  # an error in the request, not a lack of room
         metrics.DECISIONS.labels("placed").inc()
-        for one in (request, *request.beside) if request.claim is not None and request.pod_uid is None else ():
+        together = (request, *request.beside)
+        for one in together:
+            self._stays.began(one.tenant)
+        for one in together if request.claim is not None and request.pod_uid is None else ():
             self._state.seen_claims.booked(one.tenant)
         memo.refusal = None
         for other in request.beside:

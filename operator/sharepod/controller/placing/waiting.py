@@ -67,8 +67,6 @@ class WaitingTenant:
     """Placement's demand has counted it."""
     room_looked_for: tuple[int, float] | None = None
     """The cluster's `room_version` and the time when preemption last found no victims for it; None: never."""
-    kept_in_vain: int = 0
-    """Head-of-line reservations for it that ended before it was placed."""
     not_kept_before: float = NEVER
     """When it may have the next one at the earliest."""
     kept_nowhere_at: float = NEVER

@@ -34,6 +34,10 @@ class Cluster(ClusterView):
         """Call `touched(node name)` after each change of what the node has or of what is taken of it."""
         self._subscribers.append(touched)
 
+    def on_released(self, released: Callable[[TenantId, Row], None]) -> None:
+        """Call `released(tenant, its last row)` after each share that is released."""
+        self._on_released.append(released)
+
     # Nodes and pods, as they are seen
 
     def upsert_node(self, state: NodeState) -> None:
@@ -308,6 +312,9 @@ class Cluster(ClusterView):
             self._nodes_of[tenant].pop(node.name, None)
             if not self._nodes_of[tenant]:
                 del self._nodes_of[tenant]
+        if before is not None and row is None:
+            for released in self._on_released:
+                released(tenant, before)
 
     def _count_group(self, node: str, row: Row, change: int) -> None:
         reservation = row.wanted

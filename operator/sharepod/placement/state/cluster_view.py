@@ -49,6 +49,7 @@ class ClusterView:
         self.excluded = ExcludedGpus(max_excluded_gpus)
         self._nodes: dict[str, NodeAccount] = {}
         self._subscribers: list[Callable[[str], None]] = []
+        self._on_released: list[Callable[[TenantId, Row], None]] = []
         self._nodes_of: dict[TenantId, dict[str, None]] = {}
         self._node_of_pod: dict[str, str] = {}
         self._groups: dict[LabelKey, Counter[GroupPlace]] = {}

@@ -89,14 +89,10 @@ async def test_what_is_kept_is_free_again_after_a_time_and_its_owner_keeps_its_p
     assert brief.placed["late"] == "a"
     assert brief.kept_for is None
     await brief.want("young-pair", 0.5, count=2)
-    await brief.later(HEAD_RESERVATION_AFTER - 60)
-    assert brief.kept_for is None
-    await brief.later(120)
-    assert brief.kept_for == "pair", "the older of the two"
-    await brief.later(2 * BRIEF_S - 120)
-    assert brief.kept_for == "pair", "twice as long"
-    await brief.later(120)
+    await brief.long_wait()
     assert brief.kept_for == "young-pair", "another has a turn"
+    await brief.later(BRIEF_S + LOOK_S)
+    assert brief.kept_for == "pair", "the older of the two"
 
 
 @pytest.mark.promise("budgets-no-starvation")
@@ -105,33 +101,15 @@ async def test_the_wait_of_one_for_which_gpus_were_kept_in_vain_counts_on(brief:
     brief.node("a", 2)
     await brief.want("small", 0.9)
     await brief.want("pair", 0.5, count=2)
-    for doubled in range(3):
-        await brief.later(HEAD_RESERVATION_AFTER + BRIEF_S * 2**doubled + 2)
-    assert brief.kept_for is None
+    await brief.later(HEAD_RESERVATION_AFTER + 3.2 * BRIEF_S)
+    assert brief.kept_for is None, "in the second pause"
     await brief.want("of-little", 0.5, count=2, namespace="little")
     brief.remove_node("a")
-    await brief.later(HEAD_RESERVATION_AFTER + 60)
+    await brief.later(FAIR_WAIT)
     brief.node("a", 2)
     await brief.later(5)
     await brief.later(5)
     assert brief.kept_for == "pair", "it has waited fair_wait by now"
-
-
-@pytest.mark.promise("placement-head-expires")
-async def test_one_for_which_gpus_were_kept_longest_in_vain_waits_anew(brief: World) -> None:
-    brief.node("a", 2)
-    await brief.want("small", 0.9)
-    await brief.want("pair", 0.5, count=2)
-    for doubled in range(5):
-        await brief.long_wait()
-        assert brief.kept_for == "pair", doubled
-        await brief.later(BRIEF_S * 2**doubled + LOOK_S)
-        assert brief.kept_for is None, doubled
-    await brief.want("young", 0.9, count=2)
-    await brief.long_wait()
-    assert brief.kept_for == "pair"
-    await brief.later(BRIEF_S)
-    assert brief.kept_for == "young", "the pair's began anew"
 
 
 @pytest.mark.promise("placement-head-idle")
@@ -143,21 +121,35 @@ async def test_the_next_reservation_begins_once_what_stood_idle_is_paid_off() ->
         await world.want("next-pair", 0.6, count=2)
         await world.long_wait()
         assert world.kept_for == "pair"
+        await world.want("single", 0.7)
         await world.later(400)
         await world.leaves("small")
         assert "pair" in world.placed
         await world.later(1)
-        assert world.kept_for is None, "of 2 GPUs 1.1 stood idle for 400 s, at a tenth: 1,800 s"
-        await world.later(1750)
+        assert world.kept_for is None, "of 2 GPUs 0.7 stood idle for 400 s that another could use, at a tenth: 1,000 s"
+        await world.later(950)
         assert world.kept_for is None
         await world.later(60)
         assert world.kept_for == "next-pair"
 
 
-@pytest.mark.promise("placement-head-own-namespace")
-async def test_what_is_kept_for_one_is_not_kept_from_its_own_namespace_until_it_has_waited_fair_wait(
-    world: World,
-) -> None:
+@pytest.mark.promise("placement-head-idle")
+async def test_what_no_other_that_waits_could_use_costs_nothing() -> None:
+    async with deciding(World(idle_ratio=0.1)) as world:
+        world.node("a", 2)
+        await world.want("small", 0.9)
+        await world.want("pair", 0.5, count=2)
+        await world.want("next-pair", 0.6, count=2)
+        await world.long_wait()
+        await world.later(400)
+        await world.leaves("small")
+        assert "pair" in world.placed
+        await world.later(2)
+        assert world.kept_for == "next-pair"
+
+
+@pytest.mark.promise("placement-head-keeps")
+async def test_what_is_kept_for_one_is_kept_from_its_own_namespace_too(world: World) -> None:
     world.node("a", 2)
     await world.want("small", 0.9)
     await world.want("pair", 0.5, count=2)
@@ -165,15 +157,31 @@ async def test_what_is_kept_for_one_is_not_kept_from_its_own_namespace_until_it_
     assert world.kept_for == "pair"
     await world.want("of-another", 0.3, namespace="other")
     await world.want("of-its-own", 0.3)
-    await world.want("lower", 0.3, priority=-1)
-    assert world.placed.keys() == {"small", "of-its-own"}
-    await world.later(FAIR_WAIT - HEAD_RESERVATION_AFTER)
-    assert world.kept_for == "pair"
-    await world.want("late-of-its-own", 0.3)
-    assert "late-of-its-own" not in world.placed, "it has waited long enough"
-    await world.leaves("of-its-own")
+    assert world.placed.keys() == {"small"}
     await world.leaves("small")
     assert "pair" in world.placed
+
+
+async def runs_of(world: World, namespace: str, seconds: float) -> None:
+    """Let enough tenants of a namespace run for these seconds that their run times are known."""
+    for number in range(10):
+        await world.want(f"{namespace}-{number}", 0.9, namespace=namespace)
+        await world.later(seconds)
+        await world.leaves(f"{namespace}-{number}")
+
+
+@pytest.mark.promise("placement-head-soonest")
+async def test_gpus_are_kept_where_tenants_are_expected_to_end_first(world: World) -> None:
+    world.node("a")
+    await runs_of(world, "long", 9000)
+    await runs_of(world, "brief", 900)
+    await world.want("stays", 0.9, namespace="long")
+    world.node("b")
+    await world.want("ends", 0.9, namespace="brief")
+    assert world.placed == {"stays": "a", "ends": "b"}
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    assert (world.kept_for, world.kept_on) == ("whole", "b")
 
 
 async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:

@@ -164,6 +164,11 @@ class VictimsSeen:
         priority = self._standing(lost.namespace).effective_priority(lost.priority) if lost is not None else 0
         return VictimFacts(unit=tenant, priority=priority, leaving=True)
 
+    def ran_for(self, tenant: TenantId) -> float:
+        """Return the seconds since the first of a tenant's Pods started; 0 where none has."""
+        began = [at for pod in self.pods_of(tenant) if (at := seconds(pod.started)) is not None]
+        return max(0.0, self._wall() - min(began)) if began else 0.0
+
     def fact(self, tenant: TenantId, row: Reservation) -> VictimFacts | None:
         """Return the facts of one tenant; None if it cannot be a victim."""
         pods = self.pods_of(tenant)
