@@ -3,6 +3,7 @@
 
 #include "memory/credits.h"
 #include "memory/physical.h"
+#include "memory/refusal.h"
 #include "memory/state.h"
 
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes) {
@@ -23,6 +24,7 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
         memory_lock();
         allocations_drop(&memory_state()->allocations, allocation);
         memory_unlock();
+        refusal_say(place, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     charge->allocation = allocation;

@@ -65,9 +65,10 @@ struct memory {
     uint64_t pool_surplus;    /* bytes: the most that a pool grew beyond what its call needed; less than its step */
     uint64_t pools_next_look; /* sys_now() of the next look; the hook thread's, without the lock */
     _Atomic bool graph_pools; /* some graph may have memory nodes; without the lock */
-    uint32_t contexts[SHP_MAX_GPUS];                  /* contexts of this process on each GPU */
-    uint64_t overhead[SHP_MAX_GPUS];                  /* bytes charged for them */
-    struct kinds kinds;                               /* without the lock */
+    uint32_t contexts[SHP_MAX_GPUS]; /* contexts of this process on each GPU */
+    uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for them */
+    struct kinds kinds;              /* without the lock */
+    _Atomic uint64_t refusal_due;    /* sys_now() from which a refusal is written again; without the lock */
     CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device; NULL: not known */
     uint32_t pools_chosen;                            /* calls that may have made another pool a current one */
     struct lock limit_lock; /* for cuCtxSetLimit, which reads, charges and writes; taken before the other lock */

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hook.conftest import TENANT_MEMORY, Tenant, terms
+from hook.conftest import MIB, TENANT_MEMORY, Tenant, terms
 from hook.world.allocating import PHYSICAL, box, pool_properties
 from hook.world.caller import Argument, Caller, In
 from hook.world.probe import OUT_OF_MEMORY
@@ -57,3 +57,33 @@ def test_a_refused_context_leaves_no_handle(tenant: Tenant) -> None:
         assert (code, written) == (OUT_OF_MEMORY, bytes(8))
     finally:
         caller.close()
+
+
+@pytest.mark.parametrize(
+    ("symbol", "arguments"),
+    [
+        ("cuMemAlloc_v2", (TOO_MUCH,)),
+        ("cuMemAllocAsync", (TOO_MUCH, None)),
+        ("cuMemCreate", (TENANT_MEMORY * 2, In(PHYSICAL), 0)),
+    ],
+)
+def test_a_refusal_is_on_standard_error_once_a_minute(
+    tenant: Tenant, capfd: pytest.CaptureFixture[str], symbol: str, arguments: tuple[Argument, ...]
+) -> None:
+    """With the bytes that were asked, are held and allowed."""
+    tenant.agent()
+    caller = Caller(tenant.environment())
+    try:
+        caller.start()
+        caller.new("cuMemAlloc_v2", 5 << 20)
+        for _ in range(3):
+            assert caller.code(symbol, FILLED, *arguments) == OUT_OF_MEMORY
+    finally:
+        caller.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    asked = arguments[0]
+    assert isinstance(asked, int)
+    assert line == (
+        f"sharepod: an allocation of {-(-asked // MIB)} MiB of GPU memory was refused: this pod holds 5 MiB of its "
+        f"limit of {TENANT_MEMORY // MIB} MiB; free memory, or request more of it for the pod"
+    )

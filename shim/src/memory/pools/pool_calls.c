@@ -7,6 +7,7 @@
 #include "memory/state.h"
 #include "memory/credits.h"
 #include "memory/pools/pool_memory.h"
+#include "memory/refusal.h"
 
 /* Bytes: the largest step in which a driver was seen to grow pools, and the granularity of physical memory. */
 #define CHUNK_MOST (32ull << 20)
@@ -160,8 +161,10 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
         call->memory = NULL; /* not a GPU of the tenant */
         return gpus_ungated(memory_state()->gpus);
     }
-    if (!reserve(call, may_reuse))
+    if (!reserve(call, may_reuse)) {
+        refusal_say(memory->place, bytes);
         return false;
+    }
     uint32_t calls = 0;
     bool learns = call->learns && pool_read(memory, &calls, &call->before);
     memory_lock();
@@ -205,8 +208,10 @@ bool pool_call_end(struct pool_call *call) {
         kinds_forget(&memory_state()->kinds);
     memory->seen = now;
     memory_unlock();
-    if (more > 0 && !credits_reserve(memory->place, more))
+    if (more > 0 && !credits_reserve(memory->place, more)) {
+        refusal_say(memory->place, call->bytes);
         return false;
+    }
     memory_lock();
     bool last = memory->calls == calls;
     finish_call(call, more);

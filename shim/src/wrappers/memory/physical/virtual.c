@@ -7,6 +7,7 @@
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "memory/physical.h"
+#include "memory/refusal.h"
 #include "memory/credits.h"
 #include "driver/entries.h"
 #include "process/process.h"
@@ -43,6 +44,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     if (!credits_reserve(place, size)) {
         allocation->physical->bytes = 0; /* nothing was charged */
         physical_end(allocation, false, 0);
+        refusal_say(place, size);
         return refuse(handle, size, prop, flags);
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
