@@ -1,4 +1,4 @@
-"""The control planes of the attempts: of those that only the API server sees, and with an operator that acts."""
+"""Control planes of the attempts: an API server only, and an API server with a running operator."""
 
 from __future__ import annotations
 

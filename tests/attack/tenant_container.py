@@ -16,11 +16,11 @@ from sharepod.api.objects import PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH
 
 TENANT = "tenant-a"
 _PROGRAM = "echo ready; read line"
-"""Program for a shell: says that it runs, preloaded libraries and all, and waits."""
+"""Shell program: prints `ready` once it runs with its preloaded libraries, and waits."""
 
 
 def why_no_container() -> str | None:
-    """Return why this machine makes no such containers; None if it does."""
+    """Return why this machine cannot make these containers, or None."""
     if os.geteuid() != 0:
         return "a tenant's container is made here by root"
     tried = subprocess.run(["unshare", "-m", "unshare", "-Urm", "true"], capture_output=True, text=True, check=False)
@@ -57,7 +57,7 @@ class TenantContainers:
         return state.create(TENANT, "gpu limits\n")
 
     def run(self, attempt: str = "", program: str = _PROGRAM, *, tenant: str = TENANT) -> int:
-        """Run a program in a container; return its pid once it has said `ready`.
+        """Run a program in a container; return its pid once it has printed `ready`.
 
         Args:
             attempt: shell commands before the program, in the container as its user sees it; a command that ends in

@@ -1,4 +1,4 @@
-"""A compromised agent: what it can report of others by the one object that it writes, the status of its own GPUNode."""
+"""A compromised agent: false reports in the only object that it may write, the status of its own GPUNode."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def series(held_ms: int, *, closed: bool = False) -> Consumption:
 
 @pytest.mark.promise("security-own-series")
 @pytest.mark.parametrize("closed", [False, True])
-def test_what_another_node_says_of_a_series_counts_nothing_and_freezes_nothing(closed: bool) -> None:
+def test_a_report_by_another_node_on_a_series_neither_counts_nor_freezes(closed: bool) -> None:
     account = take_in(NamespaceAccount(), [NodeReading("node-a", AT, (series(HOUR_MS),))])
     account = take_in(account, [NodeReading("node-b", AT, (series(FOREVER_MS, closed=closed),))])
     assert account.totals == {"H100": Amounts(held_ms=HOUR_MS)}
     account = take_in(account, [NodeReading("node-a", LATER, (series(2 * HOUR_MS),))])
-    assert account.totals == {"H100": Amounts(held_ms=2 * HOUR_MS)}, "what node-a goes on to count"
+    assert account.totals == {"H100": Amounts(held_ms=2 * HOUR_MS)}, "later counts of node-a"
 
 
 @pytest.mark.promise("security-own-series")
-def test_a_budget_goes_on_being_charged_for_what_its_own_nodes_count() -> None:
+def test_a_budget_is_still_charged_for_the_counts_of_its_own_nodes() -> None:
 
     def reported(**held_ms: int) -> ConsumedTotal:
         nodes = [

@@ -1,4 +1,4 @@
-"""GPUs that NVIDIA's device plugin gives away on a node of SharePod's: nobody gets them twice."""
+"""GPUs that NVIDIA's device plugin assigns on a node of SharePod: no GPU is assigned twice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from cluster.operator_world import GPUNODES, World, condition_of, wait
 
 
 def advertise(world: World, node: str, count: str | None) -> None:
-    """Let the Node say that a device plugin has so many GPUs for pods; None: there is no device plugin."""
+    """Set the Node's number of GPUs from a device plugin; None: the node has no device plugin."""
     resources = {"nvidia.com/gpu": count}
     world.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"capacity": resources, "allocatable": resources}})
 
 
 @pytest.mark.promise("install-device-plugin")
-def test_a_node_with_a_device_plugin_takes_no_sharepod_until_it_is_gone(world: World) -> None:
+def test_a_node_with_a_device_plugin_gets_no_sharepod_until_the_plugin_is_removed(world: World) -> None:
     (node,) = world.nodes("plugin")
     namespace = world.cluster.namespace("plugin")
     world.apply(namespace, "first", {"request": 0.2}, on="plugin")
@@ -34,12 +34,12 @@ def test_a_node_with_a_device_plugin_takes_no_sharepod_until_it_is_gone(world: W
     wait(lambda: "DevicePluginPresent" in [reason for reason, _ in world.events("default", node)], what="the Event")
     world.apply(namespace, "second", {"request": 0.2}, on="plugin")
 
-    def told() -> bool:
-        said = condition_of(world.sharepod(namespace, "second"), "Placed").get("message", "")
-        return "advertises nvidia.com/gpu" in said
+    def waits() -> bool:
+        message = condition_of(world.sharepod(namespace, "second"), "Placed").get("message", "")
+        return "advertises nvidia.com/gpu" in message
 
-    wait(told, what="the reason that it waits")
-    assert [row["podName"] for row in world.rows(node)] == ["first"], "who was there stays"
+    wait(waits, what="the reason that it waits")
+    assert [row["podName"] for row in world.rows(node)] == ["first"], "the running tenant stays"
     advertise(world, node, None)
     present("False")
     world.phase(namespace, "second", "Running")

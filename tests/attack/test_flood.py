@@ -1,4 +1,5 @@
-"""Floods of one namespace, SharePods at the limits of names and labels, and Events, beside one SharePod of another."""
+"""Floods of one namespace: many SharePods, longest names and labels, Events. A SharePod of another namespace is not
+delayed."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from cluster.operator_world import World, condition_of
 from harness.api import Api, Object
 
 FLOOD = 300
-"""SharePods: ten times what the operator writes a second here."""
+"""SharePods of the flood: ten times the operator's writes per second in this test."""
 MESSAGE_MAX = 1024
-"""Characters of a condition's message: what a list of SharePods costs whoever reads it."""
+"""Most characters of a condition's message, which bounds the size of a list of SharePods."""
 EVENTS_OF_ONE_REASON = 10
 """Events about one object with one reason that the operator writes at once; then one a minute."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
@@ -24,14 +25,15 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def longest(number: int) -> dict[str, Any]:
-    """Name and labels as long as the API server takes them."""
+    """Name and labels of the greatest length that the API server accepts."""
     labels = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
     return {"name": f"f{number:03}".ljust(63, "x"), "labels": labels}
 
 
 @pytest.mark.promise("security-flood")
-def test_who_floods_the_queue_waits_in_it_and_a_small_request_of_another_passes(world: World) -> None:
-    """The flood asks for more than half of both GPUs, so that one runs; the rest of the GPUs is anybody's."""
+def test_a_flooding_namespace_waits_and_a_small_request_of_another_passes(world: World) -> None:
+    """Each SharePod of the flood requests more than half of both GPUs, so that one runs; the rest of the GPUs is
+    free."""
     (node,) = world.nodes("flood")
     attacker, victim = world.cluster.namespace("flood"), world.cluster.namespace("flooded")
     for number in range(FLOOD):
@@ -41,11 +43,11 @@ def test_who_floods_the_queue_waits_in_it_and_a_small_request_of_another_passes(
     assert [row["podName"] for row in world.rows(node) if row["namespace"] == victim] == ["small"]
     assert sum(row["namespace"] == attacker for row in world.rows(node)) <= 1
 
-    def all_told() -> bool:
+    def all_reported() -> bool:
         items = world.api.get(world.path(attacker))["items"]
         return len(items) == FLOOD and all(condition_of(item, "Placed").get("message") for item in items[1:])
 
-    world.cluster.wait_for(world.path(attacker), lambda _: all_told(), what="a word to each owner", timeout=120)
+    world.cluster.wait_for(world.path(attacker), lambda _: all_reported(), what="a message to each owner", timeout=120)
     messages = [
         condition.get("message", "")
         for item in world.api.get(world.path(attacker))["items"]
@@ -58,7 +60,7 @@ def test_who_floods_the_queue_waits_in_it_and_a_small_request_of_another_passes(
 
 @contextmanager
 def events_as_fast_as_they_go(api: Api, namespace: str, about: str) -> Iterator[None]:
-    """Create Events about a SharePod, each as long as it may be, from four threads, until the block ends."""
+    """Create Events of the greatest length about a SharePod from four threads until the block ends."""
     numbers, over = itertools.count(), threading.Event()
 
     def write() -> None:
@@ -89,9 +91,9 @@ def events_as_fast_as_they_go(api: Api, namespace: str, about: str) -> Iterator[
 
 
 @pytest.mark.promise("security-events")
-def test_a_flood_of_events_and_of_what_is_worth_one_delays_nobodys_placing_or_events(world: World) -> None:
-    """The namespace writes Events itself, and has a program whose processes without the hook come and go: each is worth
-    an Event of the operator's."""
+def test_a_flood_of_events_and_of_their_causes_delays_no_other_placement_or_event(world: World) -> None:
+    """The namespace writes Events, and its program starts and ends processes without the hook. The operator writes an
+    Event for each such process."""
     world.nodes("noisy")
     attacker, victim = world.cluster.namespace("noise"), world.cluster.namespace("beside-noise")
     tenant = world.apply(attacker, "noisy", {"request": 0.1, "memory": "1Gi"}, on="noisy")["metadata"]["uid"]
@@ -102,10 +104,10 @@ def test_a_flood_of_events_and_of_what_is_worth_one_delays_nobodys_placing_or_ev
             finding = {"reason": "ProcessWithoutHook", "message": word.ljust(MESSAGE_MAX, "x")}
             world.agents.report(tenant, connected=True, enforced=False, findings=[finding])
 
-            def told_of(seen: Object, word: str = word) -> bool:
+            def reported(seen: Object, word: str = word) -> bool:
                 return word in condition_of(seen, "Enforced").get("message", "")
 
-            world.until(attacker, "noisy", told_of, what=f"to be told of {word}")
+            world.until(attacker, "noisy", reported, what=f"the Event {word}")
         world.apply(victim, "beside", {"request": 0.1, "memory": "1Gi"}, on="noisy")
         world.phase(victim, "beside", "Running", timeout=60)
         world.until(
@@ -115,5 +117,5 @@ def test_a_flood_of_events_and_of_what_is_worth_one_delays_nobodys_placing_or_ev
             what="its Event",
             timeout=60,
         )
-    told = [reason for reason, _ in world.events(attacker, "noisy")]
-    assert 1 <= told.count("ProcessWithoutHook") <= EVENTS_OF_ONE_REASON + 2, "two more where this takes minutes"
+    reasons = [reason for reason, _ in world.events(attacker, "noisy")]
+    assert 1 <= reasons.count("ProcessWithoutHook") <= EVENTS_OF_ONE_REASON + 2, "two more where this takes minutes"

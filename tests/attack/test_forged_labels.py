@@ -20,7 +20,8 @@ Forge = Callable[[Object], object]
 
 
 def line_pod(name: str = "line", *, annotations: dict[str, str] | None = None) -> Object:
-    """A Pod with a resource line, as the webhook of `manifests/plain-volume` makes it; here nobody has asked it."""
+    """A Pod with a resource line, in the form that the webhook of `manifests/plain-volume` gives it; no webhook was
+    called here."""
     pod: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -108,24 +109,26 @@ def test_a_pod_gets_no_share_by_its_label_without_the_hook(forged: str, server: 
     assert tried(server, alice, body)[0] == 0, "as the webhook makes it"
     change, words = FORGED[forged]
     change(body)
-    code, said = tried(server, alice, body)
-    assert (code != 0, words in said or HOOK_PATHS in said) == (True, True), said
+    code, output = tried(server, alice, body)
+    assert (code != 0, words in output or HOOK_PATHS in output) == (True, True), output
 
 
 @pytest.mark.promise("operator-line-volume-forged", "security-share")
-def test_one_with_whole_gpus_has_no_hook_and_cannot_come_to_share_them(server: Cluster, alice: Path) -> None:
-    code, said = as_user(server, alice, "create", "-f", "-", body=line_pod("whole", annotations={MODE: "Exclusive"}))
-    assert code == 0, said
+def test_a_sharepod_with_whole_gpus_has_no_hook_and_cannot_become_shared(server: Cluster, alice: Path) -> None:
+    code, output = as_user(server, alice, "create", "-f", "-", body=line_pod("whole", annotations={MODE: "Exclusive"}))
+    assert code == 0, output
     for change in (f"{MODE}-", f"{MODE}=Shared"):
-        code, said = as_user(server, alice, "annotate", "--overwrite", "pod", "whole", change)
-        assert (code != 0, "cannot be changed" in said) == (True, True), said
-    code, said = as_user(server, alice, "annotate", "pod", "whole", "mine=x")
-    assert code == 0, said
+        code, output = as_user(server, alice, "annotate", "--overwrite", "pod", "whole", change)
+        assert (code != 0, "cannot be changed" in output) == (True, True), output
+    code, output = as_user(server, alice, "annotate", "pod", "whole", "mine=x")
+    assert code == 0, output
 
 
 @pytest.mark.promise("security-placeholders", "security-identity")
 @pytest.mark.parametrize("value", ["", "x"])
-def test_a_label_of_ours_is_put_on_no_pod_with_or_without_a_value(value: str, server: Cluster, alice: Path) -> None:
+def test_no_pod_gets_a_label_of_sharepod_from_a_user_with_or_without_a_value(
+    value: str, server: Cluster, alice: Path
+) -> None:
     """A Pod with a line that calls itself a placeholder would have no claim, and take the line of its node."""
     plain: Object = {
         "apiVersion": "v1",
@@ -137,9 +140,9 @@ def test_a_label_of_ours_is_put_on_no_pod_with_or_without_a_value(value: str, se
     name = plain["metadata"]["name"]
     for label in ("placeholder", "tenant", "holder"):
         labels = {f"sharepod.dev/{label}": value}
-        code, said = tried(
+        code, output = tried(
             server, alice, {**plain, "metadata": {"name": "a", "namespace": "default", "labels": labels}}
         )
-        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in said) == (True, True), said
-        code, said = as_user(server, alice, "label", "pod", name, f"sharepod.dev/{label}={value}")
-        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in said) == (True, True), said
+        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in output) == (True, True), output
+        code, output = as_user(server, alice, "label", "pod", name, f"sharepod.dev/{label}={value}")
+        assert (code != 0, f"metadata.labels[sharepod.dev/{label}]" in output) == (True, True), output

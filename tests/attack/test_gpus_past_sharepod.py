@@ -1,4 +1,4 @@
-"""A GPU without a share: plain Pods that ask NVIDIA's runtime, or a container runtime's plugins, for devices."""
+"""GPUs without a share: plain Pods that request devices from NVIDIA's runtime or from a container runtime's plugins."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
         pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "0")),
         "spec.runtimeClassName: nvidia",
     ),
-    # A kubelet takes a Pod that names its node, although the node has no such resource.
+    # A kubelet admits a Pod that names its node, although the node lacks the resource.
     "the-plugins-resource-past-kube-scheduler": (
         pod("a", runtimeClassName="nvidia", nodeName="gpu-1", container=asking("nvidia.com/gpu", "1")),
         "spec.runtimeClassName: nvidia",
     ),
-    # The Pod's variable takes the place of the plugin's: every GPU of a node whose others are shared.
+    # The Pod's variable replaces the plugin's: the Pod would see every GPU of a node, shared GPUs too.
     "more-than-the-plugin-gives": (
         pod("a", container={"env": [VISIBLE], **asking("nvidia.com/gpu", "1")}),
         "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]",
@@ -145,10 +145,10 @@ def runtime_classes(server: Cluster) -> None:
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_a_plain_pod_that_asks_for_gpus_is_refused(attempt: str, server: Cluster, alice: Path) -> None:
     body, field = ATTEMPTS[attempt]
-    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    code, output = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
     assert code != 0
-    assert field in said
-    assert "create a SharePod" in said
+    assert field in output
+    assert "create a SharePod" in output
 
 
 ALLOWED = {
@@ -170,27 +170,27 @@ ALLOWED = {
 
 @pytest.mark.parametrize("case", ALLOWED)
 def test_other_pods_pass(case: str, server: Cluster, alice: Path) -> None:
-    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=ALLOWED[case])
-    assert code == 0, said
+    code, output = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=ALLOWED[case])
+    assert code == 0, output
 
 
 @pytest.mark.promise("security-plain-pod")
-def test_what_is_not_allowed_to_a_pod_cannot_be_added_to_it(server: Cluster, alice: Path) -> None:
+def test_a_field_refused_at_creation_cannot_be_added_to_a_pod(server: Cluster, alice: Path) -> None:
     server.api.create(PODS, pod("added-to"))
-    code, said = as_user(server, alice, "annotate", "pod", "added-to", "cdi.k8s.io/x=nvidia.com/gpu=all")
-    assert (code != 0, "metadata.annotations[cdi.k8s.io/x]" in said) == (True, True), said
+    code, output = as_user(server, alice, "annotate", "pod", "added-to", "cdi.k8s.io/x=nvidia.com/gpu=all")
+    assert (code != 0, "metadata.annotations[cdi.k8s.io/x]" in output) == (True, True), output
     server.kubectl("annotate", "pod", "added-to", "cdi.k8s.io/x=allowed-to-an-admin")
-    code, said = as_user(server, alice, "label", "pod", "added-to", "app=x")
-    assert code == 0, f"another change of a pod that has it: {said}"
+    code, output = as_user(server, alice, "label", "pod", "added-to", "app=x")
+    assert code == 0, f"another change of a pod with that field: {output}"
     server.kubectl("create", "role", "debugger", "--verb=patch", "--resource=pods/ephemeralcontainers")
     server.kubectl("create", "rolebinding", "debugger", "--role=debugger", "--user=alice")
     debug = ["debug", "added-to", "--image=cuda", "--container=debug", "--env=NVIDIA_VISIBLE_DEVICES=all"]
-    code, said = as_user(server, alice, *debug)
-    assert (code != 0, "spec.containers[debug].env[NVIDIA_VISIBLE_DEVICES]" in said) == (True, True), said
+    code, output = as_user(server, alice, *debug)
+    assert (code != 0, "spec.containers[debug].env[NVIDIA_VISIBLE_DEVICES]" in output) == (True, True), output
 
 
 @pytest.mark.promise("security-plain-pod")
-def test_a_controller_gets_no_further_than_its_owner(server: Cluster) -> None:
+def test_a_controller_has_no_more_rights_than_its_owner(server: Cluster) -> None:
     controller = server.api_for(server.service_account_token("kube-system", "replicaset-controller"))
     with pytest.raises(Exception, match="runtimeClassName"):
         controller.create(PODS, pod("of-a-replicaset", runtimeClassName="nvidia"))
@@ -212,13 +212,13 @@ def test_the_system_and_the_operator_pass(server: Cluster) -> None:
     assert code != 0, "the admin of a namespace cannot exempt it"
     assert as_user(server, bob, "create", "--dry-run=server", "-f", "-", body=exporter)[0] != 0
     server.kubectl("label", "namespace", "gpu-tools", "sharepod.dev/system=true")
-    code, said = as_user(server, bob, "create", "--dry-run=server", "-f", "-", body=exporter)
-    assert code == 0, said
+    code, output = as_user(server, bob, "create", "--dry-run=server", "-f", "-", body=exporter)
+    assert code == 0, output
 
 
 @pytest.mark.promise("security-system-label")
-def test_who_may_make_and_label_namespaces_leaves_none_of_them_out_of_the_policies(server: Cluster) -> None:
-    """Teams may do so on some platforms, whose policies guard the labels of Pod Security alone."""
+def test_a_user_who_may_label_namespaces_cannot_exempt_them_from_the_policies(server: Cluster) -> None:
+    """On some platforms teams may create namespaces; their policies guard only the labels of Pod Security."""
     server.kubectl("create", "clusterrole", "namespaces", "--verb=create,get,patch,update", "--resource=namespaces")
     server.kubectl("create", "clusterrolebinding", "namespaces", "--clusterrole=namespaces", "--user=carol")
     carol = server.user_kubeconfig("carol")
@@ -227,11 +227,11 @@ def test_who_may_make_and_label_namespaces_leaves_none_of_them_out_of_the_polici
         made: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "made", "labels": {key: "true"}}}
         for attempt in (("create", "-f", "-"), ("label", "namespace", "of-carol", f"{key}=true")):
             body = made if attempt[0] == "create" else None
-            code, said = as_user(server, carol, *attempt, "--dry-run=server", body=body)
-            assert (code != 0, f"metadata.labels[{key}]" in said) == (True, True), said
+            code, output = as_user(server, carol, *attempt, "--dry-run=server", body=body)
+            assert (code != 0, f"metadata.labels[{key}]" in output) == (True, True), output
         server.kubectl("label", "namespace", "of-carol", f"{key}=true")
-        code, said = as_user(server, carol, "label", "--overwrite", "namespace", "of-carol", f"team={key[-5:]}")
-        assert code == 0, f"another label of one that an administrator has left out: {said}"
+        code, output = as_user(server, carol, "label", "--overwrite", "namespace", "of-carol", f"team={key[-5:]}")
+        assert code == 0, f"another label of a namespace that an administrator has exempted: {output}"
         assert as_user(server, carol, "label", "namespace", "of-carol", f"{key}-")[0] == 0
 
 
@@ -252,6 +252,6 @@ INJECTIONS = [
 @pytest.mark.parametrize("key", INJECTIONS)
 def test_a_sharepod_carries_no_injection_into_its_pod(key: str, server: Cluster, alice: Path) -> None:
     body = sharepod("injected", {"request": 0.25}, {key: "nvidia.com/gpu=all"})
-    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    code, output = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
     assert code != 0
-    assert f"metadata.annotations[{key}]" in said
+    assert f"metadata.annotations[{key}]" in output

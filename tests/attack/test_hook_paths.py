@@ -1,4 +1,4 @@
-"""Paths of containers that lead to the hook with any image: by links of the kernel, of a runtime, and by `..`."""
+"""Container paths that lead to the hook in any image: links of the kernel or of a runtime, and `..`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LEADING = (
     "/dev/core",
     f"/{HOOK}",
 )
-"""Every link of a container's root before its image: of /proc, and of /dev to /proc. None of /sys leads out of it."""
+"""Every link of a container's root that does not come from its image: in /proc, and from /dev to /proc. No link in /sys
+leads out of /sys."""
 OTHER = ("/data", "/dev/shm", "/dev/termination-log", "/run", "/etc", "/process", "/dev/fdx", "/a..b", "/x/...")
 FIELDS = ("volumeMounts", "volumeDevices", "terminationMessagePath")
 
@@ -55,7 +56,7 @@ def spec_of(field: str, path: str) -> Object:
 
 
 def with_claim(field: str, path: str) -> Object:
-    """A plain Pod with a claim of its namespace, of whatever class."""
+    """A plain Pod with a claim of its namespace, of any class."""
     spec = spec_of(field, path)
     spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "mine"}]
     spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
@@ -71,23 +72,21 @@ DOORS = {"a SharePod": a_sharepod, "a Pod with a claim": with_claim}
 
 def refused(server: Cluster, alice: Path, body: Object) -> str:
     """Apply as the admin of a namespace; return the refusal, empty if there is none."""
-    status, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
-    return said if status else ""
+    status, output = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    return output if status else ""
 
 
 @pytest.mark.promise("security-hook-paths")
 @pytest.mark.parametrize("door", DOORS)
-def test_a_path_that_leads_to_the_hook_with_any_image_is_refused_at_each_door(
-    server: Cluster, alice: Path, door: str
-) -> None:
+def test_a_path_to_the_hook_in_any_image_is_refused_at_each_door(server: Cluster, alice: Path, door: str) -> None:
     for path in LEADING:
         for field in FIELDS:
-            said = refused(server, alice, DOORS[door](field, path))
+            output = refused(server, alice, DOORS[door](field, path))
             if field == "volumeDevices" and ".." in path:
-                assert said, "Kubernetes refuses it for a Pod by itself"
+                assert output, "Kubernetes refuses it for a Pod by itself"
             else:
-                assert "spec.containers[main]." + field in said, (field, path, said)
-                assert "choose another path" in said
+                assert "spec.containers[main]." + field in output, (field, path, output)
+                assert "choose another path" in output
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -97,7 +96,7 @@ def test_other_paths_are_taken_at_each_door(server: Cluster, alice: Path, door: 
         assert refused(server, alice, DOORS[door]("terminationMessagePath", path)) == ""
 
 
-def test_a_pod_without_a_share_has_what_paths_it_likes(server: Cluster, alice: Path) -> None:
+def test_a_pod_without_a_share_may_use_any_path(server: Cluster, alice: Path) -> None:
     body = with_claim("volumeMounts", LEADING[0])
     del body["spec"]["resourceClaims"]
     del body["spec"]["containers"][0]["resources"]

@@ -1,4 +1,4 @@
-"""The hook switched off from inside the pod: the agent goes by the file that stands there, not by its name."""
+"""The hook switched off from inside the pod: the agent checks the mapped file, not its name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REPLACED = {
 
 @pytest.mark.promise("node-hook-replaced", "security-replaced")
 @pytest.mark.parametrize("way", REPLACED)
-def test_another_file_in_place_of_the_mounted_one_is_found(way: str, containers: TenantContainers) -> None:
+def test_a_replaced_mounted_file_is_found(way: str, containers: TenantContainers) -> None:
     pid = containers.run(REPLACED[way])
     assert verdict(containers, pid) == OTHER_PRELOAD
     assert verdict(containers, pid, hooked=False) == OTHER_PRELOAD
@@ -81,7 +81,7 @@ def test_a_link_that_leads_to_the_agents_own_file_only_outside_is_followed_insid
 
 
 @pytest.mark.promise("node-hello-without-hook", "security-replaced")
-def test_who_speaks_for_the_hook_without_having_it_mapped_is_found(containers: TenantContainers) -> None:
+def test_a_process_that_imitates_the_hook_without_mapping_it_is_found(containers: TenantContainers) -> None:
     pid = containers.run(
         "exec unshare -Urm sh -c 'mount --bind $FAKE /etc/ld.so.preload; "
         'exec sh -c "umount /etc/ld.so.preload; $PROGRAM"\''
@@ -97,7 +97,7 @@ def test_a_program_started_with_an_earlier_agents_hook_is_not_blamed(containers:
     containers.serve(newer)
     assert not (containers.directory / "libsharepod.so").samefile(PACKAGED_HOOK)
     assert verdict(containers, pid) is None
-    assert verdict(containers, containers.run()) is None, "nor one with the hook of now"
+    assert verdict(containers, containers.run()) is None, "a program with the present hook is not reported either"
 
 
 def test_a_program_that_has_ended_is_not_blamed(containers: TenantContainers) -> None:

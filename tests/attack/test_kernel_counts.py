@@ -1,4 +1,4 @@
-"""Amounts that the kernel counts by user, over all containers: no tenant shares one with the agent."""
+"""Limits that the kernel counts per user over all containers: no tenant runs as a user of the agent."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def sender_of_next(sock: socket.socket) -> int:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             for (fd,) in struct.iter_unpack("i", content):
                 os.close(fd)
-    told = [content for level, kind, content in ancillary if kind == socket.SCM_CREDENTIALS]
-    return int(_UCRED.unpack(told[0])[1])
+    credentials = [content for level, kind, content in ancillary if kind == socket.SCM_CREDENTIALS]
+    return int(_UCRED.unpack(credentials[0])[1])
 
 
 async def asking(directory: Path, tenant: str) -> Client:

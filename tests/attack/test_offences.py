@@ -1,4 +1,4 @@
-"""Offences found from outside the process: reported by default, ended where the node's administrator says so."""
+"""Offences found from outside the process: reported by default, ended by `unenforced_policy` of the node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def programs() -> Iterator[ExitStack]:
 
 
 def program(programs: ExitStack) -> subprocess.Popen[bytes]:
-    """A process that waits; what the driver says of it is the test's."""
+    """A process that waits; the test sets the driver's report on it."""
     started = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     programs.enter_context(started)
     programs.callback(started.kill)
@@ -74,7 +74,7 @@ async def test_a_process_with_another_hook_is_ended(tmp_path: Path, programs: Ex
 
 
 @pytest.mark.promise("node-kill-report")
-async def test_by_default_nobody_is_ended(tmp_path: Path, programs: ExitStack) -> None:
+async def test_by_default_no_process_is_ended(tmp_path: Path, programs: ExitStack) -> None:
     offender = program(programs)
     assert AgentSettings().unenforced_policy is UnenforcedPolicy.REPORT
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row(TENANT)]) as tenants:
@@ -83,7 +83,7 @@ async def test_by_default_nobody_is_ended(tmp_path: Path, programs: ExitStack) -
     assert offender.poll() is None
 
 
-async def test_a_pid_that_has_become_somebody_elses_is_left_alone(tmp_path: Path, programs: ExitStack) -> None:
+async def test_a_reused_pid_is_not_killed(tmp_path: Path, programs: ExitStack) -> None:
     """The driver's list is some milliseconds old: by the time of the kill the pid may be another process's."""
     other = program(programs)
     answers = [TENANT, None]
@@ -97,15 +97,15 @@ async def test_a_pid_that_has_become_somebody_elses_is_left_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22])
-async def test_a_pid_that_no_process_has_is_no_reason_to_stumble(pid: int, tmp_path: Path) -> None:
+async def test_an_unused_pid_causes_no_error(pid: int, tmp_path: Path) -> None:
     async with tenants_with(killing(tmp_path), [row(TENANT)]) as tenants:
         await observe(tenants, pid, of=pid)
         assert tenants.killed == {}
     assert os.getpid() > 1
 
 
-async def test_a_repeated_reading_ends_nobody(tmp_path: Path, programs: ExitStack) -> None:
-    """A driver that hangs is answered for with its last reading, whose pids are old."""
+async def test_a_repeated_reading_ends_no_process(tmp_path: Path, programs: ExitStack) -> None:
+    """While the driver hangs, its last reading is repeated, with old pids."""
     other = program(programs)
     async with tenants_with(killing(tmp_path), [row(TENANT)]) as tenants:
         stale = replace(reading(Process(other.pid, GPU0, GI)), fresh=False)

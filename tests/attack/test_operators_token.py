@@ -1,4 +1,4 @@
-"""The operator's token in wrong hands: what it may do to Pods and Nodes that are not SharePod's."""
+"""A stolen token of the operator: its rights on Pods and Nodes that do not belong to SharePod."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def create_refused(api: Api, path: str, body: Object) -> str:
 
 
 def without(body: Object, part: str) -> Object:
-    """The Pod of a SharePod that lacks one part of what makes it one."""
+    """A SharePod's Pod without one of its identifying parts."""
     metadata, spec = dict(body["metadata"]), dict(body["spec"])
     if part == "label":
         metadata["labels"] = {}
@@ -58,7 +58,7 @@ def without(body: Object, part: str) -> Object:
 
 
 @pytest.mark.promise("security-operator-own-pods")
-def test_the_token_creates_pods_of_sharepods_and_no_others(server: Cluster, operator: Api) -> None:
+def test_the_operators_token_creates_only_pods_of_sharepods(server: Cluster, operator: Api) -> None:
     body = pod_of(server, "of-the-operator")
     operator.create(PODS, body, dryRun="All")
     for part in ("label", "controller", "its own controller"):
@@ -71,8 +71,8 @@ def test_the_token_creates_pods_of_sharepods_and_no_others(server: Cluster, oper
         assert "and no others" in create_refused(operator, PODS, without(by_claim, part))
     for namespace in ("kube-system", NAMESPACE):
         elsewhere = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
-        said = create_refused(operator, f"/api/v1/namespaces/{namespace}/pods", elsewhere)
-        assert f"no business with pods in namespace {namespace}" in said
+        output = create_refused(operator, f"/api/v1/namespaces/{namespace}/pods", elsewhere)
+        assert f"no business with pods in namespace {namespace}" in output
 
 
 def container(**fields: Any) -> Change:
@@ -81,7 +81,7 @@ def container(**fields: Any) -> Change:
 
 
 def security(**fields: Any) -> Change:
-    """Changes what the container of a holder may do."""
+    """Changes of the security context of a holder's container."""
     return lambda body: body["spec"]["containers"][0]["securityContext"].update(fields)
 
 
@@ -141,18 +141,18 @@ def holder(server: Cluster) -> Object:
 
 
 @pytest.mark.promise("security-operator-own-pods")
-def test_a_holder_of_the_operators_is_made_so_and_not_otherwise(operator: Api, holder: Object) -> None:
+def test_a_holder_of_the_operator_is_created_in_its_only_allowed_form(operator: Api, holder: Object) -> None:
     operator.create(HOLDERS, holder)
     path = f"{HOLDERS}/{holder['metadata']['name']}"
-    said = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
+    output = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
     operator.delete(path)
-    assert "no business with pods in namespace" in said
+    assert "no business with pods in namespace" in output
     assert "create pods with the label sharepod.dev/tenant" in create_refused(operator, PODS, in_default(holder))
 
 
 @pytest.mark.promise("security-operator-own-pods")
 @pytest.mark.parametrize("beyond", BEYOND)
-def test_a_holder_of_the_operators_has_nothing_of_its_node_or_namespace(
+def test_a_holder_of_the_operator_has_no_access_to_its_node_or_namespace(
     operator: Api, holder: Object, beyond: str
 ) -> None:
     body = copy.deepcopy(holder)
@@ -177,12 +177,12 @@ def placeholder(holder: Object) -> Object:
 
 
 @pytest.mark.promise("security-operator-own-pods")
-def test_a_placeholder_of_the_operators_is_made_so_and_not_otherwise(operator: Api, placeholder: Object) -> None:
+def test_a_placeholder_of_the_operator_is_created_in_its_only_allowed_form(operator: Api, placeholder: Object) -> None:
     operator.create(HOLDERS, placeholder)
     path = f"{HOLDERS}/{placeholder['metadata']['name']}"
-    said = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
+    output = refusal(operator, path, {"metadata": {"annotations": {"a": "b"}}})
     operator.delete(path)
-    assert "no business with pods in namespace" in said
+    assert "no business with pods in namespace" in output
     assert "create pods with the label sharepod.dev/tenant" in create_refused(operator, PODS, in_default(placeholder))
     for scheduler in ("default-scheduler", ""):
         body = copy.deepcopy(placeholder)
@@ -192,7 +192,7 @@ def test_a_placeholder_of_the_operators_is_made_so_and_not_otherwise(operator: A
 
 @pytest.mark.promise("security-operator-own-pods")
 @pytest.mark.parametrize("beyond", [name for name in BEYOND if "GPU" not in name])
-def test_a_placeholder_of_the_operators_has_nothing_of_its_namespace(
+def test_a_placeholder_of_the_operator_has_no_access_to_its_namespace(
     operator: Api, placeholder: Object, beyond: str
 ) -> None:
     body = copy.deepcopy(placeholder)
@@ -207,7 +207,7 @@ def in_default(body: Object) -> Object:
 
 
 @pytest.mark.promise("security-operator-own-pods")
-def test_the_token_changes_and_ends_no_pod_of_others(server: Cluster, operator: Api) -> None:
+def test_the_operators_token_neither_changes_nor_ends_other_pods(server: Cluster, operator: Api) -> None:
     server.api.create(PODS, {**POD, "metadata": {"name": "of-a-team", "annotations": {"a": "b"}}})
     path = f"{PODS}/of-a-team"
     operator.patch(path, {"metadata": {"annotations": {"sharepod.dev/gpus": "GPU-1"}}})
@@ -226,19 +226,19 @@ def test_the_token_changes_and_ends_no_pod_of_others(server: Cluster, operator: 
     server.await_service_account("kube-system", "default")
     server.api.create("/api/v1/namespaces/kube-system/pods", {**POD, "metadata": {"name": "of-the-system"}})
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "of-the-system"}}
-    said = create_refused(operator, "/api/v1/namespaces/kube-system/pods/of-the-system/eviction", eviction)
-    assert "no business with pods in namespace kube-system" in said
+    output = create_refused(operator, "/api/v1/namespaces/kube-system/pods/of-the-system/eviction", eviction)
+    assert "no business with pods in namespace kube-system" in output
 
 
 @pytest.mark.promise("security-operator-own-pods")
-def test_a_pod_that_a_user_has_taken_from_its_sharepod_still_ends(server: Cluster, operator: Api) -> None:
+def test_a_pod_detached_from_its_sharepod_by_a_user_still_ends(server: Cluster, operator: Api) -> None:
     operator.create(PODS, pod_of(server, "orphaned"))
     server.api.patch(f"{PODS}/orphaned", {"metadata": {"ownerReferences": None}})
     operator.delete(f"{PODS}/orphaned")
 
 
 @pytest.mark.promise("security-operator-own-resources")
-def test_the_token_changes_no_node_but_the_resources_of_the_line(server: Cluster, operator: Api) -> None:
+def test_the_operators_token_changes_only_the_line_resources_of_nodes(server: Cluster, operator: Api) -> None:
     (node,) = server.add_fake_nodes(1, prefix="advertised")
     path = f"/api/v1/nodes/{node}/status"
     operator.patch(path, {"status": {"capacity": {MILLI: "1000"}, "allocatable": {MILLI: "1000"}}})

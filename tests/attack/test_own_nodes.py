@@ -1,4 +1,4 @@
-"""Nodes with the taint of `manifests/own-nodes`: who may tolerate it, or go past it."""
+"""Nodes with the taint of `manifests/own-nodes`: Pods that may tolerate or bypass the taint."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def pod(name: str = "a", *, namespace: str = "default", limits: dict[str, str] |
 
 
 warned: dict[str, tuple[bool, str]] = {}
-"""Requests by name while the policy only warned: whether each passed, and what was said."""
+"""Requests by name while the policy only warned: whether each passed, and the warning."""
 
 
 def tried(server: Cluster, user: Path, body: Object) -> tuple[bool, str]:
-    code, said = as_user(server, user, "create", "--dry-run=server", "-f", "-", body=body)
-    return code == 0, said
+    code, output = as_user(server, user, "create", "--dry-run=server", "-f", "-", body=body)
+    return code == 0, output
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,8 +80,8 @@ ATTEMPTS: dict[str, tuple[Object, str]] = {
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_a_pod_without_a_share_does_not_get_to_tainted_nodes(attempt: str, server: Cluster, alice: Path) -> None:
     body, field = ATTEMPTS[attempt]
-    passed, said = tried(server, alice, body)
-    assert (passed, field in said) == (False, True), said
+    passed, output = tried(server, alice, body)
+    assert (passed, field in output) == (False, True), output
 
 
 ALLOWED = {
@@ -92,13 +92,13 @@ ALLOWED = {
 
 
 @pytest.mark.promise("security-own-nodes-warn")
-def test_one_that_only_warns_can_be_applied_before() -> None:
+def test_a_policy_that_only_warns_can_be_applied_before() -> None:
     assert all(passed for passed, _ in warned.values())
-    assert [("spec.tolerations" in said) for _, said in warned.values()] == [True, True, False], warned
+    assert [("spec.tolerations" in output) for _, output in warned.values()] == [True, True, False], warned
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_harms_nobody_passes(case: str, server: Cluster, alice: Path) -> None:
+def test_harmless_tolerations_pass(case: str, server: Cluster, alice: Path) -> None:
     assert tried(server, alice, ALLOWED[case])[0], tried(server, alice, ALLOWED[case])[1]
 
 
@@ -106,15 +106,15 @@ def test_what_harms_nobody_passes(case: str, server: Cluster, alice: Path) -> No
 def test_a_toleration_cannot_be_added_later(server: Cluster, alice: Path) -> None:
     server.api.create(PODS, pod("tolerates-later"))
     change = '{"spec": {"tolerations": [{"key": "sharepod.dev/only", "operator": "Exists"}]}}'
-    code, said = as_user(server, alice, "patch", "pod", "tolerates-later", "--type=strategic", "-p", change)
-    assert (code != 0, "spec.tolerations" in said) == (True, True), said
+    code, output = as_user(server, alice, "patch", "pod", "tolerates-later", "--type=strategic", "-p", change)
+    assert (code != 0, "spec.tolerations" in output) == (True, True), output
     server.api.create(PODS, pod("tolerates-already", tolerations=[OURS]))
-    code, said = as_user(server, alice, "label", "pod", "tolerates-already", "app=x")
-    assert code == 0, f"another change of a pod that an administrator has let in: {said}"
+    code, output = as_user(server, alice, "label", "pod", "tolerates-already", "app=x")
+    assert code == 0, f"another change of a pod that an administrator has admitted: {output}"
 
 
 @pytest.mark.promise("security-own-nodes")
-def test_a_controller_gets_no_further_and_the_system_and_the_operator_pass(server: Cluster) -> None:
+def test_a_controller_is_refused_and_the_system_and_the_operator_pass(server: Cluster) -> None:
     controller = server.api_for(server.service_account_token("kube-system", "daemon-set-controller"))
     with pytest.raises(Exception, match="every taint"):
         controller.create(PODS, pod("of-a-daemonset", tolerations=[EVERY]))

@@ -1,5 +1,5 @@
-"""Subresources of Pods as ways past the policies on Pods: with every right in a namespace, as a Role with wildcards
-gives it, a user may write the status of Pods and bind them, and with both go labels and annotations."""
+"""Subresources of Pods as ways past the policies on Pods: a user with all rights in a namespace (a Role with wildcards)
+may write the status of Pods and bind them. Both requests can carry labels and annotations."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FORGED = [("annotations", key, value) for key, value in ANNOTATIONS.items()] + [
 ]
 _numbers = count()
 
-Said = tuple[int, str]
+Answer = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
 def owner(server: Cluster) -> Path:
-    """A user who may do everything in one namespace, and nothing elsewhere."""
+    """A user with all rights in one namespace and none elsewhere."""
     server.kubectl("create", "namespace", OWN)
     server.await_service_account(OWN, "default")
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -58,12 +58,12 @@ def pod(server: Cluster) -> Iterator[str]:
     server.api.delete(f"{PODS}/{name}")
 
 
-def by_status(server: Cluster, user: Path, pod: str, metadata: Object) -> Said:
+def by_status(server: Cluster, user: Path, pod: str, metadata: Object) -> Answer:
     patch = ("patch", "pod", pod, f"--namespace={OWN}", "--subresource=status", "--type=merge", "-p")
     return as_user(server, user, *patch, json.dumps({"metadata": metadata}))
 
 
-def by_binding(server: Cluster, user: Path, pod: str, metadata: Object, path: str = "") -> Said:
+def by_binding(server: Cluster, user: Path, pod: str, metadata: Object, path: str = "") -> Answer:
     body = {
         "apiVersion": "v1",
         "kind": "Binding",
@@ -79,25 +79,25 @@ def by_binding(server: Cluster, user: Path, pod: str, metadata: Object, path: st
 )
 @pytest.mark.parametrize(("kind", "key", "value"), FORGED, ids=[key for _, key, _ in FORGED])
 @pytest.mark.parametrize("way", [by_status, by_binding])
-def test_what_no_pod_may_say_is_not_said_by_its_subresources(
-    way: Callable[..., Said], kind: str, key: str, value: str, server: Cluster, owner: Path, pod: str
+def test_subresources_cannot_set_metadata_that_a_pod_may_not_have(
+    way: Callable[..., Answer], kind: str, key: str, value: str, server: Cluster, owner: Path, pod: str
 ) -> None:
-    code, said = way(server, owner, pod, {kind: {key: value}})
-    assert (code != 0, f"metadata.{kind}[{key}]" in said) == (True, True), said
+    code, output = way(server, owner, pod, {kind: {key: value}})
+    assert (code != 0, f"metadata.{kind}[{key}]" in output) == (True, True), output
     assert key not in server.api.get(f"{PODS}/{pod}")["metadata"].get(kind, {})
 
 
 @pytest.mark.promise("security-pod-subresources", "security-tenant-label")
-def test_what_the_operator_has_written_is_not_taken_away_by_the_status(server: Cluster, owner: Path, pod: str) -> None:
+def test_the_status_cannot_remove_annotations_of_the_operator(server: Cluster, owner: Path, pod: str) -> None:
     server.api.patch(f"{PODS}/{pod}", {"metadata": {"annotations": {GPUS_ANNOTATION: "GPU-1"}}})
     for value in (None, "GPU-1,GPU-2"):
-        code, said = by_status(server, owner, pod, {"annotations": {GPUS_ANNOTATION: value}})
-        assert (code != 0, f"metadata.annotations[{GPUS_ANNOTATION}]" in said) == (True, True), said
-    code, said = by_status(server, owner, pod, {"annotations": {"mine": "after", "k8s.v1.cni.cncf.io/x": "y"}})
-    assert code == 0, f"networks write there: {said}"
+        code, output = by_status(server, owner, pod, {"annotations": {GPUS_ANNOTATION: value}})
+        assert (code != 0, f"metadata.annotations[{GPUS_ANNOTATION}]" in output) == (True, True), output
+    code, output = by_status(server, owner, pod, {"annotations": {"mine": "after", "k8s.v1.cni.cncf.io/x": "y"}})
+    assert code == 0, f"network plugins write annotations by the status: {output}"
     patch = ("patch", "pod", pod, f"--namespace={OWN}", "--subresource=status", "--type=merge", "-p")
-    code, said = as_user(server, owner, *patch, json.dumps({"status": {"message": "x"}}))
-    assert code == 0, f"the status itself: {said}"
+    code, output = as_user(server, owner, *patch, json.dumps({"status": {"message": "x"}}))
+    assert code == 0, f"a change of the status only: {output}"
 
 
 def test_the_status_of_a_pod_with_as_many_annotations_as_fit_is_written_by_kubelets_and_networks(
@@ -107,29 +107,29 @@ def test_the_status_of_a_pod_with_as_many_annotations_as_fit_is_written_by_kubel
     many = {f"example.org/{number}": "x" * 30 for number in range(5000)}
     server.api.patch(f"{PODS}/{pod}", {"metadata": {"annotations": many}})
     server.api.patch(f"{PODS}/{pod}/status", {"status": {"message": "by a kubelet"}})
-    code, said = by_status(server, owner, pod, {"annotations": {"k8s.v1.cni.cncf.io/network-status": "x"}})
-    assert code == 0, said
-    code, said = by_status(server, owner, pod, {"annotations": {GPUS_ANNOTATION: "all"}})
-    assert (code != 0, f"metadata.annotations[{GPUS_ANNOTATION}]" in said) == (True, True), said
+    code, output = by_status(server, owner, pod, {"annotations": {"k8s.v1.cni.cncf.io/network-status": "x"}})
+    assert code == 0, output
+    code, output = by_status(server, owner, pod, {"annotations": {GPUS_ANNOTATION: "all"}})
+    assert (code != 0, f"metadata.annotations[{GPUS_ANNOTATION}]" in output) == (True, True), output
 
 
 @pytest.mark.promise("security-pod-subresources", "security-plain-pod")
-def test_a_pod_that_its_owner_binds_goes_past_kube_scheduler_as_one_that_names_its_node(
+def test_a_pod_bound_by_its_owner_bypasses_kube_scheduler_like_a_pod_with_node_name(
     server: Cluster, owner: Path, pod: str
 ) -> None:
-    """With NVIDIA's runtime class and `nvidia.com/gpu` it would come to a node whose GPUs are shared: a kubelet takes a
-    Pod that asks for a resource which its node does not have."""
+    """With NVIDIA's runtime class and `nvidia.com/gpu` the Pod would reach a node whose GPUs are shared: a kubelet
+    admits a Pod with a resource that its node lacks."""
     for path in ("", f"/api/v1/namespaces/{OWN}/bindings"):
-        code, said = by_binding(server, owner, pod, {}, path)
-        assert (code != 0, "target.name: owner may bind pods in namespace of-owners alone" in said) == (True, True)
+        code, output = by_binding(server, owner, pod, {}, path)
+        assert (code != 0, "target.name: owner may bind pods in namespace of-owners alone" in output) == (True, True)
     assert "nodeName" not in server.api.get(f"{PODS}/{pod}")["spec"]
 
 
 @pytest.mark.promise("security-pod-subresources", "security-plain-pod")
-def test_a_scheduler_binds_and_an_administrator_writes_what_he_likes(server: Cluster, pod: str) -> None:
+def test_a_scheduler_may_bind_and_an_administrator_may_write_anything(server: Cluster, pod: str) -> None:
     scheduler = server.user_kubeconfig("system:kube-scheduler")
-    code, said = by_binding(server, scheduler, pod, {"annotations": {"of-the-scheduler": "x"}})
-    assert code == 0, said
+    code, output = by_binding(server, scheduler, pod, {"annotations": {"of-the-scheduler": "x"}})
+    assert code == 0, output
     server.api.patch(f"{PODS}/{pod}/status", {"metadata": {"annotations": {GPUS_ANNOTATION: "by-an-administrator"}}})
     found = server.api.get(f"{PODS}/{pod}")
     assert found["spec"]["nodeName"] == "gpu-1"

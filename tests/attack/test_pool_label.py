@@ -1,4 +1,4 @@
-"""The label that says that SharePod uses a node, set by whoever is root on that node."""
+"""The label of a node's pool, set by root on that node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kubelet(server: Cluster, of: str) -> Path:
 
 @pytest.mark.promise("security-pool-label")
 @pytest.mark.parametrize("part", ["", "/status"])
-def test_a_kubelet_puts_its_node_into_no_pool_and_takes_it_out_of_none(server: Cluster, part: str) -> None:
+def test_a_kubelet_adds_its_node_to_no_pool_and_removes_it_from_none(server: Cluster, part: str) -> None:
     of = f"of-a-kubelet{part.replace('/', '-')}"
     path, theirs = f"/api/v1/nodes/{of}", kubelet(server, of)
     server.api.create("/api/v1/nodes", node(of, {}))

@@ -1,4 +1,4 @@
-"""Pods that make what the kernel lists of them long: little of it is read, and no other pod waits for it."""
+"""Pods that lengthen the kernel's lists about them: the agent reads little of each list, and no other pod waits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def many_mounts(root: Path) -> Iterator[int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mounts")
-def test_of_a_megabyte_of_mounts_at_paths_of_backslashes_nothing_is_decoded(
+def test_mount_paths_of_a_megabyte_of_backslashes_are_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class Clock:
 
 
 @pytest.mark.promise("security-reading-time")
-async def test_a_pod_that_is_dear_to_read_waits_and_no_other_does(
+async def test_only_the_pod_that_is_expensive_to_read_waits(
     claims: PreparedClaims, attachments: Attachments, proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, {7: 0.06, 8: 0.001, 9: 0.001})
@@ -130,7 +130,7 @@ async def test_a_pod_that_is_dear_to_read_waits_and_no_other_does(
 
 
 @pytest.mark.promise("security-reading-time")
-async def test_a_scan_passes_over_the_mounts_of_a_pod_that_is_dear_and_counts_it_by_its_pod(
+async def test_a_scan_skips_the_mounts_of_an_expensive_pod_and_counts_its_processes_by_pod(
     proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = range(10, 20)
@@ -146,7 +146,7 @@ async def test_a_scan_passes_over_the_mounts_of_a_pod_that_is_dear_and_counts_it
 
 
 @pytest.mark.promise("security-reading-time")
-async def test_looks_at_the_hook_of_a_tenant_wait_once_its_time_is_used_up_and_anothers_do_not(
+async def test_hook_checks_of_a_tenant_wait_once_its_time_is_used_and_those_of_others_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, {})

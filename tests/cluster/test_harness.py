@@ -54,7 +54,7 @@ def test_two_clusters_side_by_side_know_nothing_of_each_other(
     assert refused.value.code == 401
 
 
-def test_nothing_is_left_after_stop(cluster_factory: Callable[..., Cluster]) -> None:
+def test_a_stopped_node_leaves_nothing_behind(cluster_factory: Callable[..., Cluster]) -> None:
     running = cluster_factory()
     started = descendants_of(running.services.pid)
     assert len(started) == 4
@@ -64,7 +64,7 @@ def test_nothing_is_left_after_stop(cluster_factory: Callable[..., Cluster]) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -> None:
+def test_a_killed_harness_leaves_nothing_behind(number: signal.Signals) -> None:
     script = (
         "import time; from harness.cluster import Cluster; c = Cluster(controller_manager=False);"
         "print(c.services.pid, c.state, flush=True); time.sleep(600)"

@@ -1,4 +1,5 @@
-"""A real node whose GPUs are attached by resource claims; the operator's part, rows and allocations, is the test's."""
+"""A real node whose GPUs are attached by resource claims; the test writes rows and allocations in place of the
+operator."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ RESTRICTED = {
 
 
 def container(*args: str, name: str = "main", image: str = IMAGE, claim: str | None = "gpu", **more: Any) -> Object:
-    """Return a container under `restricted`, which tells the simulated GPUs whose it is."""
+    """Return a container under `restricted` whose variable names its Pod to the simulated GPUs."""
     names = {"NAMESPACE": "metadata.namespace", "POD": "metadata.name"}
     env = [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in names.items()]
     env.append({"name": "FAKE_CUDA_LABEL", "value": f"$(NAMESPACE)/$(POD)/{name}"})
@@ -116,7 +117,7 @@ class ClaimNode:
         return rows
 
     def reserve(self, row: Object) -> None:
-        """Write a row, in place of the earlier one of the same tenant."""
+        """Write a row that replaces the tenant's earlier row."""
         with self._ledger:
             rows = [each for each in self.rows() if each["id"] != row["id"]]
             self.cluster.api.patch(self.gpunode, {"spec": {"tenants": [*rows, row]}})
@@ -155,7 +156,7 @@ class ClaimNode:
         self.await_tenant(row["id"], drained=True)
         self.remove(row["id"])
 
-    # What is seen
+    # Observations
 
     def await_pod(self, pod: str, phase: str = "Running", *, timeout: float = 40.0) -> Object:
         def reached(seen: Object | None) -> bool:
@@ -170,7 +171,7 @@ class ClaimNode:
         return found
 
     def await_gone(self, pod: str, *, timeout: float = 60.0) -> None:
-        self.cluster.wait_for(pod, lambda seen: seen is None, what="pod gone", timeout=timeout)
+        self.cluster.wait_for(pod, lambda seen: seen is None, what="the pod deleted", timeout=timeout)
 
     def tenant(self, tenant_id: str) -> Object:
         tenants = self.cluster.api.get(self.gpunode).get("status", {}).get("tenants", [])

@@ -1,4 +1,4 @@
-"""SharePod on a cluster with one real node of two simulated GPUs, and a team that brings claims."""
+"""SharePod on a cluster with one real node of two simulated GPUs, and a namespace with claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMESPACE = "team-c"
 
 
 class ClaimSystem:
-    """SharePod on a cluster with one real node of two simulated GPUs, and a team that brings claims."""
+    """SharePod on a cluster with one real node of two simulated GPUs, and a namespace with claims."""
 
     def __init__(
         self, cluster: Cluster, machine: RealNode, installation: Installation, settings: Mapping[str, str] | None = None
@@ -147,7 +147,7 @@ class ClaimSystem:
         self.most = {uuid: max(self.most.get(uuid, 0), given.get(uuid, 0)) for uuid in self.most.keys() | given.keys()}
 
     def install_self_test(self, directory: Path) -> None:
-        """Apply `manifests/claims/self-test`, with an image that has its program alone. `directory`: for the image."""
+        """Apply `manifests/claims/self-test`, with an image that has only its program. `directory`: for the image."""
         image = "sharepod.test/sleep:1"
         self.machine.real.load_image(image_with_program(image, Path("/usr/bin/sleep"), directory=directory))
         rendered = self.cluster.kubectl("kustomize", str(MANIFESTS / "claims/self-test")).stdout
@@ -159,14 +159,14 @@ class ClaimSystem:
     def await_condition(self, kind: str, reason: str, *, timeout: float = 60.0) -> Object:
         """Wait until the node's condition has this reason; return it."""
 
-        def said(gpunode: Object | None) -> Object:
+        def condition(gpunode: Object | None) -> Object:
             conditions = (gpunode or {}).get("status", {}).get("conditions", [])
             return next((each for each in conditions if each["type"] == kind), {})
 
         def holds(gpunode: Object | None) -> bool:
-            return said(gpunode).get("reason") == reason
+            return condition(gpunode).get("reason") == reason
 
-        return said(self.cluster.wait_for(self.gpunode, holds, what=f"{kind} {reason}", timeout=timeout))
+        return condition(self.cluster.wait_for(self.gpunode, holds, what=f"{kind} {reason}", timeout=timeout))
 
     def clear(self) -> None:
         kinds = "deployments,statefulsets,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"

@@ -1,7 +1,7 @@
 """A real node for the tests of this folder. Where the machine cannot run one, they are skipped with the reason.
 
-There is one real node per machine at a time, so it is a module's, not the session's: a module that starts nodes of its
-own may stand beside the others.
+There is one real node per machine at a time, so its fixture has module scope: other modules may start nodes of their
+own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Build and install before the first test's clock starts: the first time it takes minutes. Of several workers only
-    the one that has these tests waits for that.
+    """Build and install before the first test's clock starts: the first time it takes minutes. Of several test workers
+    only the worker of these tests waits.
     """
     if item.get_closest_marker("skip") is None:
         _prepare(item.session)

@@ -1,4 +1,4 @@
-"""Owners of a node's GPUs by every answer of the kubelet, every version of the ledger and the device's account."""
+"""Owners of a node's GPUs, from each answer of the kubelet, each version of the ledger and the device's record."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _PERIOD_S = 0.05
 
 @dataclass(frozen=True)
 class Overlap:
-    """GPU that a native pod had by the kubelet's word while a SharePod used it, or the ledger held it with tenants."""
+    """GPU that the kubelet reported for a native pod while a SharePod used it, or while the ledger had tenants on
+    it."""
 
     gpu: str
     native: str
     by: str
-    """What still had the GPU: `device` or `ledger`."""
+    """Record that still had the GPU: `device` or `ledger`."""
     since: float
-    """When the kubelet first said so, by the monotonic clock."""
+    """Time of the kubelet's first such report, on the monotonic clock."""
     seconds: float
 
 
@@ -79,7 +80,7 @@ class GpuOwners:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return those of other native pods than these, which got their GPU where an overlap is possible."""
+        """Return the overlaps except those of these native pods, which got their GPU where an overlap is possible."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:
@@ -87,7 +88,7 @@ class GpuOwners:
         return max((each.seconds for each in self.overlaps if each.by == "device"), default=0.0)
 
     def report(self) -> str:
-        """Return what was compared and found, for a person."""
+        """Return a readable summary of the comparisons and overlaps."""
         found = [f"{each.gpu}: {each.native} and the {each.by} for {each.seconds:.2f} s" for each in self.overlaps]
         compared = f"{self.answers} answers of the kubelet and {self.versions} versions of the ledger compared"
         return "\n".join([compared, f"GPUs with two owners: {len(found)}", *found])

@@ -22,21 +22,22 @@ FAULTS = (
     "agent kill -9",
 )
 BACK_WITHIN_S = 30.0
-"""Seconds after which a SharePod runs again that lost its GPU, once the node has one for it."""
+"""Seconds within which a SharePod that lost its GPU runs again, once the node has a free GPU."""
 
 
 class HolderFaults:
-    """Rounds of faults: a SharePod `alpha` on a held GPU, native pods on the others, and one that waits."""
+    """Rounds of faults: a SharePod `alpha` on a held GPU, native pods on the other GPUs, and a pending native pod."""
 
     def __init__(self, node: PluginNode, seed: int) -> None:
         self._node = node
         self._random = random.Random(seed)
         self._natives: list[str] = []
         self._count = 0
-        self.told = [f"SEED={seed}"]
-        """What happened, for a person."""
+        self.log = [f"SEED={seed}"]
+        """Readable log of the faults."""
         self.heirs: set[str] = set()
-        """Native pods, with their namespace, that got a GPU whose holder was deleted by force, or while nobody led."""
+        """Native pods, with their namespace, that got a GPU whose holder was deleted by force, or while no operator
+        led."""
 
     def run(self, rounds: int) -> None:
         """Let so many faults happen, each kind once before any comes again."""
@@ -48,7 +49,7 @@ class HolderFaults:
         for fault in faults[:rounds]:
             began = time.monotonic()
             getattr(self, "_" + fault.replace(" ", "_").replace("-", ""))()
-            self.told.append(f"{fault}: {time.monotonic() - began:.1f} s")
+            self.log.append(f"{fault}: {time.monotonic() - began:.1f} s")
 
     # Faults after which the holder has its GPU as before
 
@@ -94,7 +95,7 @@ class HolderFaults:
 
     def _eviction(self) -> None:
         if not self._node.operator_leads():
-            self.told.append("  evicted while no operator leads")
+            self.log.append("  evicted while no operator leads")
             self.heirs.add(f"{NATIVE}/{self._natives[-1]}")
         self._inherited(self._node.evict_holder)
 
@@ -104,9 +105,9 @@ class HolderFaults:
         fault()
         wait_until(lambda: node.phase(heir) in ("Running", "Failed"), what=f"the GPU for {heir}", timeout=60)
         wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
-        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         if node.phase(heir) == "Failed":
-            self.told.append("  the kubelet refused the pod that waited: it still counted the deleted holder")
+            self.log.append("  the kubelet refused the pod that waited: it still counted the deleted holder")
             gone = self._natives.pop()
         else:
             assert node.seen_by(heir) == [lost]
@@ -122,11 +123,11 @@ class HolderFaults:
         node, before = self._node, self._pod()
         node.boot_without_plugin()
         wait_until(lambda: self._pod() != before, what="the end of alpha's Pod", timeout=60)
-        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         refused = self._drop_refused()
         self._back()
         refused += self._drop_refused()  # the kubelet is done with its pods one after the other
-        self.told.append(f"  the kubelet refused {refused} native pods and the holder")
+        self.log.append(f"  the kubelet refused {refused} native pods and the holder")
         self._fill()
 
     def _drop_refused(self) -> int:
@@ -138,10 +139,10 @@ class HolderFaults:
         return len(refused)
 
     def _back(self) -> None:
-        """Wait until alpha runs again; then begin it anew, else each end delays the next run."""
+        """Wait until alpha runs again, then re-create it, so that no back-off delays the next run."""
         began = time.monotonic()
         self._node.sharepod("alpha", timeout=BACK_WITHIN_S)
-        self.told.append(f"  alpha runs again {time.monotonic() - began:.1f} s after a GPU was free")
+        self.log.append(f"  alpha runs again {time.monotonic() - began:.1f} s after a GPU was free")
         self._node.cluster.kubectl("delete", "sharepod", "alpha", "-n", NATIVE, timeout=60)
         self._alpha()
 

@@ -1,4 +1,4 @@
-"""Rights of operator and agent as the manifests install them: seen from the node, and asked of the API server.
+"""Rights of operator and agent as the manifests install them: read on the node and queried from the API server.
 
 Guarantees: the processes are those of the installed Pods, and the tokens are those that these Pods have.
 """
@@ -28,8 +28,8 @@ _OF_RUNTIME = ("/usr", "/run/fake-cuda-state")
 
 
 def expect_rights(cluster: Cluster, machine: RealNode) -> None:
-    """Expect that operator and worker can do nothing on the node, the agent reaches its own node only, and none of them
-    what the ClusterRoles do not say."""
+    """Expect that operator and worker have no rights on the node, the agent reaches only its own node, and no token
+    exceeds the ClusterRoles."""
     operator = _processes(cluster, machine, "sharepod-operator")
     for pid in operator:
         assert _status(machine, pid) == {
@@ -48,8 +48,8 @@ def expect_rights(cluster: Cluster, machine: RealNode) -> None:
     assert workers, of_user
     assert privileged, of_user
     for pid in workers:
-        told = of_user[pid]
-        assert (told["CapEff"], told["CapBnd"], told["NoNewPrivs"], told["Seccomp"]) == (_NONE, _NONE, "1", "2")
+        status = of_user[pid]
+        assert (status["CapEff"], status["CapBnd"], status["NoNewPrivs"], status["Seccomp"]) == (_NONE, _NONE, "1", "2")
         mounts = _mounts(machine, pid)
         _expect_mounts(machine, pid, ("/proc", *_PROGRAM))
         writable = [point for point in mounts if not mounts[point].startswith("ro") and point != "/proc"]
@@ -141,7 +141,7 @@ def _mounts(machine: RealNode, pid: str) -> dict[str, str]:
 
 
 def _expect_mounts(machine: RealNode, pid: str, allowed: tuple[str, ...]) -> None:
-    """Expect that each mount of a process is its root, or at or below one of these points."""
+    """Expect that each mount of a process is its root, or at or below one of these paths."""
     below = tuple(f"{point}/" for point in allowed)
     points = _mounts(machine, pid).keys() - {"/", *allowed}
     elsewhere = sorted(point for point in points if not point.startswith(below))

@@ -1,6 +1,6 @@
-"""Workloads of examples/plain on a real node, and what they get of its simulated GPUs.
+"""Workloads of examples/plain on a real node, and their measured shares of its simulated GPUs.
 
-Images and commands are the test's; what the examples say of GPUs, labels, probes and hooks stays.
+The test replaces images and commands; GPUs, labels, probes and hooks of the examples stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def pod_specs(item: Object) -> list[Object]:
 
 
 def runnable(one: Object, *args: str) -> Object:
-    """A container with a program of the test: one that launches kernels where it has a line, else one that waits."""
+    """A container with a program of the test: the program launches kernels where the container has a line, else it
+    waits."""
     mine = container("--kernel-us", KERNEL_US, *args, name=one["name"], claim=None)
     if MILLI not in one["resources"].get("limits", {}):
         mine = {"name": one["name"], "image": BASE_IMAGE, "command": ["sleep", "600"], "securityContext": RESTRICTED}
@@ -51,8 +52,8 @@ def runnable(one: Object, *args: str) -> Object:
 
 
 def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
-    """Measure the shares of Pods that all want everything: on each GPU each has its request, within two points, and of
-    what nobody has requested a part, up to its limit; and no time of the GPU is left."""
+    """Measure the shares of Pods that all want the whole GPU. On each GPU each Pod has its request, within two points,
+    and a part of the unrequested time, up to its limit. The GPU is never idle."""
     found = system.machine.shares(LONG_WINDOW_S)
     slack = POINTS + found.stolen
     for uuid in {uuid for row in rows for uuid in row["gpus"]}:
@@ -68,7 +69,7 @@ def share_as_asked(system: ClaimSystem, rows: list[Object]) -> None:
 
 
 def rows_by_pod(system: ClaimSystem) -> list[Object]:
-    """The ledger, each row with the name of its Pod, or of the one that its claim was made for."""
+    """The ledger, each row with the name of its Pod or of its claim's Pod."""
     if all(row.get("podName") for row in system.rows()):
         return system.rows()
     claims = system.cluster.api.get(f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims")["items"]
@@ -93,18 +94,18 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     def connected() -> bool:
         pods = with_line(system)
         if len(pods) != count or any(pod["status"].get("phase") != "Running" for pod in pods.values()):
-            return False  # as long as none runs, there may be no GPUNode
-        told = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
+            return False  # without a running Pod there may be no GPUNode
+        tenants = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
         reserved = {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"}
-        return reserved == pods.keys() and sum(bool(one.get("connected")) for one in told) >= count
+        return reserved == pods.keys() and sum(bool(one.get("connected")) for one in tenants) >= count
 
     wait_until(connected, what=f"{count} Pods that share", timeout=90)
     return [row for row in rows_by_pod(system) if row["state"] == "Reserved"]
 
 
 def await_running(system: ClaimSystem, start: str, count: int) -> None:
-    """Wait until so many Pods run whose names begin so. Whoever restarts the kubelet waits for that: a container that
-    it is starting at its end fails with StartError (1.36.3, containerd 2.2.9), whatever the Pod is.
+    """Wait until `count` Pods with this name prefix run. A restart of the kubelet needs this: a container that is just
+    starting then fails with StartError (1.36.3, containerd 2.2.9).
     """
 
     def runs() -> bool:
@@ -119,7 +120,7 @@ def kubectl(system: ClaimSystem, *args: str) -> None:
 
 
 def await_complete(system: ClaimSystem, job: str, completions: int) -> None:
-    """Wait for the end of a Job none of whose Pods fails."""
+    """Wait for the end of a Job, all of whose Pods succeed."""
     path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{job}"
 
     def status() -> Any:

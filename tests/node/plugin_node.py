@@ -1,4 +1,4 @@
-"""A real node of pool `device-plugin`: NVIDIA's device plugin, kubelet, operator and agent, and what ends them."""
+"""A real node of pool `device-plugin`: NVIDIA's device plugin, kubelet, operator and agent, and their faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPUNODES = f"{GROUP}/gpunodes"
 SHAREPODS = f"{GROUP}/namespaces/{NATIVE}/sharepods"
 SETTINGS = {"SHAREPOD_HOLDER_IMAGE": PAUSE_IMAGE, "SHAREPOD_HOLDER_IDLE": "3", "SHAREPOD_HOLDER_PENDING": "8"}
 _REGISTERED = "Registered device plugin"
-"""The plugin's log says so each time the kubelet has taken it in."""
+"""Line of the plugin's log at each registration with the kubelet."""
 
 
 def _kill(process: int) -> None:
@@ -59,7 +59,7 @@ class PluginNode:
         self._await_registration(before)
 
     def hang_kubelet(self, seconds: float) -> None:
-        """Let the kubelet listen and do nothing for so long."""
+        """Stop the kubelet for this many seconds while its sockets stay open."""
         self.machine.real.signal_kubelet(signal.SIGSTOP)
         try:
             time.sleep(seconds)
@@ -120,11 +120,11 @@ class PluginNode:
         killed = processes_of(uid)
         for process in killed:
             _kill(process)
-        # a sandbox and a container; the kubelet waits longer before each further start of one that was killed before
+        # a sandbox and a container; the kubelet's back-off grows with each killed container
         wait_until(lambda: len(processes_of(uid) - killed) > 1, what="the holder started again", timeout=120)
 
     def force_delete_holder(self) -> None:
-        """Delete the one holder as an administrator who does not wait for the kubelet."""
+        """Delete the only holder by force, without waiting for the kubelet."""
         (pod,) = self.holder_pods()
         self.cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", grace=0)
 
@@ -137,7 +137,8 @@ class PluginNode:
 
     @contextmanager
     def disk_limit(self) -> Iterator[None]:
-        """Meanwhile the operator's namespace has a default limit of the node's disk, as an administrator sets one."""
+        """Give the operator's namespace a default limit of ephemeral storage until the block ends, as an administrator
+        may."""
         path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
         limits = [{"type": "Container", "default": {"ephemeral-storage": "1Mi"}}]
         body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "disk"}, "spec": {"limits": limits}}
@@ -148,9 +149,9 @@ class PluginNode:
             self.cluster.api.delete(f"{path}/disk")
 
     def evict_holder_by_kubelet(self) -> None:
-        """Let the one holder's log outgrow its limit of the node's disk: the kubelet evicts the Pod, as it does where
-        disk or memory of a node are short. Return once the kubelet has said so. `disk_limit` was there as the holder
-        was created.
+        """Let the only holder's log exceed its limit of ephemeral storage, so that the kubelet evicts the Pod, as under
+        disk or memory pressure. Return once the kubelet has reported the eviction. The holder must have been created
+        under `disk_limit`.
         """
         (pod,) = self.holder_pods()
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
@@ -164,11 +165,11 @@ class PluginNode:
         self.await_evicted(name)
 
     def await_evicted(self, holder: str) -> None:
-        """Wait until the kubelet says that it has evicted a holder."""
+        """Wait until the kubelet reports the eviction of a holder."""
         wait_until(lambda: holder in self.evicted(), what="the holder evicted", timeout=120)
 
     def evicted(self) -> list[str]:
-        """Return the names of the Pods that the kubelet has evicted, in the order in which it said so."""
+        """Return the names of the Pods that the kubelet has evicted, in the order of its reports."""
         items = self.cluster.api.get("/api/v1/events", fieldSelector="reason=Evicted,involvedObject.kind=Pod")["items"]
         items.sort(key=lambda item: int(item["metadata"]["resourceVersion"]))
         return [str(item["involvedObject"]["name"]) for item in items]
@@ -189,16 +190,16 @@ class PluginNode:
         return found
 
     def agent_unready(self, text: str) -> Object:
-        """Return the condition by which the agent says that it cannot serve new tenants, once it says this text."""
+        """Return the agent's condition that it cannot serve new tenants, once its message contains this text."""
 
-        def said(seen: Object | None) -> list[Object]:
+        def matching(seen: Object | None) -> list[Object]:
             conditions = (seen or {}).get("status", {}).get("conditions", [])
             unready = [each for each in conditions if (each["type"], each["status"]) == ("AgentReady", "False")]
             return [each for each in unready if text in each["message"]]
 
-        what = "the agent's word"
+        what = "the agent's condition"
         path = f"{GPUNODES}/{self.machine.node}"
-        (found,) = said(self.cluster.wait_for(path, lambda seen: bool(said(seen)), what=what, timeout=60))
+        (found,) = matching(self.cluster.wait_for(path, lambda seen: bool(matching(seen)), what=what, timeout=60))
         return found
 
     def holders(self) -> list[Object]:
@@ -281,22 +282,22 @@ class PluginNode:
         return shown()
 
     def no_room(self, name: str) -> None:
-        """Wait until a SharePod is told that there is no room."""
+        """Wait until a SharePod's condition reports that there is no room."""
 
-        def told(seen: Object | None) -> bool:
+        def refused(seen: Object | None) -> bool:
             conditions = (seen or {}).get("status", {}).get("conditions", [])
             return any((each["type"], each["reason"]) == ("Placed", "NoRoom") for each in conditions)
 
-        self.cluster.wait_for(f"{SHAREPODS}/{name}", told, what=f"{name} without room", timeout=60)
+        self.cluster.wait_for(f"{SHAREPODS}/{name}", refused, what=f"{name} without room", timeout=60)
 
     def clear(self) -> None:
-        """Delete every SharePod and every native Pod, and wait until they and the holders are gone."""
+        """Delete every SharePod and every native Pod, and wait until they and the holders have been removed."""
         self.cluster.kubectl("delete", "sharepods", "--all", "-n", NATIVE, timeout=120)
         for pod in self.cluster.api.get(PODS)["items"]:
             with suppress_reason("NotFound"):
                 self.cluster.api.delete(f"{PODS}/{pod['metadata']['name']}", grace=1)
         wait_until(lambda: not self.cluster.api.get(PODS)["items"], what="no native Pods", timeout=120)
-        wait_until(lambda: not self.holders() and not self.holder_pods(), what="every GPU given back", timeout=60)
+        wait_until(lambda: not self.holders() and not self.holder_pods(), what="every GPU released", timeout=60)
 
 
 @contextmanager
@@ -320,6 +321,6 @@ def processes_of(pod: str) -> set[int]:
         try:
             if pod in (entry / "cgroup").read_text():
                 found.add(int(entry.name))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has exited
             continue
     return found

@@ -1,4 +1,4 @@
-"""An agent that is away: ended, killed, or replaced by one that stands by, on a real node.
+"""An absent agent on a real node: ended, killed, or replaced by a standby agent.
 
 Operator and agent are processes here, and not Pods: a DaemonSet's kubelet would start an ended agent again at once.
 """
@@ -17,7 +17,7 @@ from node.whole_system import NAMESPACE, System, node_of_two_gpus
 
 
 class SystemOfProcesses(System):
-    """SharePod whose operator and agent are processes of the test's."""
+    """SharePod whose operator and agent are processes of the test."""
 
     def __init__(self, cluster: Cluster, machine: RealNode) -> None:
         super().__init__(cluster, machine)
@@ -60,7 +60,7 @@ def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: S
 
 
 @pytest.mark.promise("install-standby")
-def test_an_agent_that_stands_by_takes_over_volumes_and_tenants(system: SystemOfProcesses) -> None:
+def test_a_standby_agent_takes_over_volumes_and_tenants(system: SystemOfProcesses) -> None:
     system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
     system.await_phase("steady", "Running")
     following = system.machine.start_agent(system.installation, "following")
@@ -77,7 +77,7 @@ def test_an_agent_that_stands_by_takes_over_volumes_and_tenants(system: SystemOf
 @pytest.mark.promise("node-agent-first")
 def test_a_container_does_not_start_before_its_agent_is_up(system: SystemOfProcesses) -> None:
     system.await_agent()
-    system.agent.stop(grace=0)  # killed: it says no word, and its Lease lasts for a while yet
+    system.agent.stop(grace=0)  # killed: it does not release its Lease, which is valid for a while yet
     system.apply("early", {"request": 0.3, "memory": "1Gi"})
     system.cluster.wait_for(
         f"/api/v1/namespaces/{NAMESPACE}/pods/early",

@@ -1,4 +1,4 @@
-"""The whole system with claims: workloads of any kind share simulated GPUs as their claims say, beside SharePods.
+"""The whole system with claims: workloads of any kind share simulated GPUs by their claims, next to SharePods.
 
 API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
 """
@@ -40,16 +40,16 @@ def test_a_deployment_of_three_shares_a_gpu_in_three_parts(system: ClaimSystem) 
     system.machine.shares().expect(**dict.fromkeys(names, 33.0))
 
 
-def test_a_job_ends_and_its_share_comes_back(system: ClaimSystem) -> None:
+def test_a_job_ends_and_its_share_is_released(system: ClaimSystem) -> None:
     system.apply(system.template("half", 500), system.workload("Job", "brief", "half", "--seconds", "2"))
     path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/brief"
     system.cluster.wait_for(
         path, lambda job: job and job.get("status", {}).get("succeeded") == 1, what="a finished Job", timeout=60
     )
-    wait_until(lambda: not system.rows(), what="the share given back", timeout=60)
+    wait_until(lambda: not system.rows(), what="the share released", timeout=60)
 
 
-def test_all_that_can_restart_does_so_under_running_claims_without_a_disturbance(system: ClaimSystem) -> None:
+def test_every_component_restarts_under_running_claims_without_a_disturbance(system: ClaimSystem) -> None:
     system.apply(
         system.template("part", 300),
         system.workload("Deployment", "steady", "part", replicas=2),
@@ -83,7 +83,7 @@ def test_all_that_can_restart_does_so_under_running_claims_without_a_disturbance
 
 
 @pytest.mark.promise("node-claim-drained")
-def test_forced_deletions_and_absent_agents_never_give_a_gpu_away_twice(system: ClaimSystem) -> None:
+def test_forced_deletions_and_absent_agents_never_assign_a_gpu_twice(system: ClaimSystem) -> None:
     until = threading.Event()
     watching = threading.Thread(target=system.watch_ledger, args=(until,), daemon=True)
     watching.start()

@@ -1,7 +1,7 @@
 """A real kubelet and containerd attach tenants by resource claims: plain Pods in `restricted` namespaces, without a
-RuntimeClass, a volume or a variable of ours.
+RuntimeClass, a volume or a variable of SharePod.
 
-The operator's part, rows and allocations, is the test's.
+The test writes rows and allocations in place of the operator.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_only_containers_that_name_the_claim_get_gpu_and_hook(node: ClaimNode) -
         ],
         restartPolicy="Never",
     )
-    wait_until(lambda: bool(node.logs("mixed", "beside") and node.logs("mixed")), what="what they print", timeout=40)
+    wait_until(lambda: bool(node.logs("mixed", "beside") and node.logs("mixed")), what="their output", timeout=40)
     hooked = {
         name: "/run/sharepod/libsharepod.so" in node.logs("mixed", name)
         for name in ("main", "beside", "first", "first-beside")
@@ -136,7 +136,7 @@ def test_a_claim_that_comes_before_its_row_waits_inside_of_the_call(node: ClaimN
 
 
 @pytest.mark.promise("node-claim-waits", "node-claim-restarts")
-def test_kubelet_and_agent_start_again_while_a_claim_waits_for_its_row(node: ClaimNode) -> None:
+def test_a_claim_that_waits_for_its_row_survives_restarts_of_kubelet_and_agent(node: ClaimNode) -> None:
     claim = node.make_claim("long", 300)
     node.allocate(claim)
     pod = node.make_pod("long", "long")
@@ -176,14 +176,14 @@ def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNo
 
 
 @pytest.mark.promise("node-claim-drained")
-def test_no_share_is_free_before_the_last_process_is_gone(node: ClaimNode) -> None:
+def test_no_share_is_free_before_the_last_process_has_exited(node: ClaimNode) -> None:
     row = node.give("slow", 500)
     script = "trap '' TERM; while true; do sleep 0.1; done"
     shell = {**container(image=BASE_IMAGE), "command": ["sh", "-c", script]}
     pod = node.make_pod("slow", "slow", shell, terminationGracePeriodSeconds=8)
     node.await_pod(pod)
     node.reserve({**row, "state": "Releasing"})
-    node.cluster.api.delete(pod, grace=0)  # the object is gone at once; the container ends when its time is over
+    node.cluster.api.delete(pod, grace=0)  # the object is removed at once; the container ends when its time is over
     node.await_gone(pod)
     node.await_tenant(row["id"], drained=False)
     node.await_tenant(row["id"], drained=True, timeout=60)
@@ -191,7 +191,7 @@ def test_no_share_is_free_before_the_last_process_is_gone(node: ClaimNode) -> No
 
 
 @pytest.mark.promise("node-claim-drained")
-def test_a_claim_given_up_while_the_agent_is_away_stays_taken_until_it_is_back(node: ClaimNode) -> None:
+def test_a_claim_released_while_the_agent_is_down_stays_reserved_until_the_agent_returns(node: ClaimNode) -> None:
     row = node.give("away", 500)
     pod = node.make_pod("away", "away")
     node.await_pod(pod)
@@ -206,7 +206,7 @@ def test_a_claim_given_up_while_the_agent_is_away_stays_taken_until_it_is_back(n
 
 
 @pytest.mark.promise("node-claim-waits", "node-cdi-missing")
-def test_a_gpu_without_cdi_device_is_said_and_waited_for(node: ClaimNode) -> None:
+def test_a_gpu_without_cdi_device_is_reported_and_waited_for(node: ClaimNode) -> None:
     real = node.machine.real
     real.run("sh", "-c", "mv /run/cdi/nvidia.json /run/cdi/away; echo '{\"kind\":' >/run/cdi/broken.json")
     try:
@@ -232,12 +232,14 @@ def test_an_ephemeral_container_has_neither_gpu_nor_hook(node: ClaimNode) -> Non
     debug = {"name": "debug", "image": CAT, "args": looks, "securityContext": RESTRICTED}
     path = f"/api/v1/namespaces/{node.namespace}/pods/bare"
     node.cluster.api.patch(f"{path}/ephemeralcontainers", {"spec": {"ephemeralContainers": [debug]}})
-    wait_until(lambda: bool(node.logs("bare", "debug")), what="what it prints", timeout=30)
+    wait_until(lambda: bool(node.logs("bare", "debug")), what="its output", timeout=30)
     assert "libsharepod" not in node.logs("bare", "debug")
     assert "FAKE_CUDA" not in node.logs("bare", "debug")
 
 
-def test_a_process_without_the_hook_is_its_tenants_and_a_foreign_one_is_not(node: ClaimNode, machine: RealNode) -> None:
+def test_a_process_without_the_hook_belongs_to_its_tenant_and_a_foreign_process_does_not(
+    node: ClaimNode, machine: RealNode
+) -> None:
     row = node.give("bare", 400)
     shell = {**container(image=BASE_IMAGE), "command": ["sh", "-c", "exec sleep 12345"]}
     node.await_pod(node.make_pod("bare", "bare", shell))

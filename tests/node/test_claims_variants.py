@@ -20,8 +20,8 @@ def delete(system: ClaimSystem, kind: str, name: str, *options: str) -> None:
 
 
 def tenant(system: ClaimSystem, tenant_id: str) -> Object:
-    told = system.cluster.api.get(system.gpunode).get("status", {}).get("tenants", [])
-    return next((one for one in told if one["id"] == tenant_id), {})
+    tenants = system.cluster.api.get(system.gpunode).get("status", {}).get("tenants", [])
+    return next((one for one in tenants if one["id"] == tenant_id), {})
 
 
 def await_tenant(system: ClaimSystem, tenant_id: str, **fields: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_shared_claim_outlives_the_forced_deletion_of_one_of_its_pods_while_th
     await_tenant(system, row["id"], processes=2, connected=True)
     system.kill_agent()
     delete(system, "pod", "one", "--force", "--grace-period=0")
-    wait_until(lambda: not system.pods("one"), what="the Pod gone", timeout=30)
+    wait_until(lambda: not system.pods("one"), what="the Pod removed", timeout=30)
     system.start_agent()
     system.machine.await_claim_driver(system.agent)
     await_tenant(system, row["id"], processes=1, connected=True)
@@ -60,7 +60,7 @@ def test_a_shared_claim_outlives_the_forced_deletion_of_one_of_its_pods_while_th
 
 
 @pytest.mark.alone
-def test_a_pod_with_two_claims_of_which_one_has_no_place_gets_none_and_then_both(system: ClaimSystem) -> None:
+def test_a_pod_with_two_claims_gets_both_or_none(system: ClaimSystem) -> None:
     system.apply(
         system.template("whole", 1000),
         system.pod("whole", template="whole"),
@@ -81,7 +81,7 @@ def test_a_pod_with_two_claims_of_which_one_has_no_place_gets_none_and_then_both
     system.cluster.wait_for(
         CLAIMS, lambda found: len((found or {})["items"]) == 4, what="the claims of the Pod", timeout=30
     )
-    wait_until(lambda: "NoRoom" in told(system, "pair"), what="a reason", timeout=30)
+    wait_until(lambda: "NoRoom" in event_reasons(system, "pair"), what="a reason", timeout=30)
     assert system.rows() == before
     allocated = [one for one in system.cluster.api.get(CLAIMS)["items"] if one.get("status", {}).get("allocation")]
     assert len(allocated) == 2
@@ -93,13 +93,13 @@ def test_a_pod_with_two_claims_of_which_one_has_no_place_gets_none_and_then_both
     found.expect(pair=80.0, most=70.0)
 
 
-def told(system: ClaimSystem, pod: str) -> str:
+def event_reasons(system: ClaimSystem, pod: str) -> str:
     """Reasons of the Events of a Pod."""
     events = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
     return " ".join(str(one.get("reason")) for one in events if one["involvedObject"].get("name") == pod)
 
 
-def test_each_pod_has_the_share_that_its_template_said_when_it_was_made(system: ClaimSystem) -> None:
+def test_each_pod_has_the_share_of_its_template_at_creation(system: ClaimSystem) -> None:
     system.apply(system.template("shape", 500, limit=500), system.workload("Deployment", "web", "shape", replicas=1))
     (first,) = system.await_running("web")
     delete(system, "resourceclaimtemplate", "shape")
@@ -121,10 +121,11 @@ def test_each_pod_has_the_share_that_its_template_said_when_it_was_made(system: 
 
 
 @pytest.mark.promise("node-claim-drained")
-def test_a_claim_that_its_owner_tears_away_from_a_running_pod_frees_nothing_before_the_pod_is_gone(
+def test_a_claim_deleted_under_a_running_pod_frees_no_share_before_the_pod_ends(
     system: ClaimSystem,
 ) -> None:
-    """Whoever may edit claims may take the finalizer away, delete the claim and make another of that name."""
+    """A user with the right to edit claims may remove the finalizer, delete the claim and create another of that
+    name."""
     system.apply(system.claim("mine", 900), system.pod("keeps", claim="mine"))
     system.await_running("keeps")
     (row,) = system.rows()

@@ -1,5 +1,5 @@
-"""A real kubelet mounts tenants' volumes through the agent: into `restricted` namespaces, read-only, and for as long as
-the pod is.
+"""A real kubelet mounts tenants' volumes through the agent: into `restricted` namespaces, read-only, for the lifetime
+of the pod.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMAGE = "sharepod.test/looks:1"
 SLEEPS = "sharepod.test/sleeps:1"
 
 _HOOK = "int answer(void) { return 42; }"
-# Prints what it finds, as user 65534 on a read-only volume, then waits for SIGTERM.
+# Prints the contents of the volume as user 65534 on a read-only mount, then waits for SIGTERM.
 _PROGRAM = r"""
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -152,16 +152,16 @@ class Bench:
         return found
 
     def await_gone(self, pod: str) -> None:
-        self.cluster.wait_for(pod, lambda seen: seen is None, what="pod gone", timeout=60)
+        self.cluster.wait_for(pod, lambda seen: seen is None, what="the pod removed", timeout=60)
 
     def await_message(self, namespace: str, words: str) -> None:
-        """Wait for an Event with these words, as `kubectl describe pod` shows it."""
+        """Wait for an Event with this text, as `kubectl describe pod` shows it."""
 
-        def told() -> bool:
+        def reported() -> bool:
             events = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
             return any(words in str(event.get("message")) for event in events)
 
-        wait_until(told, what=f"an event that says {words!r}", timeout=60)
+        wait_until(reported, what=f"an Event with {words!r}", timeout=60)
 
     def await_tenant(self, tenant_id: str, **fields: Any) -> Object:
         def holds(seen: Object | None) -> bool:
@@ -183,7 +183,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hook that can be told by its answer, a program that looks around, an inventory."""
+    """A hook with a recognisable answer, a program that lists its surroundings, an inventory."""
     folder = tmp_path_factory.mktemp("csi")
     (folder / "hook.c").write_text(_HOOK)
     (folder / "looks.c").write_text(_PROGRAM)
@@ -265,7 +265,7 @@ def test_a_restricted_pod_starts_with_its_agent_and_finds_socket_limits_and_hook
     ]
     status = bench.cluster.api.get(bench.gpunode)["status"]
     assert [each["status"] for each in status["conditions"] if each["type"] == "AgentReady"] == ["True"]
-    # The pod goes, and its volume with it, though the row says Releasing by then.
+    # The pod and its volume are removed, although the row is Releasing by then.
     generation = bench.reserve({**row, "state": "Releasing"})
     assert bench.tenant(row["id"])["drained"] is False
     cluster.api.delete(pod, grace=1)
@@ -278,7 +278,9 @@ def test_a_restricted_pod_starts_with_its_agent_and_finds_socket_limits_and_hook
     wait_until(lambda: not directory.exists(), what="the tenant's directory removed", timeout=10)
 
 
-def test_a_pod_without_reservation_is_told_what_to_do(bench: Bench, cluster: Cluster, namespace: str) -> None:
+def test_a_pod_without_reservation_gets_a_message_with_the_remedy(
+    bench: Bench, cluster: Cluster, namespace: str
+) -> None:
     bench.start_agent()
     sharepod, _ = bench.make_sharepod(namespace, "stray")
     pod = bench.make_pod(sharepod)
@@ -288,7 +290,7 @@ def test_a_pod_without_reservation_is_told_what_to_do(bench: Bench, cluster: Clu
     bench.await_gone(pod)
 
 
-def test_pods_outlive_their_agent_and_are_unmounted_when_it_is_back(
+def test_pods_outlive_their_agent_and_are_unmounted_when_it_returns(
     bench: Bench, cluster: Cluster, namespace: str
 ) -> None:
     sharepod, row = bench.make_sharepod(namespace, "train")
@@ -309,7 +311,9 @@ def test_pods_outlive_their_agent_and_are_unmounted_when_it_is_back(
     assert row["id"] not in bench.mounts()
 
 
-def test_a_process_that_outlives_its_pod_keeps_the_share_taken(bench: Bench, cluster: Cluster, namespace: str) -> None:
+def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
+    bench: Bench, cluster: Cluster, namespace: str
+) -> None:
     sharepod, row = bench.make_sharepod(namespace, "train")
     bench.start_agent()
     pod = bench.make_pod(sharepod, row)
@@ -331,7 +335,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_taken(bench: Bench, clu
         assert first is not None
         wait_until(lambda: says in first.log.read_text(), what="the agent seeing it", timeout=15)
         assert bench.tenant(row["id"])["drained"] is False
-        # What is known of a pod survives the agent.
+        # The agent's record of a pod survives a restart.
         first.signal(signal.SIGKILL)
         first.wait(10)
         second = bench.start_agent()
@@ -355,7 +359,7 @@ def self_test_pod(name: str, node: str, **spec: Any) -> Object:
 
 
 @pytest.mark.promise("node-hook-loads", "node-env-injection")
-def test_a_node_tests_whether_its_containers_load_the_hook_and_get_gpus_that_they_did_not_ask_for(
+def test_a_nodes_self_test_shows_whether_containers_load_the_hook_and_get_unrequested_gpus(
     bench: Bench, cluster: Cluster
 ) -> None:
     cluster.kubectl("create", "serviceaccount", "sharepod-self-test", "-n", "sharepod-system")
@@ -364,8 +368,8 @@ def test_a_node_tests_whether_its_containers_load_the_hook_and_get_gpus_that_the
     def await_verdict(hook_loads: str, env_injection: str) -> None:
         def holds(seen: Object | None) -> bool:
             conditions = ((seen or {}).get("status") or {}).get("conditions") or []
-            said = {each["type"]: each["reason"] for each in conditions}
-            return (said.get("HookLoads"), said.get("EnvInjection")) == (hook_loads, env_injection)
+            reasons = {each["type"]: each["reason"] for each in conditions}
+            return (reasons.get("HookLoads"), reasons.get("EnvInjection")) == (hook_loads, env_injection)
 
         cluster.wait_for(bench.gpunode, holds, what=f"{hook_loads} and {env_injection}", timeout=60)
 
@@ -375,7 +379,7 @@ def test_a_node_tests_whether_its_containers_load_the_hook_and_get_gpus_that_the
     await_verdict("Loaded", "NotInjected")
     cluster.api.delete(f"{pods}/sound", grace=0)
     bench.await_gone(f"{pods}/sound")
-    # The linker passes over a file that it may not read; and a node whose default runtime is NVIDIA's.
+    # Faults: a hook that the linker may not read and therefore skips; a node whose default runtime is NVIDIA's.
     preload = bench.node.path("/var/lib/sharepod/self-test/ld.so.preload")
     preload.chmod(0)
     cluster.api.create(pods, self_test_pod("unsound", bench.node.name, runtimeClassName="nvidia"))

@@ -1,4 +1,4 @@
-"""NVIDIA's own device plugin beside SharePod on a real kubelet.
+"""NVIDIA's own device plugin together with SharePod on a real kubelet.
 
 Plugin, kubelet, containerd, operator and agent are real; the GPUs, the driver and NVIDIA's runtime are the doubles.
 """
@@ -35,7 +35,7 @@ def node(device_plugin: PluginNode) -> Iterator[PluginNode]:
     device_plugin.clear()
 
 
-def test_each_native_pod_sees_its_own_gpu_alone_over_a_restart_of_the_kubelet(node: PluginNode) -> None:
+def test_each_native_pod_sees_only_its_own_gpu_over_a_restart_of_the_kubelet(node: PluginNode) -> None:
     node.run_native("one")
     node.run_native("two")
     seen = [node.seen_by(name) for name in ("one", "two")]
@@ -64,7 +64,7 @@ def test_the_agent_measures_native_pods_under_the_names_of_tenants(node: PluginN
 
 @pytest.mark.promise("node-held-shares")
 @pytest.mark.alone
-def test_two_sharepods_share_a_held_gpu_beside_a_native_pod_on_another(node: PluginNode) -> None:
+def test_two_sharepods_share_a_held_gpu_while_a_native_pod_uses_another(node: PluginNode) -> None:
     node.run_native("whole")
     (native,) = node.seen_by("whole")
     node.apply("alpha", 0.4, "--kernel-us", "2000")
@@ -84,36 +84,36 @@ def test_a_gpu_that_the_plugin_calls_unhealthy_takes_no_new_tenants_and_others_a
     node.apply("alpha", 0.3, "--kernel-us", "2000")
     ill = node.gpu_of("alpha")
     report_xid(node.machine, ill, 79)
-    told = node.cluster.wait_for(
+    waiting = node.cluster.wait_for(
         f"{SHAREPODS}/alpha",
         lambda seen: seen and condition(seen, "GPUHealthy") == "False",
-        what="alpha told",
+        what="alpha's condition",
         timeout=60,
     )
-    assert told is not None
-    assert "NVIDIA's device plugin does not offer it" in str(told["status"]["conditions"])
+    assert waiting is not None
+    assert "NVIDIA's device plugin does not offer it" in str(waiting["status"]["conditions"])
     node.apply("beta", 0.3)
     well = node.gpu_of("beta")
     assert well != ill
     assert {row["uuid"] for row in node.holders()} == {ill, well}
-    assert node.gpu_of("alpha") == ill, "it goes on while its program does"
+    assert node.gpu_of("alpha") == ill, "the run lasts as long as its program"
     node.restart_plugin()  # as after a reset of the GPU
     node.cluster.wait_for(
         f"{SHAREPODS}/alpha",
         lambda seen: seen and condition(seen, "GPUHealthy") == "True",
-        what="alpha told",
+        what="alpha's condition",
         timeout=60,
     )
 
 
 @pytest.mark.promise("placement-holder-gone", "placement-holder-unknown")
-def test_tenants_of_a_gpu_that_falls_off_the_bus_are_told_and_come_back_on_another(node: PluginNode) -> None:
+def test_tenants_of_a_gpu_that_falls_off_the_bus_get_an_event_and_run_on_another_gpu(node: PluginNode) -> None:
     node.apply("alpha", 0.3, "--kernel-us", "2000", restartPolicy="Always")
     lost = node.gpu_of("alpha")
     (holder,) = node.holder_pods()
     try:
         node.machine.lose_gpus(lost)
-        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         wait_until(lambda: not node.holders() and not node.holder_pods(), what="no holder", timeout=60)
         node.no_room("alpha")  # until the plugin has noticed, the kubelet could give a holder the GPU that is lost
         assert node.holders() == []
@@ -137,9 +137,7 @@ STRATEGIES = [
 
 @pytest.mark.promise("node-plugin-strategies")
 @pytest.mark.parametrize("env", STRATEGIES, ids=lambda env: "-".join(env.values()))
-def test_a_holder_is_found_by_its_gpu_whatever_the_plugin_gives_containers(
-    node: PluginNode, env: dict[str, str]
-) -> None:
+def test_a_holder_is_found_by_its_gpu_whatever_devices_the_plugin_mounts(node: PluginNode, env: dict[str, str]) -> None:
     try:
         node.restart_plugin(env=env)
         node.run_native("whole")
@@ -156,13 +154,13 @@ def test_a_holder_is_found_by_its_gpu_whatever_the_plugin_gives_containers(
 
 
 @pytest.mark.promise("node-whole-gpus")
-def test_a_plugin_that_slices_time_itself_gets_no_holders_and_the_node_says_why(node: PluginNode) -> None:
+def test_a_plugin_with_time_slicing_gets_no_holders_and_the_node_reports_why(node: PluginNode) -> None:
     sharing = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
     try:
         node.restart_plugin(config={"sharing": sharing})
-        said = node.agent_unready("no whole GPUs (GPU-")
-        assert said["reason"] == "DevicePluginUnusable"
-        assert "::" in said["message"]
+        condition = node.agent_unready("no whole GPUs (GPU-")
+        assert condition["reason"] == "DevicePluginUnusable"
+        assert "::" in condition["message"]
         node.apply("alpha", 0.5)
         node.no_room("alpha")
         assert node.holders() == []
@@ -173,7 +171,7 @@ def test_a_plugin_that_slices_time_itself_gets_no_holders_and_the_node_says_why(
 
 @pytest.mark.promise("node-whole-gpus")
 @pytest.mark.parametrize(("strategy", "resource"), [("single", "nvidia.com/gpu"), ("mixed", "nvidia.com/mig-1g.6gb")])
-def test_a_plugin_that_offers_instances_of_mig_gets_no_holders_and_the_node_says_why(
+def test_a_plugin_that_offers_mig_instances_gets_no_holders_and_the_node_reports_why(
     node: PluginNode, strategy: str, resource: str
 ) -> None:
     try:
@@ -186,8 +184,8 @@ def test_a_plugin_that_offers_instances_of_mig_gets_no_holders_and_the_node_says
             what=f"{offered} of {resource}",
             timeout=60,
         )
-        said = node.agent_unready("no whole GPUs (MIG-")
-        assert said["reason"] == "DevicePluginUnusable"
+        condition = node.agent_unready("no whole GPUs (MIG-")
+        assert condition["reason"] == "DevicePluginUnusable"
         node.apply("alpha", 0.5)
         node.no_room("alpha")
         assert node.holders() == []
@@ -197,14 +195,14 @@ def test_a_plugin_that_offers_instances_of_mig_gets_no_holders_and_the_node_says
 
 
 @pytest.mark.promise("placement-holder-lost")
-def test_tenants_of_a_holder_that_the_kubelet_evicts_are_told_and_come_back(node: PluginNode) -> None:
+def test_tenants_of_a_holder_evicted_by_the_kubelet_get_an_event_and_run_again(node: PluginNode) -> None:
     with node.disk_limit():
         node.apply("alpha", 0.5, "--kernel-us", "2000", restartPolicy="Always")
         node.gpu_of("alpha")
     (holder,) = node.holder_pods()
     with GpuOwners(node.machine) as owners:
         node.evict_holder_by_kubelet()
-        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         wait_until(
             lambda: holder["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in node.holder_pods()],
             what="the evicted holder removed",
@@ -216,7 +214,7 @@ def test_tenants_of_a_holder_that_the_kubelet_evicts_are_told_and_come_back(node
 
 
 @pytest.mark.promise("placement-holder-lost")
-def test_tenants_of_a_holder_that_kube_scheduler_preempts_are_told_and_come_back(node: PluginNode) -> None:
+def test_tenants_of_a_holder_preempted_by_kube_scheduler_get_an_event_and_run_again(node: PluginNode) -> None:
     for name in ("one", "two"):
         node.run_native(name, priority="system-cluster-critical")
         node.seen_by(name)
@@ -225,7 +223,7 @@ def test_tenants_of_a_holder_that_kube_scheduler_preempts_are_told_and_come_back
     with GpuOwners(node.machine) as owners:
         node.run_native("urgent", priority="system-node-critical")
         assert node.seen_by("urgent") == [held]
-        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event that tells", timeout=60)
+        wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         node.no_room("alpha")
         node.cluster.api.delete(f"{PODS}/one", grace=1)
         node.sharepod("alpha", timeout=BACK_WITHIN_S)
@@ -240,7 +238,7 @@ def test_no_gpu_has_two_owners_under_kills_and_restarts(node: PluginNode) -> Non
     faults = HolderFaults(node, seed)
     with GpuOwners(node.machine) as owners:
         faults.run(rounds)
-    print(*faults.told, owners.report(), sep="\n")
+    print(*faults.log, owners.report(), sep="\n")
     assert owners.answers
     assert owners.versions
     assert owners.longest_use() <= CLOSED_WITHIN_S, owners.report()

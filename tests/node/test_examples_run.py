@@ -1,4 +1,5 @@
-"""Each SharePod of examples/ as it stands, on a real node: it runs, uses its GPU where it says so, restarts nothing.
+"""Each SharePod of examples/, unchanged, on a real node: it runs, uses its GPU if it requests time, and restarts no
+container.
 
 The images of the examples are doubles: `python` launches kernels for as long as the example's code would run, and the
 entrypoints of servers launch kernels until they are ended.
@@ -112,7 +113,7 @@ def _reached(phase: str, sharepod: Object | None) -> bool:
 
 @pytest.mark.promise("install-examples")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_as_it_stands_runs_and_is_not_started_again(machine: tuple[Cluster, RealNode], path: Path) -> None:
+def test_an_unchanged_example_runs_and_is_not_restarted(machine: tuple[Cluster, RealNode], path: Path) -> None:
     cluster, node = machine
     made: list[Any] = [each for each in yaml.safe_load_all(path.read_text()) if each["kind"] == "SharePod"]
     cluster.kubectl("apply", "-f", path)

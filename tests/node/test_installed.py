@@ -1,4 +1,4 @@
-"""SharePod as its users have it: images and manifests as they are, on a real kubelet, from install to uninstall.
+"""SharePod as its users have it: the shipped images and manifests on a real kubelet, from install to uninstall.
 
 The operator is a Deployment, the agent a DaemonSet, and both reach the API server as pods do. The GPUs and their driver
 are doubles, which NVIDIA's runtime (one, too) gives the agent's container.
@@ -114,14 +114,14 @@ def _installed_kinds(cluster: Cluster, overlay: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.promise("install-as-written", "security-installed-rights")
-def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are(
+def test_the_shipped_images_and_manifests_install_run_upgrade_and_uninstall(
     cluster: Cluster, machine: RealNode, tmp_path: Path
 ) -> None:
     delivered = deliveries()
     if isinstance(delivered, str):
         pytest.skip(delivered)
     before, now = delivered
-    # 1. Install, as docs/install.md says.
+    # 1. Install by docs/install.md.
     before.install(cluster, machine.real)
     cluster.kubectl("label", "node", machine.node, f"{POOL_LABEL}=dedicated")
     await_workloads(cluster)
@@ -152,9 +152,9 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
     pod = cluster.api.get(f"{PODS}/alpha")
     assert pod["metadata"]["uid"] == was["metadata"]["uid"]
     assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [0]
-    # 4. Nothing has more rights than it is said to have.
+    # 4. No process has more rights than documented.
     expect_rights(cluster, machine)
-    # 5. Uninstall, as docs/install.md says, and nothing is left.
+    # 5. Uninstall by docs/install.md; nothing is left.
     brought = _installed_kinds(cluster, tmp_path)
     cluster.kubectl("delete", "pods,resourceclaims,resourceclaimtemplates", "--all", "-n", TEAM, timeout=60)
     printed = tmp_path / "printed"
@@ -173,7 +173,7 @@ def test_install_run_upgrade_and_uninstall_with_images_and_manifests_as_they_are
         if kind == "CustomResourceDefinition" or cluster.kubectl("get", kind, name, check=False).returncode == 0
     ]
     crds = [f"CustomResourceDefinition/{name}" for kind, name in brought if kind == "CustomResourceDefinition"]
-    assert left == crds, "of what the manifests bring, only what is asked for below"
+    assert left == crds, "of the manifests' objects only the CRDs, which are removed below"
     assert "sharepod" not in cluster.kubectl("get", "crds", "-o", "name").stdout
     assert not cluster.pods(TEAM)
     mounts = machine.real.run("cat", "/proc/mounts").stdout

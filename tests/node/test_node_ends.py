@@ -27,7 +27,7 @@ _SLEEPER: Object = {
 
 
 def _traces() -> dict[str, object]:
-    """Return what a node could leave on the machine: network links, mounts, cgroups, directories."""
+    """Return possible remains of a node on the machine: network links, mounts, cgroups, directories."""
     links = json.loads(subprocess.run(["ip", "-json", "link"], capture_output=True, timeout=10, check=True).stdout)
     return {
         "links": sorted(link["ifname"] for link in links),
@@ -58,7 +58,7 @@ def _gone(pids: list[int], state: Path, before: dict[str, object]) -> None:
         assert _traces() == before  # shows the difference
 
 
-def test_nothing_is_left_after_stop(cluster: Cluster) -> None:
+def test_a_stopped_node_leaves_nothing_behind(cluster: Cluster) -> None:
     before = _traces()
     node = Node(cluster)
     _with_pod(cluster)
@@ -74,7 +74,7 @@ def test_nothing_is_left_after_stop(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -> None:
+def test_a_killed_harness_leaves_nothing_behind(number: signal.Signals) -> None:
     before = _traces()
     script = (
         "import time; from harness.cluster import Cluster; from harness.node import Node\n"
@@ -94,7 +94,7 @@ def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -
     _gone(pids, Path(state), before)
 
 
-def test_the_next_node_removes_what_a_killed_one_left(cluster: Cluster) -> None:
+def test_the_next_node_removes_the_remains_of_a_killed_one(cluster: Cluster) -> None:
     before = _traces()
     killed = Node(cluster, "killed")
     _with_pod(cluster)

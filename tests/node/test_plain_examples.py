@@ -1,5 +1,5 @@
-"""The examples of plain Pods on a real node: each workload as it stands in examples/plain, with its one line more, gets
-the shares that its line says, is scaled, outlives a drain of what its budget lets go, and ends.
+"""The examples of plain Pods on a real node: each workload of examples/plain, with one resource line added, gets the
+shares of its line, is scaled, survives a drain within its disruption budget, and ends.
 
 API server, its policies, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPUs are
 the double's (plain_workloads.py).
@@ -30,7 +30,7 @@ SYSTEM = {"gpus": 8, "plain": True}
 @pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
 def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSystem) -> None:
-    # 1. All that run on, a Job beside them: as due, each one. Its Pods work for longer than shares may be measured.
+    # 1. All services and a Job: each gets its due share. The Job's Pods work for longer than the measurement of shares.
     for number in ("01", "02", "04", "05", "06", "07"):
         system.apply(*example(number))
     rows = await_sharing(system, 13)
@@ -40,7 +40,7 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     assert len(store) == 2, "anti-affinity"
     share_as_asked(system, rows)
 
-    # 2. A Job that ends, amid which the kubelet starts again, and an indexed one on two GPUs each, beside the others.
+    # 2. A Job that ends although the kubelet restarts, and an indexed Job on two GPUs per Pod, next to the others.
     kubectl(system, "delete", "job/line-batch")
     await_sharing(system, 11)
     running = set(with_line(system))
@@ -72,7 +72,7 @@ def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSys
     assert kept < {row["podName"] for row in rows}
     share_as_asked(system, rows)
     kubectl(system, "delete", "deployment/line-scaled")
-    wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)
+    wait_until(lambda: not system.rows(), what="the shares released", timeout=60)
 
 
 def one_of_sweep(system: ClaimSystem) -> Object:
@@ -95,9 +95,9 @@ def drained(system: ClaimSystem) -> set[str]:
     """Drain the node as far as the budget allows, and let it be used again; the Pods of the Deployment that stay."""
     before = set(with_line(system))
     options = ("--ignore-daemonsets", "--force", "--pod-selector=app=line-scaled", "--timeout=8s")
-    said = system.cluster.kubectl("drain", system.machine.node, *options, check=False, timeout=60)
-    assert said.returncode != 0
-    assert "disruption budget" in said.stderr
+    drained = system.cluster.kubectl("drain", system.machine.node, *options, check=False, timeout=60)
+    assert drained.returncode != 0
+    assert "disruption budget" in drained.stderr
     stay = before & set(with_line(system))
     system.cluster.kubectl("uncordon", system.machine.node)
     return stay

@@ -1,4 +1,4 @@
-"""A resource line on a real node: plain Pods of a Deployment share a simulated GPU with a SharePod as they asked.
+"""A resource line on a real node: plain Pods of a Deployment share a simulated GPU with a SharePod as requested.
 
 API server, its policies, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the
 double.
@@ -52,12 +52,12 @@ def test_plain_pods_share_a_gpu_with_a_sharepod_and_outlive_a_restart_of_the_kub
     assert system.restarts() == 0
     assert allocatable(system)[MILLI] == "1k"
     system.cluster.kubectl("delete", "deployment/plain", "sharepod/left", "-n", NAMESPACE, timeout=90)
-    wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)
+    wait_until(lambda: not system.rows(), what="the shares released", timeout=60)
 
 
 @pytest.mark.promise("operator-line-node-anew")
 @pytest.mark.alone
-def test_no_pod_fails_when_its_node_is_registered_anew_and_the_line_is_advertised_again(system: ClaimSystem) -> None:
+def test_no_pod_fails_when_its_node_is_registered_again_and_the_line_is_readvertised(system: ClaimSystem) -> None:
     system.apply(deployment("stays", 2, "300"))
     names = system.await_running("stays", 2)
     wait_until(lambda: len(system.rows()) == 2, what="two rows", timeout=30)
@@ -86,8 +86,8 @@ def uid(system: ClaimSystem, path: str) -> str:
 
 @pytest.mark.promise("node-claim-attached", "node-claim-shared", "node-claim-restarts")
 @pytest.mark.alone
-def test_tenants_by_every_door_share_one_gpu_as_they_asked_and_go_on_over_all_restarts(system: ClaimSystem) -> None:
-    """Each has its request as its limit, so that nobody's share depends on what others leave."""
+def test_tenants_by_every_door_share_one_gpu_as_requested_over_all_restarts(system: ClaimSystem) -> None:
+    """Each Pod's limit equals its request, so that no share depends on unused time of others."""
     spread, brief, both = (system.template(name, milli, limit=milli) for name, milli in PARTS)
     line = deployment("plain", 1, "100")
     line["spec"]["template"]["metadata"]["annotations"] = {"sharepod.dev/gpu-limit": "0.1"}
@@ -118,7 +118,7 @@ def test_tenants_by_every_door_share_one_gpu_as_they_asked_and_go_on_over_all_re
     assert system.restarts() == 0
     assert len(devices_of_claims(system)) == 6, "three of the Deployment, the Job, two Pods on one, the line"
     system.clear()
-    assert devices_of_claims(system) == [], "what an earlier agent has prepared is given back, too"
+    assert devices_of_claims(system) == [], "devices prepared by an earlier agent are released, too"
 
 
 def devices_of_claims(system: ClaimSystem) -> list[str]:

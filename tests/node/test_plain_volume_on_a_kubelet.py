@@ -1,5 +1,5 @@
-"""Plain Pods with a resource line on a real node of a cluster that does without claims: by gate, CSI volume and
-NVIDIA's runtime they have the shares of their lines, beside others on the same GPU.
+"""Plain Pods with a resource line on a real node of a cluster without claims: gate, CSI volume and NVIDIA's runtime
+give them the shares of their lines, next to others on the same GPU.
 
 API server, its policies, the operator's webhook, scheduler, controllers, kubelet, containerd, operator, agent and hook
 are real; the GPUs are the double's.
@@ -27,7 +27,7 @@ SYSTEM = {"gpus": 8, "volume": True}
 @pytest.mark.promise("operator-line-volume-examples")
 @pytest.mark.timeout(420)  # on a machine that does other work
 @pytest.mark.alone
-def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: ClaimSystem) -> None:
+def test_the_examples_share_by_their_lines_through_volumes_too_and_end(system: ClaimSystem) -> None:
     for number in ("01", "02", "04", "05", "06", "07"):
         system.apply(*example(number))
     rows = await_sharing(system, 13)
@@ -50,4 +50,4 @@ def test_the_examples_share_as_their_lines_say_by_volumes_too_and_end(system: Cl
 
     kubectl(system, "delete", "deployments,statefulsets,jobs", "--all")
     kubectl(system, "delete", "pods", "--all")
-    wait_until(lambda: not system.rows(), what="the shares given back", timeout=60)
+    wait_until(lambda: not system.rows(), what="the shares released", timeout=60)

@@ -69,7 +69,7 @@ def await_phase(name: str, phase: str) -> str:
 
 
 @pytest.mark.promise("install-playground")
-def test_a_reader_can_paste_each_line_and_nothing_is_left(play: tuple[subprocess.Popen[str], str]) -> None:
+def test_each_line_can_be_pasted_and_leaves_nothing_behind(play: tuple[subprocess.Popen[str], str]) -> None:
     process, text = play
     path, user, admin = re.findall(r"^ +(export \S+=\S+)", text, re.MULTILINE)
     apply, watch, why, resize, *too_much = re.findall(

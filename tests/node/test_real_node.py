@@ -1,4 +1,4 @@
-"""The real node is one: pods run on it as on any, within its limits, with GPUs as NVIDIA's runtime gives them."""
+"""The real node of the tests: pods run as on any node, within their limits, with GPUs by NVIDIA's runtime."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _run(cluster: Cluster, namespace: str, pod: Object, *, phase: str) -> Object
 
 
 def _output(cluster: Cluster, namespace: str, pod: Object) -> str:
-    """Return what the pod prints until it has succeeded."""
+    """Return the pod's output once it has succeeded."""
     _run(cluster, namespace, pod, phase="Succeeded")
     return cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"]).stdout
 
@@ -75,7 +75,7 @@ def test_a_pod_has_an_address_of_its_own_that_the_test_reaches(cluster: Cluster,
     assert cluster.kubectl("exec", "-n", namespace, "serves", "--", "id", "-u").stdout == "65534\n"
 
 
-def test_the_kubelet_answers_nobody_who_is_not_known(node: Node, cluster: Cluster) -> None:
+def test_the_kubelet_answers_no_unauthenticated_client(node: Node, cluster: Cluster) -> None:
     endpoint = cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
     tls = ssl.create_default_context(cafile=str(cluster.ca))
     with pytest.raises(HTTPError) as refused:
@@ -104,7 +104,9 @@ def test_the_runtime_gives_a_container_the_gpus_that_it_asks_for(
 
 
 @pytest.mark.parametrize("visible", ["void", ""])
-def test_who_asks_for_no_gpu_gets_a_plain_container(cluster: Cluster, node: Node, namespace: str, visible: str) -> None:
+def test_a_pod_without_a_gpu_request_gets_a_plain_container(
+    cluster: Cluster, node: Node, namespace: str, visible: str
+) -> None:
     node.set_gpus(_GPUS)
     script = "ls /usr/bin/nvidia-smi; env | grep FAKE; true"
     printed = _output(cluster, namespace, _pod("plain" + visible, "sh", "-c", script, visible=visible))
@@ -146,7 +148,7 @@ def test_a_dynamic_program_gets_what_ld_so_preload_names(
     assert _output(cluster, namespace, pod) == "42\n"
 
 
-def test_a_mount_made_in_a_pod_reaches_the_node_and_no_further(cluster: Cluster, node: Node) -> None:
+def test_a_mount_made_in_a_pod_reaches_the_node_only(cluster: Cluster, node: Node) -> None:
     space = cluster.namespace("mounts")
     pod = _pod("mounts", "sh", "-c", "mkdir /here/m && mount -t tmpfs mark /here/m && exec sleep 1000")
     container = pod["spec"]["containers"][0]

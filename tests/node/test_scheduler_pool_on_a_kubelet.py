@@ -1,5 +1,5 @@
 """A node of pool `scheduler`: kube-scheduler allocates from the slice that the agent publishes, the kubelet prepares by
-the driver of that slice, and the hook keeps the shares that the allocations say.
+the driver of that slice, and the hook enforces the shares of the allocations.
 
 API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
 """
@@ -20,7 +20,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 def label(system: ClaimSystem, pool: str) -> None:
-    """Set the label of the node's pool, and wait until the ledger says it."""
+    """Set the label of the node's pool, and wait until the ledger has it."""
     path = f"/api/v1/nodes/{system.machine.node}"
     system.cluster.api.patch(path, {"metadata": {"labels": {"sharepod.dev/pool": pool}}})
     system.cluster.wait_for(
@@ -67,7 +67,7 @@ def test_shares_that_kube_scheduler_has_allocated_are_kept_by_the_hook(scheduled
 
 
 @pytest.mark.promise("operator-scheduler-pool-hold")
-def test_a_forced_deletion_and_an_agent_that_is_away_give_no_share_away_twice(scheduled: ClaimSystem) -> None:
+def test_a_forced_deletion_while_the_agent_is_down_assigns_no_share_twice(scheduled: ClaimSystem) -> None:
     scheduled.apply(template(scheduled, "most", 900))
     scheduled.apply(*(scheduled.pod(f"pod{number}", template="most") for number in range(2)))
     for number in range(2):

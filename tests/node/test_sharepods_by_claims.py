@@ -16,7 +16,7 @@ from node.claim_node import RESTRICTED, container
 from node.claim_system import NAMESPACE, ClaimSystem, system_with_claims
 
 _LOOKS = "cat /etc/ld.so.preload; ls -d /run/sharepod/* | wc -l; ls /dev/nvidia* 2>/dev/null | wc -l"
-"""Shell command that prints what a container has of SharePod."""
+"""Shell command that prints SharePod's files and variables in a container."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_sharepods_share_a_gpu_by_claims_are_resized_live_and_outlive_all_restar
 
 
 @pytest.mark.promise("node-share-claim-containers")
-def test_each_container_has_the_hook_and_an_exclusive_one_the_gpus_alone(system: ClaimSystem) -> None:
+def test_each_container_has_the_hook_and_an_exclusive_container_only_the_gpus(system: ClaimSystem) -> None:
     looks = {"image": BASE_IMAGE, "command": ["sh", "-c", _LOOKS], "securityContext": RESTRICTED}
     init, main = {"name": "init", **looks}, {"name": "main", **looks}
     once = {"initContainers": [init], "containers": [main], "restartPolicy": "Never"}
@@ -92,7 +92,7 @@ def test_each_container_has_the_hook_and_an_exclusive_one_the_gpus_alone(system:
 
 
 @pytest.mark.promise("node-claim-drained")
-def test_a_share_is_not_given_away_under_a_pod_that_was_deleted_by_force(system: ClaimSystem) -> None:
+def test_a_share_is_not_reassigned_under_a_pod_deleted_by_force(system: ClaimSystem) -> None:
     script = "trap '' TERM; while true; do sleep 0.1; done"
     stubborn = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
     system.apply(
@@ -110,7 +110,7 @@ def test_a_share_is_not_given_away_under_a_pod_that_was_deleted_by_force(system:
     system.apply(system.sharepod("next", 0.9, gpu={"count": 2}, containers=[container(claim=None)]))
     wait_until(
         lambda: any(row["podName"] == "first" and row["state"] == "Releasing" for row in system.rows()),
-        what="the first one's row to be released",
+        what="the first row to be released",
         timeout=40,
     )
     assert [row["podName"] for row in system.rows()] == ["first"]
@@ -119,8 +119,9 @@ def test_a_share_is_not_given_away_under_a_pod_that_was_deleted_by_force(system:
 
 
 @pytest.mark.promise("node-claims-attach", "operator-attach-tested", "operator-self-test-claims")
-def test_a_node_whose_runtime_passes_over_cdi_is_found_out_by_its_self_test(system: ClaimSystem) -> None:
-    """The container of this Pod does not name the claim, and gets what a runtime without CDI gives: nothing of it."""
+def test_a_self_test_finds_a_runtime_that_ignores_cdi(system: ClaimSystem) -> None:
+    """The container of this Pod does not name the claim, so it gets nothing of the claim, as under a runtime without
+    CDI."""
     cluster, pods = system.cluster, "/api/v1/namespaces/sharepod-system/pods"
     system.await_condition("ClaimsAttach", "Attached")
     assert not system.rows(), "it has no share"
@@ -149,11 +150,11 @@ def test_a_node_whose_runtime_passes_over_cdi_is_found_out_by_its_self_test(syst
     system.apply(system.claim("mine", 300), system.pod("mine", claim="mine"), _shares(system, "other", 0.3))
     assert _await(system, "other")["spec"]["runtimeClassName"] == "nvidia"
 
-    def told() -> bool:
+    def reported() -> bool:
         events = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
         return any("does not attach the devices of claims" in str(event.get("message")) for event in events)
 
-    wait_until(told, what="an Event that says why the claim waits", timeout=40)
+    wait_until(reported, what="an Event with the reason why the claim waits", timeout=40)
     cluster.api.delete(f"{pods}/sharepod-self-test-claim-blind", grace=0)
     system.await_condition("ClaimsAttach", "Attached")
     system.await_running("mine")

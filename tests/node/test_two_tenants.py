@@ -1,4 +1,4 @@
-"""The whole system on a real node: SharePods become pods in a `restricted` namespace, and share a GPU as they asked.
+"""The whole system on a real node: SharePods become pods in a `restricted` namespace, and share a GPU as requested.
 
 API server, scheduler, kubelet, containerd, operator, agent and hook are real, the last three by images and manifests as
 they are; the GPU is the double.
@@ -71,7 +71,7 @@ def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
 
 @pytest.mark.promise("time-limit")
 @pytest.mark.alone
-def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> None:
+def test_a_single_tenant_gets_its_limit_and_without_a_limit_the_whole_gpu(system: System) -> None:
     system.apply("capped", {"request": 0.4, "limit": 0.7, "memory": "1Gi"})
     system.apply("free", {"request": 0.4, "memory": "1Gi", "placement": "Spread"})
     placed = [system.await_phase(name, "Running")["gpus"] for name in ("capped", "free")]
@@ -81,7 +81,7 @@ def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> Non
 
 
 @pytest.mark.promise("memory-oom")
-def test_not_a_byte_over_the_limit_and_the_program_is_told(system: System) -> None:
+def test_no_byte_is_allocated_over_the_limit_and_the_program_gets_the_error(system: System) -> None:
     system.apply("greedy", {"request": 0.2, "memory": "1Gi"}, "--memory", "2G", "--chunk", "256M")
     system.await_phase("greedy", "Running")
 
@@ -98,11 +98,11 @@ def test_not_a_byte_over_the_limit_and_the_program_is_told(system: System) -> No
     assert (line["memory_total"], line["memory_free"]) == (1 << 30, 0)
 
 
-def test_a_manifest_in_an_older_dialect_runs_as_it_stands(system: System, tmp_path: Path) -> None:
+def test_a_manifest_in_an_older_dialect_runs_unchanged(system: System, tmp_path: Path) -> None:
     system.cluster.namespace("legacy")
     system.cluster.kubectl("apply", "-n", "legacy", "-f", "-", input=_DIALECT)
     path = f"{GROUP}/namespaces/legacy/sharepods/sharepod1"
-    # A bare pod with the default restart policy starts again when it ends; its first run is what counts.
+    # A bare pod with the default restart policy restarts when it ends; only its first run counts.
     found = system.cluster.wait_for(
         path, lambda seen: seen and seen.get("status", {}).get("podUID"), what="a pod", timeout=30
     )
@@ -117,7 +117,7 @@ def test_a_manifest_in_an_older_dialect_runs_as_it_stands(system: System, tmp_pa
 
 
 @pytest.mark.promise("program-silent", "install-unprivileged")
-def test_a_program_without_cuda_is_preloaded_and_notices_nothing(system: System, tmp_path: Path) -> None:
+def test_a_program_without_cuda_is_preloaded_and_behaves_as_before(system: System, tmp_path: Path) -> None:
     program = Path("/bin/cat").resolve()
     system.machine.real.load_image(image_with_program("sharepod.test/cat:1", program, directory=tmp_path))
     container = {
@@ -135,7 +135,7 @@ def test_a_program_without_cuda_is_preloaded_and_notices_nothing(system: System,
     assert log.endswith("/run/sharepod/libsharepod.so\n")
 
 
-def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: System) -> None:
+def test_a_share_is_not_reassigned_while_its_pod_is_terminating(system: System) -> None:
     script = "trap 'sleep 6; exit 0' TERM; while true; do sleep 0.1; done"
     container = {"name": "main", "image": BASE_IMAGE, "command": ["sh", "-c", script], "securityContext": RESTRICTED}
     gpu = {"request": 0.8, "count": 2, "memory": "1Gi"}
@@ -155,7 +155,7 @@ def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: S
 
 
 @pytest.mark.promise("install-standby")
-def test_a_rollout_of_the_agent_costs_no_tenant_anything(system: System) -> None:
+def test_a_rollout_of_the_agent_disturbs_no_tenant(system: System) -> None:
     def agents() -> set[str]:
         pods = system.cluster.pods(OURS)
         return {pod["metadata"]["uid"] for pod in pods if pod["metadata"]["name"].startswith("sharepod-agent-")}

@@ -86,7 +86,7 @@ def _await_output(cluster: Cluster, command: str, expected: str) -> None:
         printed = cluster.kubectl(*arguments, check=False).stdout
         return _words(printed) == _words(expected)
 
-    with contextlib.suppress(HarnessError):  # the difference says more than that the time is over
+    with contextlib.suppress(HarnessError):  # the difference below is a better message than the timeout
         wait_until(as_expected, what=command, timeout=PATIENCE_S, interval=0.5)
     assert _words(printed) == _words(expected), command
 

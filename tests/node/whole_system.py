@@ -1,4 +1,4 @@
-"""SharePod on a cluster with one real node of two simulated GPUs: what tests apply to it and ask of it."""
+"""SharePod on a cluster with one real node of two simulated GPUs: steps and queries of the tests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class System:
         return self.status(name)
 
     def await_agent(self) -> None:
-        """Wait until the agent has said that it serves."""
+        """Wait until the agent reports that it serves."""
         self.cluster.wait_for(
             f"{GROUP}/gpunodes/{self.machine.node}",
             lambda seen: (

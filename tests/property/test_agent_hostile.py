@@ -84,7 +84,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
 @pytest.mark.promise("security-input", "security-bad-frames", "security-own-credits")
 @given(acts)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_clients_send_breaks_nothing_and_leaves_nothing(
+def test_any_input_of_clients_breaks_nothing_and_leaves_nothing_behind(
     tmp_path_factory: pytest.TempPathFactory, done: list[tuple[int, protocol.ClientFrame | bytes | None]]
 ) -> None:
     on_time.run(play(tmp_path_factory.mktemp("a"), done))

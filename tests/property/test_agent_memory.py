@@ -27,7 +27,7 @@ def recalls(actions: list[MemoryAction]) -> list[tuple[object, int]]:
     return [(action.client, action.bytes) for action in actions if isinstance(action, RecallFrom)]
 
 
-def test_who_comes_back_while_a_request_waits_is_asked_for_what_it_has_idle() -> None:
+def test_a_process_that_reconnects_during_a_wait_is_asked_for_its_idle_credits() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.restore(1, 60)
     assert ledger.reserve(0, "b", 1, 80) == []
@@ -36,7 +36,7 @@ def test_who_comes_back_while_a_request_waits_is_asked_for_what_it_has_idle() ->
     assert ledger.release(RETURN_NS - 2 + RECALL, "a", 50, recalled=True) == [Credited("b", 1, 80)]
 
 
-def test_who_comes_back_and_answers_nothing_is_waited_for_in_vain_for_a_bounded_time() -> None:
+def test_a_reconnected_process_that_does_not_answer_is_waited_for_a_bounded_time() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.restore(1, 60)
     ledger.reserve(0, "b", 1, 80)
@@ -117,7 +117,7 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
 
 
 @pytest.mark.promise("memory-recall")
-def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -> None:
+def test_idle_credits_of_a_sibling_are_recalled_before_a_request_is_refused() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     assert answers(ledger.reserve(0, "a", 1, 80)) == [("a", 80)]
     actions = ledger.reserve(0, "b", 1, 50)
@@ -126,7 +126,7 @@ def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -
     assert answers(ledger.release(10, "a", 30, recalled=True)) == [("b", 50)]
 
 
-def test_what_is_ahead_of_need_is_answered_at_once_and_calls_nothing_back() -> None:
+def test_a_request_ahead_of_need_is_answered_at_once_without_a_recall() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     assert ledger.reserve(0, "b", 1, 50, ahead=True) == [Credited("b", 1, 0)]
@@ -145,14 +145,14 @@ def test_a_request_waits_for_a_process_that_is_just_ending() -> None:
     assert answers(ledger.expire(2 + RETURN_NS)) == [("c", 0)], "it lives on"
 
 
-def test_a_sibling_that_gives_nothing_back_means_refusal_at_once() -> None:
+def test_a_request_is_refused_at_once_where_a_sibling_returns_nothing() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     ledger.reserve(0, "b", 7, 50)
     assert answers(ledger.release(1, "a", 0, recalled=True)) == [("b", 0)]
 
 
-def test_a_sibling_that_does_not_answer_means_refusal_after_a_bounded_time() -> None:
+def test_a_request_is_refused_after_a_bounded_time_where_a_sibling_does_not_answer() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     ledger.reserve(0, "b", 7, 50)
@@ -161,7 +161,7 @@ def test_a_sibling_that_does_not_answer_means_refusal_after_a_bounded_time() -> 
     assert answers(ledger.expire(RECALL)) == [("b", 0)]
 
 
-def test_a_late_answer_is_not_taken_for_the_next_recalls() -> None:
+def test_a_late_answer_does_not_count_for_the_next_recall() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     ledger.reserve(0, "b", 7, 50)
@@ -183,7 +183,7 @@ def test_a_sibling_never_has_two_recalls_to_answer() -> None:
     assert sent == [("a", 30)]
 
 
-def test_what_was_freed_after_the_driver_was_read_does_not_refuse_the_next_request() -> None:
+def test_memory_freed_after_a_driver_reading_does_not_refuse_the_next_request() -> None:
     ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 9)
     ledger.begin_reading()
@@ -192,7 +192,7 @@ def test_what_was_freed_after_the_driver_was_read_does_not_refuse_the_next_reque
     assert answers(ledger.reserve(0, "a", 2, 8)) == [("a", 8)]
 
 
-def test_what_was_credited_while_the_driver_was_read_is_not_counted_twice() -> None:
+def test_credits_granted_during_a_driver_reading_are_not_counted_twice() -> None:
     ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
     ledger.begin_reading()
     ledger.reserve(0, "a", 1, 6)
@@ -200,7 +200,7 @@ def test_what_was_credited_while_the_driver_was_read_is_not_counted_twice() -> N
     assert ledger.used == 7
 
 
-def test_a_handover_of_what_the_driver_has_told_already_is_not_counted_twice() -> None:
+def test_a_handover_of_memory_that_the_driver_already_reported_is_not_counted_twice() -> None:
     ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
     ledger.begin_reading()
     ledger.observe(6)
@@ -228,7 +228,7 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     assert ledger.used == 0
 
 
-def test_a_reading_begun_before_a_connection_was_lost_frees_nothing_of_it() -> None:
+def test_a_reading_begun_before_a_connection_was_lost_frees_none_of_its_memory() -> None:
     ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
     ledger.begin_reading()
     ledger.reserve(0, "a", 1, 10)
@@ -240,7 +240,7 @@ def test_a_reading_begun_before_a_connection_was_lost_frees_nothing_of_it() -> N
 
 
 @pytest.mark.parametrize("enforced", [True, False])
-def test_whatever_clients_claim_the_sum_fits_into_a_frame(enforced: bool) -> None:
+def test_the_sum_fits_into_a_frame_whatever_clients_claim(enforced: bool) -> None:
     ledger = MemoryLedger(100, enforced=enforced, recall_ns=RECALL)
     ledger.handover(0, "a", CLAIM_MAX)
     with pytest.raises(LedgerError):
@@ -252,7 +252,7 @@ def test_whatever_clients_claim_the_sum_fits_into_a_frame(enforced: bool) -> Non
     assert ledger.used < 1 << 63
 
 
-def test_more_than_the_limit_is_refused_without_asking_anyone() -> None:
+def test_a_request_above_the_limit_is_refused_without_a_recall() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     actions = ledger.reserve(0, "b", 7, 101)
@@ -260,7 +260,7 @@ def test_more_than_the_limit_is_refused_without_asking_anyone() -> None:
     assert recalls(actions) == []
 
 
-def test_a_vanished_clients_bytes_are_free_at_once() -> None:
+def test_a_disconnected_clients_bytes_are_free_at_once() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     ledger.reserve(0, "b", 7, 50)
@@ -275,7 +275,7 @@ def test_not_enforced_is_counted_and_never_refused() -> None:
 
 
 @pytest.mark.promise("memory-driver-counts", "memory-counted-without-hook")
-def test_what_the_driver_uses_beyond_credits_counts() -> None:
+def test_memory_of_the_driver_beyond_credits_counts() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 40)
     ledger.observe(70)
@@ -285,21 +285,21 @@ def test_what_the_driver_uses_beyond_credits_counts() -> None:
 
 
 @pytest.mark.promise("memory-raised")
-def test_a_raised_limit_admits_who_waits() -> None:
+def test_a_raised_limit_admits_waiting_requests() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)
     ledger.reserve(0, "b", 7, 50)
     assert answers(ledger.set_limit(1, 200, enforced=True)) == [("b", 50)]
 
 
-def test_a_handover_is_credited_over_the_limit_and_what_follows_is_refused() -> None:
+def test_a_handover_is_credited_over_the_limit_and_later_requests_are_refused() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.handover(0, "a", 150)
     assert ledger.used == 150
     assert answers(ledger.reserve(0, "a", 1, 1)) == [("a", 0)]
 
 
-def test_a_client_cannot_give_back_what_it_does_not_have() -> None:
+def test_a_client_cannot_return_credits_that_it_does_not_have() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 40)
     with pytest.raises(LedgerError):
@@ -308,7 +308,7 @@ def test_a_client_cannot_give_back_what_it_does_not_have() -> None:
         ledger.release(0, "a", 1, recalled=True)
 
 
-def test_growth_that_nobody_could_refuse_is_credited_over_the_limit_and_counted() -> None:
+def test_growth_that_cannot_be_refused_is_credited_over_the_limit_and_counted() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 90)
     ledger.grow("a", 30)
@@ -321,7 +321,7 @@ def test_growth_that_nobody_could_refuse_is_credited_over_the_limit_and_counted(
 
 
 @pytest.mark.promise("security-claimed-memory")
-def test_a_process_claims_no_more_than_its_gpu_can_have_given() -> None:
+def test_a_process_cannot_claim_more_than_its_gpus_memory() -> None:
     """Bytes that a limit allows, and as many again by the driver; managed memory may be larger where nothing
     is enforced."""
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
@@ -340,7 +340,7 @@ def test_a_process_claims_no_more_than_its_gpu_can_have_given() -> None:
     assert counted.used == 10_000
 
 
-def test_growth_that_the_driver_has_told_of_already_is_not_counted_twice() -> None:
+def test_growth_that_the_driver_already_reported_is_not_counted_twice() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.begin_reading()
     ledger.observe(30)
@@ -355,7 +355,7 @@ def test_refusals_are_counted() -> None:
     assert ledger.refused == 1
 
 
-def test_a_thousand_that_wait_are_decided_in_slices_in_their_order_and_who_left_is_not_answered() -> None:
+def test_a_thousand_waiting_requests_are_decided_in_slices_in_order_without_those_cancelled() -> None:
     ledger = MemoryLedger(200, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 0, 150)
     assert recalls(ledger.reserve(0, "first", 0, 100)) == [("a", 50)]

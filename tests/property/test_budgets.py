@@ -48,7 +48,7 @@ def play(account: BudgetAccount, of: Terms, steps: list[tuple[int, int, int]]) -
 
 
 @given(st.sampled_from(BudgetPeriod), TIMES)
-def test_a_period_is_that_of_the_calendar(period: BudgetPeriod, at_ms: int) -> None:
+def test_a_period_is_a_calendar_period(period: BudgetPeriod, at_ms: int) -> None:
     span = span_of(period, at_ms)
     assert span.start_ms <= at_ms < span.end_ms
     assert span_of(period, span.end_ms).start_ms == span.end_ms
@@ -71,7 +71,7 @@ def test_repeating_a_step_changes_nothing(of: Terms, start_ms: int, steps: list[
 
 
 @given(terms(), TIMES, STEPS)
-def test_what_is_left_is_within_bounds(of: Terms, start_ms: int, steps: list[tuple[int, int, int]]) -> None:
+def test_the_remaining_hours_are_within_bounds(of: Terms, start_ms: int, steps: list[tuple[int, int, int]]) -> None:
     for account in play(opened(of, start_ms), of, steps):
         assert 0 <= account.left(of) <= of.full
         if account.left(of) == 0:
@@ -82,7 +82,7 @@ def test_what_is_left_is_within_bounds(of: Terms, start_ms: int, steps: list[tup
 
 @pytest.mark.promise("budgets-exact")
 @given(terms(), TIMES, STEPS, st.data())
-def test_a_period_is_charged_what_was_consumed_in_it_however_it_is_cut(
+def test_a_period_is_charged_its_own_consumption_however_it_is_divided(
     of: Terms, start_ms: int, steps: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     """At an even rate from step to step, a look more in between changes the account by rounding alone."""
@@ -106,7 +106,7 @@ def test_a_period_is_charged_what_was_consumed_in_it_however_it_is_cut(
 
 
 @pytest.mark.parametrize("charge_by", ChargeBy)
-def test_a_budget_that_comes_to_be_refilled_continuously_has_left_what_it_had(charge_by: ChargeBy) -> None:
+def test_a_budget_changed_to_continuous_refill_keeps_its_remaining_hours(charge_by: ChargeBy) -> None:
     """In its fourth month, of which a quarter is spent, after three that were spent whole."""
     before = Terms(amount=1000 * MICRO, cap=1000 * MICRO, charge_by=charge_by)
     account = opened(before, 0)
@@ -123,7 +123,7 @@ def test_a_budget_that_comes_to_be_refilled_continuously_has_left_what_it_had(ch
 @given(
     st.integers(1, 10**15), st.sampled_from(BudgetPeriod), TIMES, st.lists(st.integers(1, 9 * 86_400_000), max_size=20)
 )
-def test_a_continuous_refill_loses_nothing_by_many_looks(
+def test_a_continuous_refill_loses_nothing_by_frequent_readings(
     amount: int, period: BudgetPeriod, start_ms: int, looks: list[int]
 ) -> None:
     of = Terms(amount=amount, period=period, refill=Refill.CONTINUOUS, cap=100 * amount + 1)
@@ -134,7 +134,7 @@ def test_a_continuous_refill_loses_nothing_by_many_looks(
 
 @pytest.mark.promise("budgets-clock")
 @given(terms(), TIMES, STEPS, st.integers(1, 10**12))
-def test_a_clock_that_goes_back_refills_nothing(
+def test_a_clock_set_back_refills_no_budget(
     of: Terms, start_ms: int, steps: list[tuple[int, int, int]], back_ms: int
 ) -> None:
     account = play(opened(of, start_ms), of, steps)[-1]
@@ -152,7 +152,7 @@ def test_a_clock_that_goes_back_refills_nothing(
 @example(  # of which a part is less than one unit
     Terms(amount=1_000_000, cap=1, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS, charge_by=ChargeBy.HELD), 0
 )
-def test_a_spent_budget_counts_again_when_it_was_said(of: Terms, start_ms: int) -> None:
+def test_a_spent_budget_refills_at_the_announced_time(of: Terms, start_ms: int) -> None:
     assume(of.refill is Refill.PERIOD_START or of.amount >= MICRO)
     spent = advanced(opened(of, start_ms), of, Consumed(10**18, 10**18), start_ms + 1)
     if of.refill is Refill.CONTINUOUS:
@@ -188,7 +188,7 @@ def test_a_forecast_comes_true_at_an_even_rate(of: Terms, start_ms: int, rate: i
     st.lists(st.integers(1, 86_400_000), min_size=1, max_size=12),
     st.booleans(),
 )
-def test_usage_fades_alike_however_often_it_is_looked_at(
+def test_usage_decays_alike_however_often_it_is_read(
     rate: float, half_life_s: float, looks: list[int], uses: bool
 ) -> None:
     """At an even rate the share is that of the rate, whatever the looks; without use it only falls."""

@@ -92,7 +92,7 @@ _FIELDS = st.sampled_from(
 
 
 @given(value=_VALUES, path=_FIELDS)
-def test_facts_of_a_claim_and_of_its_pod_come_of_whatever_stands_in_a_field(value: Any, path: tuple[str, ...]) -> None:
+def test_facts_of_a_claim_and_its_pod_are_read_from_any_field_value(value: Any, path: tuple[str, ...]) -> None:
     raw: Any = copy.deepcopy(_CLAIM) | {"status": {}}
     raw["metadata"] |= {"uid": "u", "namespace": "n", "resourceVersion": "7"}
     inner = raw

@@ -162,7 +162,7 @@ def told(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
 
 @pytest.mark.promise("operator-line-bound", "operator-claim-no-over-commit")
 @given(_STEPS)
-def test_what_is_known_is_what_claims_and_pods_say_whatever_came_first(steps: list[Json | str]) -> None:
+def test_the_view_of_claims_and_pods_does_not_depend_on_the_order_of_events(steps: list[Json | str]) -> None:
     known = Known()
     for step in steps:
         known.show(step)

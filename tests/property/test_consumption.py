@@ -110,7 +110,7 @@ class PlayedCluster:
 @pytest.mark.promise("operator-consumption-once")
 @settings(max_examples=100)
 @given(st.data())
-def test_no_counter_is_lost_or_counted_twice_whatever_is_read_again_and_whenever_the_operator_dies(
+def test_no_counter_is_lost_or_counted_twice_over_repeated_readings_and_operator_deaths(
     data: st.DataObject,
 ) -> None:
     cluster = PlayedCluster(data)
@@ -153,7 +153,7 @@ def test_totals_do_not_depend_on_the_order_of_reading(data: st.DataObject, rando
 
 
 @given(amounts, st.integers(0, 4 * 365 * 24), st.integers(0, 4 * 365 * 24))
-def test_what_is_spread_over_months_adds_up(amount: Amounts, begin_h: int, end_h: int) -> None:
+def test_time_spread_over_months_adds_up(amount: Amounts, begin_h: int, end_h: int) -> None:
     parts = list(spread(amount, timestamp(BEGIN_MS + begin_h * HOUR_MS), timestamp(BEGIN_MS + end_h * HOUR_MS)))
     together = NOTHING
     for _, part in parts:
@@ -164,7 +164,7 @@ def test_what_is_spread_over_months_adds_up(amount: Amounts, begin_h: int, end_h
 
 @pytest.mark.parametrize("begin", ["0000-00-00T00:00:00.000Z", "2026-01-01T00:00:00.000Z", "2026-99-99T99:99:99.999Z"])
 @pytest.mark.parametrize("end", ["2027-99-99T99:99:99.999Z", "9999-12-31T23:59:59.999Z", "9999-99-99T99:99:99.999Z"])
-def test_moments_that_no_calendar_has_are_spread_over_few_months_too(begin: str, end: str) -> None:
+def test_times_outside_the_calendar_are_spread_over_few_months_too(begin: str, end: str) -> None:
     parts = list(islice(spread(Amounts(held_ms=4_000), begin, end), 100))
     assert len(parts) <= 25
     assert sum(part.held_ms for _, part in parts) == 4_000
@@ -177,7 +177,7 @@ def test_time_over_midnight_of_the_last_of_a_month_belongs_to_both() -> None:
 
 
 @pytest.mark.promise("operator-consumption-bounded")
-def test_an_account_is_bounded_and_a_series_that_it_had_to_forget_is_not_counted_again() -> None:
+def test_an_account_is_bounded_and_a_dropped_series_is_not_counted_again() -> None:
     account = NamespaceAccount()
     first = Consumption(
         series="s-0", namespace="team", model="A", since="2026-01-01T00:00:00.000Z", held_milliseconds=5
@@ -200,7 +200,7 @@ def test_an_account_is_bounded_and_a_series_that_it_had_to_forget_is_not_counted
     assert later.totals["A"].held_ms == account.totals["A"].held_ms + 7
 
 
-def test_a_late_reading_of_a_series_that_later_ones_have_replaced_counts_nothing() -> None:
+def test_a_late_reading_of_a_replaced_series_counts_nothing() -> None:
     first = Consumption(
         series="s-0", namespace="team", model="A", since="2026-01-01T00:00:00.000Z", held_milliseconds=5
     )

@@ -188,7 +188,7 @@ def test_the_uses_of_a_gpu_are_its_time_and_the_series_are_the_accounts_whenever
 
 
 @pytest.mark.promise("node-consumption-kept")
-def test_over_a_boot_the_row_is_reserved_by_the_wall_clock_and_what_was_held_stays() -> None:
+def test_over_a_reboot_a_row_is_timed_by_the_wall_clock_and_keeps_its_held_time() -> None:
     node = PlayedAgents()
     tenant = node.tenants["a"] = PlayedTenant(row("a", 500))
     node.update(tenant)
@@ -210,7 +210,7 @@ def test_over_a_boot_the_row_is_reserved_by_the_wall_clock_and_what_was_held_sta
 
 
 @pytest.mark.promise("node-consumption-kept")
-def test_a_lost_state_directory_begins_a_new_series_and_counts_nothing_of_before() -> None:
+def test_a_lost_state_directory_begins_a_new_series_without_earlier_counts() -> None:
     node = PlayedAgents()
     tenant = node.tenants["a"] = PlayedTenant(row("a"))
     node.update(tenant)
@@ -230,7 +230,7 @@ def test_a_lost_state_directory_begins_a_new_series_and_counts_nothing_of_before
 
 
 @pytest.mark.promise("node-consumption-told")
-def test_a_series_without_tenants_is_closed_and_forgotten_only_once_it_is_taken_in() -> None:
+def test_a_series_without_tenants_is_closed_and_dropped_only_once_it_is_accounted() -> None:
     node = PlayedAgents()
     tenant = node.tenants["a"] = PlayedTenant(row("a"))
     node.update(tenant)
@@ -258,7 +258,7 @@ def test_a_series_without_tenants_is_closed_and_forgotten_only_once_it_is_taken_
     assert left.series != closed.series
 
 
-def test_an_exclusive_tenant_holds_its_gpus_all_the_time_also_while_no_agent_is_there() -> None:
+def test_an_exclusive_tenant_holds_its_gpus_all_the_time_also_without_an_agent() -> None:
     node = PlayedAgents()
     assert node.meter is not None
     whole = row("w", 1000, mode=Mode.EXCLUSIVE.value)

@@ -35,7 +35,7 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.promise("budgets-entitlement")
 @pytest.mark.parametrize("seed", range(2))
-def test_in_a_month_of_too_much_demand_each_team_gets_its_budget_and_nothing_is_lost(seed: int) -> None:
+def test_in_a_month_of_excess_demand_each_team_gets_its_budget_and_nothing_is_lost(seed: int) -> None:
     jobs = fairness_month.jobs_of_teams(WORKLOAD, DAYS, seed)
     without, month = (fairness_month.MonthOfTeams(NODES, DAYS, budgets=budgets).run(jobs) for budgets in (False, True))
     capacity_s = WORKLOAD.gpus * DAYS * 86_400
@@ -72,7 +72,7 @@ class _Watched(fairness_month.MonthOfTeams):
 
 
 @pytest.mark.promise("budgets-no-starvation")
-def test_over_weeks_on_many_nodes_gpus_are_kept_for_whoever_has_waited_a_day_the_oldest_first() -> None:
+def test_gpus_are_nominated_for_requests_older_than_a_day_the_oldest_first_over_weeks_and_nodes() -> None:
     nodes = tuple(TraceNode(f"node-{number}", 64_000, 262_144, 2, "A", 16 * GIB) for number in range(8))
     jobs = fairness_month.jobs_of_teams(Workload("many", nodes, LINES), 14.0, 3)
     month = _Watched(nodes, 14.0, budgets=True, idle_ratio=1.0)

@@ -183,7 +183,7 @@ def test_no_json_at_any_place_of_an_object_ends_or_stalls_the_reading(kind: str,
         getattr(Operator(), kind)(raw)
 
 
-def test_a_sharepod_of_which_only_the_metadata_is_known_asks_for_nothing_and_says_why() -> None:
+def test_a_sharepod_with_only_metadata_requests_nothing_and_reports_why() -> None:
     metadata = hostile.with_metadata(labels={"a": "b"}, managedFields=hostile.nested(9_000))["metadata"]
     facts = unreadable_sharepod(metadata, "is nested too deep")
     assert (facts.uid, facts.name, facts.namespace, facts.version) == (hostile.UID, "bad", "team", 7)
@@ -193,7 +193,7 @@ def test_a_sharepod_of_which_only_the_metadata_is_known_asks_for_nothing_and_say
     json.dumps(facts.raw)
 
 
-def test_what_is_kept_of_a_sharepod_is_bounded() -> None:
+def test_the_retained_size_of_a_sharepod_is_bounded() -> None:
     operator = Operator()
     for number, (name, raw) in enumerate(hostile.sharepods()):
         raw["metadata"]["resourceVersion"] = str(number + 1)

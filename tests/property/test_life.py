@@ -71,7 +71,7 @@ def test_a_life_keeps_its_promises(policy: str, seed: int, begun: bool, happenin
     st.integers(0, 1 << 16),
     st.lists(st.sampled_from((*_OPERATOR, "look_and_crash", "play", "wait", "wait", "bind")), max_size=40),
 )
-def test_a_pod_that_was_taken_back_is_no_run_whenever_the_operator_dies(seed: int, happenings: list[str]) -> None:
+def test_a_withdrawn_pod_is_no_run_whenever_the_operator_dies(seed: int, happenings: list[str]) -> None:
     world = LifeWorld("Never", seed)
     world.refuse()
     settle(world)
@@ -88,7 +88,7 @@ def test_a_pod_that_was_taken_back_is_no_run_whenever_the_operator_dies(seed: in
 
 
 @pytest.mark.promise("operator-back-off")
-def test_a_sharepod_that_fails_again_and_again_waits_longer_each_time() -> None:
+def test_the_back_off_of_a_repeatedly_failing_sharepod_grows() -> None:
     world = LifeWorld("Always", seed=1)
     for failures in range(8):
         settle(world)

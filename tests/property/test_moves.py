@@ -20,7 +20,7 @@ _CLUSTERS = 400
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int) -> None:
+def test_the_cheapest_move_is_found_whenever_a_move_exists(part: int) -> None:
     seen: Counter[str] = Counter()
     for case, chance, world, request in refused_requests(part, _CLUSTERS // 5, priorities=(0,)):
         movable = _movable(chance, world)
@@ -40,7 +40,7 @@ def test_a_move_is_found_whenever_there_is_one_and_it_is_the_cheapest(part: int)
 
 
 @pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
-def test_of_several_that_could_move_the_cheapest_does_wherever_it_is(number: int) -> None:
+def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: int) -> None:
     """Clusters that were found by search: a dearer one that could move is looked at before."""
     chance, world, request = drawn(number, (0,))
     movable = _movable(chance, world)

@@ -59,7 +59,7 @@ def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes:
     st.integers(min_value=0, max_value=2 * WIDE_MOST),
     st.booleans(),
 )
-def test_a_queue_that_is_wide_no_more_is_short_after_what_was_in_it(takes: int, more: int, short: bool) -> None:
+def test_a_queue_that_stops_being_wide_is_short_after_its_present_work(takes: int, more: int, short: bool) -> None:
     """A neighbour arrives: from the next launch on windows are narrow."""
     stream = Stream()
     stream.open(0, wide=True)
@@ -76,7 +76,7 @@ def test_a_queue_that_is_wide_no_more_is_short_after_what_was_in_it(takes: int, 
 
 @settings(max_examples=50)
 @given(st.integers(min_value=10_000, max_value=60 * MS), st.integers(min_value=0, max_value=WIDE_MOST))
-def test_behind_a_wait_of_the_programs_launches_pass_without_a_fence(takes: int, before: int) -> None:
+def test_launches_after_a_synchronisation_of_the_program_pass_without_a_fence(takes: int, before: int) -> None:
     """A window of them, whatever the queue has learned (PC9)."""
     stream = Stream()
     stream.open(0, wide=True)
@@ -154,7 +154,7 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
 
 
 @given(st.integers(min_value=1, max_value=20), st.sampled_from([1, 16, WIDE_MOST]), st.booleans())
-def test_after_a_wait_in_vain_ever_more_launches_pass(times: int, size: int, together: bool) -> None:
+def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, size: int, together: bool) -> None:
     """A queue that is wide begins with a window: a program that is alone may hold a kernel back until it has launched
     many more. `together`: the model is told of all of them at once."""
     stream = Stream()
@@ -219,7 +219,7 @@ def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
     st.lists(st.tuples(st.booleans(), st.integers(min_value=10 * MS, max_value=200 * MS)), min_size=1, max_size=20),
     st.integers(min_value=1, max_value=40),
 )
-def test_time_for_which_the_thread_stood_still_is_no_time_of_the_gpu(
+def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
     takes: int, stops: list[tuple[bool, int]], between: int
 ) -> None:
     """The thread is stopped while it waits for a fence, or between two launches; the GPU goes on (PC7). So what it
@@ -239,7 +239,7 @@ def test_time_for_which_the_thread_stood_still_is_no_time_of_the_gpu(
 
 
 @given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
-def test_a_drain_that_is_seen_late_says_at_most_how_long_launches_take(takes: int, stopped: int) -> None:
+def test_a_drain_seen_late_bounds_the_duration_of_launches_from_above(takes: int, stopped: int) -> None:
     """Only drains tell of launches that are longer than their turns."""
     stream = Stream()
     stream.closes = True
@@ -254,7 +254,7 @@ def test_a_drain_that_is_seen_late_says_at_most_how_long_launches_take(takes: in
 
 
 @given(st.lists(durations, min_size=5, max_size=50))
-def test_what_was_learned_outlives_the_opening(launches: list[int]) -> None:
+def test_learned_values_outlive_the_opening_of_the_gate(launches: list[int]) -> None:
     stream = Stream()
     stream.open(0)
     for takes in launches:

@@ -85,7 +85,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 
 @settings(max_examples=30, deadline=None)
 @given(histories())
-def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_placed(
+def test_a_decision_does_not_depend_on_earlier_unplaced_requests(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
     """Scores that were kept from one decision to the next equal those that would be made again."""
@@ -101,7 +101,7 @@ def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_place
 
 @settings(max_examples=25, deadline=None)
 @given(histories(), st.data())
-def test_a_gpu_is_worth_what_its_labels_let_in_whatever_happens_while_weights_are_renewed(
+def test_a_gpus_weight_follows_its_labels_whatever_happens_while_weights_are_renewed(
     history: tuple[ClusterWithEngine, list[PlacementRequest]], data: st.DataObject
 ) -> None:
     cluster, asked = history
@@ -136,7 +136,7 @@ def test_a_gpu_is_worth_what_its_labels_let_in_whatever_happens_while_weights_ar
 
 @settings(max_examples=30, deadline=None)
 @given(histories(), st.integers(0, 30_000))
-def test_a_pod_without_gpus_finds_a_node_where_one_takes_it(
+def test_a_pod_without_gpus_is_bound_where_a_node_accepts_it(
     history: tuple[ClusterWithEngine, list[PlacementRequest]], cpu: int
 ) -> None:
     cluster, asked = history

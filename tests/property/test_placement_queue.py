@@ -91,7 +91,7 @@ class Play:
 
 @pytest.mark.promise("placement-no-lost-wake-up")
 @pytest.mark.parametrize("seed", range(12))
-def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_first(seed: int) -> None:
+def test_no_placeable_request_waits_and_placements_follow_the_order_of_the_queue(seed: int) -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(_play(seed))
 

@@ -67,7 +67,7 @@ def test_any_document_is_read_or_refused(value: dict[str, Any]) -> None:
 
 
 @given(limits=st.dictionaries(_KEYS, _TEXTS, max_size=3), annotations=st.dictionaries(_KEYS, _TEXTS, max_size=3))
-def test_any_line_beside_any_annotations_is_read_or_refused(limits: Any, annotations: Any) -> None:
+def test_any_line_with_any_annotations_is_read_or_refused(limits: Any, annotations: Any) -> None:
     container = {"name": "main", "resources": {"limits": limits}}
     _read({"metadata": {"annotations": annotations}, "spec": {"containers": [container]}})
 

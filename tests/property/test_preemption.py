@@ -14,7 +14,7 @@ _CLUSTERS = 300
 
 @pytest.mark.promise("placement-least-victims")
 @pytest.mark.parametrize("part", range(5))
-def test_no_set_of_victims_costs_less_than_the_one_chosen(part: int) -> None:
+def test_no_set_of_victims_costs_less_than_the_chosen_set(part: int) -> None:
     seen: Counter[str] = Counter()
     for case, _, world, request in refused_requests(part, _CLUSTERS // 5, priorities=(1, 2, 5, 9)):
         plan, best = plan_preemption(world.cluster, request, victims_of(world.victims)), cheapest(world, request)

@@ -41,7 +41,7 @@ def fits(world: SmallCluster, request: PlacementRequest, plan: PreemptionPlan, s
 
 @pytest.mark.promise("placement-preempt-claims")
 @pytest.mark.parametrize("part", range(3))
-def test_a_plan_is_found_whenever_there_is_one_and_nobody_in_it_is_superfluous(part: int) -> None:
+def test_a_plan_is_found_whenever_one_exists_and_has_no_superfluous_victim(part: int) -> None:
     seen: Counter[str] = Counter()
     number = part * 100_000
     while sum(seen.values()) < _CLUSTERS // 3:
@@ -71,7 +71,7 @@ def test_a_plan_is_found_whenever_there_is_one_and_nobody_in_it_is_superfluous(p
     assert min(seen["evicts"], seen["none"]) >= 1
 
 
-def test_a_plan_holds_no_longer_once_a_victim_is_worth_as_much() -> None:
+def test_a_plan_is_invalid_once_a_victim_has_equal_priority() -> None:
     plan, number = None, 0
     while plan is None or not plan.evict:
         number += 1

@@ -307,7 +307,7 @@ async def test_a_life_with_prepared_hand_offs_is_the_life_without_them() -> None
 
 
 @pytest.mark.promise("time-prepared")
-async def test_the_last_of_two_processes_that_hold_hands_on() -> None:
+async def test_the_last_of_two_holding_processes_passes_the_token_on() -> None:
     """A tenant's grant ends with the last of its processes that drains; what was prepared for one is for a sole one."""
     world = World(prepares=True)
     for pid, name in ((1, "two"), (2, "two"), (3, "one")):

@@ -106,13 +106,13 @@ def test_the_hooks_struct_has_the_frames_values_and_flags(frame: protocol.Frame)
 
 
 @given(st.integers(-1 << 70, 1 << 70).filter(lambda value: not 0 <= value < 1 << 64))
-def test_a_value_that_does_not_fit_is_no_frame(value: int) -> None:
+def test_a_value_out_of_range_makes_no_frame(value: int) -> None:
     for frame in (protocol.Revoke(value), protocol.Grant(1, value, 1, True), protocol.Welcome(value, (), 0)):
         with pytest.raises(OverflowError):
             encode(frame)
 
 
-def test_terms_of_more_gpus_than_a_frame_has_room_for_are_no_frame() -> None:
+def test_terms_of_more_gpus_than_fit_make_no_frame() -> None:
     with pytest.raises(OverflowError):
         encode(protocol.Limits((protocol.GpuTerms(bytes(16), 0, 0, 0, False),) * (protocol.MAX_GPUS + 1), 0))
 
@@ -181,9 +181,7 @@ def agree(packet: bytes) -> None:
 @pytest.mark.promise("security-read-in-c")
 @settings(max_examples=1000)
 @given(from_clients, st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=3))
-def test_what_the_agent_reads_is_what_the_codec_says(
-    frame: protocol.ClientFrame, changes: list[tuple[int, int]]
-) -> None:
+def test_the_agents_reader_agrees_with_the_codec(frame: protocol.ClientFrame, changes: list[tuple[int, int]]) -> None:
     agree(encode(frame))
     packet = bytearray(encode(frame))
     for position, value in changes:
@@ -197,7 +195,7 @@ few = st.sampled_from((0, 1, 2, 3, 4, 1 << 15, 1 << 16, 1 << 31))
 @pytest.mark.promise("security-read-in-c")
 @settings(max_examples=500)
 @given(st.sampled_from((("want", 2), ("drained", 3), ("draining", 7))), st.integers(0, 3), few, few, few)
-def test_what_the_agent_reads_about_time_is_what_the_codec_says(
+def test_the_agents_reader_of_time_frames_agrees_with_the_codec(
     kind: tuple[str, int], version: int, grant_id: int, mask: int, flags: int
 ) -> None:
     frame = ffi.new(f"struct shp_{kind[0]} *")
@@ -210,7 +208,7 @@ def test_what_the_agent_reads_about_time_is_what_the_codec_says(
 
 
 @given(st.binary(min_size=1, max_size=protocol.FRAME_MAX + 1))
-def test_what_the_agent_reads_of_any_bytes_is_what_the_codec_says(packet: bytes) -> None:
+def test_the_agents_reader_agrees_with_the_codec_on_any_bytes(packet: bytes) -> None:
     agree(packet)
 
 
@@ -228,7 +226,7 @@ def test_a_client_cannot_speak_for_the_agent(frame: protocol.AgentFrame) -> None
         parse_client(encode(frame))
 
 
-def test_every_frame_fits_what_a_receiver_sets_aside() -> None:
+def test_every_frame_fits_the_buffer_of_a_receiver() -> None:
     most = protocol.Welcome(0, (protocol.GpuTerms(bytes(16), 0, 0, 0, False),) * protocol.MAX_GPUS, 0)
     assert len(encode(most)) <= protocol.FRAME_MAX
 

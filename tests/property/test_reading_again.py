@@ -87,9 +87,7 @@ def changed(raw: Json, path: Path, value: Any) -> Json:
 @pytest.mark.promise("operator-one-object-one-owner")
 @pytest.mark.parametrize("kind", OBJECTS)
 @given(chance=st.data())
-def test_what_is_taken_over_from_a_former_version_is_what_reading_it_again_would_say(
-    kind: str, chance: st.DataObject
-) -> None:
+def test_values_reused_from_a_former_version_equal_a_new_reading(kind: str, chance: st.DataObject) -> None:
     raw, read = OBJECTS[kind]
     places = [path for path in paths(raw) if path != ("metadata",)]
     before = read(raw, None)

@@ -22,7 +22,7 @@ keys = st.one_of(
 @pytest.mark.promise("program-no-cliffs")
 @settings(max_examples=200)
 @given(st.data())
-def test_every_stream_is_found_and_none_that_has_been_given_back(data: st.DataObject) -> None:
+def test_every_live_stream_is_found_and_no_destroyed_one(data: st.DataObject) -> None:
     pool = data.draw(st.lists(keys, min_size=1, max_size=200, unique=True))
     steps: list[Step] = data.draw(
         st.lists(
@@ -57,7 +57,7 @@ def test_thousands_of_streams_are_remembered() -> None:
     assert not table.lost
 
 
-def test_a_queue_for_which_there_is_no_memory_is_lost_and_the_others_are_found() -> None:
+def test_a_queue_without_memory_is_dropped_and_the_others_are_found() -> None:
     """The next one that there is memory for is remembered again."""
     table, first, second = Table(), key_at(3, OWN_BITS, 1), key_at(3, OWN_BITS, 2)
     table.add(first, 16)

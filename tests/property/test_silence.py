@@ -75,7 +75,7 @@ def test_a_thread_that_is_late_now_and_then_keeps_its_turns(delays: list[tuple[i
 
 
 @given(st.lists(st.tuples(stops, late), max_size=20), late)
-def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner_until_that_is_too_soon(
+def test_a_repeatedly_stopped_tenant_is_found_sooner_until_a_finding_was_wrong(
     before: list[tuple[int, int]], late_ns: int
 ) -> None:
     holder = Holder()
@@ -103,7 +103,7 @@ def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_ti
 
 
 @given(st.integers(min_value=0, max_value=40 * MS))
-def test_a_tenant_that_stood_still_before_its_grant_is_found_at_once_if_it_gave_signs_while_it_waited(
+def test_a_tenant_stopped_before_its_grant_is_found_at_once_if_it_gave_signs_while_waiting(
     ago_ns: int,
 ) -> None:
     holder = Holder()
@@ -121,7 +121,7 @@ def test_a_tenant_that_stood_still_before_its_grant_is_found_at_once_if_it_gave_
 
 
 @given(late, st.integers(min_value=FORGET_NS + 1, max_value=10 * FORGET_NS))
-def test_a_tenant_that_was_not_found_silent_for_a_while_has_all_patience_again(late_ns: int, runs_ns: int) -> None:
+def test_a_tenant_not_found_silent_for_a_while_has_its_full_timeout_again(late_ns: int, runs_ns: int) -> None:
     holder = Holder()
     for _ in range(3):
         holder.stop(20 * MS, 0, late_ns)

@@ -9,6 +9,6 @@ from property.soak_placement import WANTED, soak
 
 @pytest.mark.promise("placement-no-lost-wake-up", "placement-no-starvation")
 @pytest.mark.soak
-def test_whatever_happens_in_whatever_order_placement_keeps_its_promises() -> None:
+def test_placement_keeps_its_promises_over_any_order_of_events() -> None:
     counts = soak(slice_of("placement"))
     assert {name: counts[name] for name in WANTED} == WANTED, counts

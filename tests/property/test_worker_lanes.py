@@ -18,7 +18,7 @@ _steps = st.lists(
 
 
 @given(st.integers(1, 12), _steps)
-def test_the_lanes_hold_no_more_than_they_say(workers: int, steps: list[tuple[str, float, float]]) -> None:
+def test_the_lanes_hold_no_more_than_their_bound(workers: int, steps: list[tuple[str, float, float]]) -> None:
     lanes: WorkerLanes[int] = WorkerLanes(workers, owned=True)
     under_way: dict[int, tuple[str, float]] = {}
     now = 0.0
@@ -37,7 +37,7 @@ def test_the_lanes_hold_no_more_than_they_say(workers: int, steps: list[tuple[st
 
 
 @given(st.integers(4, 32), st.integers(1, 20))
-def test_however_many_owners_hang_another_begins_within_what_makes_work_slow(workers: int, hostile: int) -> None:
+def test_an_owner_is_served_within_the_slow_threshold_however_many_others_hang(workers: int, hostile: int) -> None:
     """Each hostile owner always has work, which hangs. They all come at the same moment, which is the worst."""
     lanes: WorkerLanes[int] = WorkerLanes(workers, owned=True)
     keys, ends, waited = itertools.count(), list[tuple[float, int]](), 0.0
