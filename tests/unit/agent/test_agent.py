@@ -69,7 +69,7 @@ async def test_a_crowd_of_processes_is_put_together_into_few_reports(
         assert 1 <= asked <= (loop.time() - begun) / 0.05 + 1
 
 
-async def test_facts_tell_of_changes_and_not_of_usage(directory: Path) -> None:
+async def test_facts_report_changes_and_not_usage(directory: Path) -> None:
     settings = settings_in(directory)
     agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()

@@ -122,7 +122,7 @@ async def test_a_tenants_last_time_is_counted_before_its_account_is_removed(dire
     assert series.held_ns >= 300_000_000
 
 
-async def test_a_tenants_status_says_what_it_had_since_it_has_its_row(
+async def test_a_tenants_status_reports_its_use_since_its_row_was_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharepod.agent.agent._COUNT_S", 0.01)
@@ -151,7 +151,7 @@ async def test_the_last_report_of_a_tenant_has_its_final_totals(
         assert seen.counted_since is not None
 
 
-async def test_a_file_that_cannot_be_read_is_told_and_counts_as_none(directory: Path) -> None:
+async def test_an_unreadable_file_is_logged_and_counts_as_absent(directory: Path) -> None:
     (directory / "state").mkdir()
     (directory / "state" / "consumption.json").write_text("{")
     program = await Program.start(directory)

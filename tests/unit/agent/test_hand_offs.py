@@ -201,7 +201,7 @@ def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: Wor
     assert world.pairs[1].hears() == world.pairs[3].hears() == [OTHER]
 
 
-def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_told_of(world: World) -> None:
+def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) -> None:
     world.put()
     world.pairs[0].says(protocol.Drained(7))
     assert world.hand_offs.look()
@@ -254,7 +254,7 @@ async def _fails(errors: list[object]) -> None:
         loop.remove_reader(pairs[0].ours)
 
 
-def test_what_fails_of_a_hand_off_ends_no_loop() -> None:
+def test_a_failed_hand_off_ends_no_event_loop() -> None:
     errors: list[object] = []
     on_time.run(_fails(errors))
     assert [type(error) for error in errors] == [ZeroDivisionError, ZeroDivisionError]

@@ -72,7 +72,7 @@ def test_a_short_wait_is_for_nanoseconds_and_a_long_one_for_milliseconds(
     assert kernel.set_ns == ([] if kernel.refuses == "create" else [300_001, 2_500_001])
 
 
-def test_a_descriptor_that_is_ready_ends_a_wait_and_is_the_only_one_that_is_told_of(selector: OnTimeSelector) -> None:
+def test_a_ready_descriptor_ends_a_wait_and_only_it_is_reported(selector: OnTimeSelector) -> None:
     reading, writing = os.pipe()
     try:
         key = selector.register(reading, selectors.EVENT_READ)

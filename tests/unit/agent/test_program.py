@@ -16,7 +16,7 @@ from unit.agent.client import GI, GPU0, GPU1, Client, row, until
 from unit.agent.program import Program, replace, running, tenant_directory, value, write_tenants
 
 
-async def test_it_serves_tenants_metrics_and_health_until_it_is_told_to_end(directory: Path) -> None:
+async def test_an_agent_serves_tenants_metrics_and_health_until_sigterm(directory: Path) -> None:
     async with running(directory) as program:
         await program.says("tenant", lambda line: line.get("tenant") == "a")
         client = await Client.connect(tenant_directory(directory, "a"))
@@ -61,7 +61,7 @@ async def test_it_follows_its_tenants_file_and_keeps_what_it_has_when_that_is_wr
         assert await program.end() == 0
 
 
-async def test_a_killed_agent_leaves_its_tenants_in_place_and_the_next_one_goes_on(directory: Path) -> None:
+async def test_a_killed_agent_leaves_its_tenants_in_place_and_the_next_agent_serves_them(directory: Path) -> None:
     async with running(directory) as program:
         await program.says("tenant", lambda line: line.get("tenant") == "a")
         client = await Client.connect(tenant_directory(directory, "a"))
@@ -150,7 +150,7 @@ async def test_an_agent_that_could_not_serve_is_not_ready_beside_one_that_serves
         ({"SHAREPOD_AGENT_HTTP_BIND": "192.0.2.1"}, 1, "192.0.2.1"),
     ],
 )
-async def test_what_is_missing_ends_it_with_words(
+async def test_a_missing_requirement_ends_the_program_with_a_message(
     directory: Path, changes: dict[str, str], code: int, words: str
 ) -> None:
     async with running(directory, **changes) as program:

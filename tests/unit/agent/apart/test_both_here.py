@@ -92,7 +92,7 @@ async def test_rows_are_served_and_facts_come_back_with_them(parts: Parts) -> No
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_the_next_worker_is_told_all_that_the_one_before_it_knew(parts: Parts) -> None:
+async def test_the_next_worker_gets_the_state_of_the_one_before(parts: Parts) -> None:
     await _serving(parts)
     parts.agent.know_plugin_pods({GPU1: PluginPod("default", "native")}, None)
     await parts.end_worker()

@@ -102,7 +102,7 @@ def _descriptors(*files: tuple[int, int]) -> int:
     return count
 
 
-async def test_an_answer_of_megabytes_comes_over_beside_small_ones(ends: tuple[Line, Far]) -> None:
+async def test_an_answer_of_megabytes_arrives_among_small_ones(ends: tuple[Line, Far]) -> None:
     near, _far = ends
     texts = ["x" * (3 << 20), *map(str, range(200))]
     answers = await asyncio.gather(*(near.call(ECHO, text) for text in texts))
@@ -123,7 +123,7 @@ async def test_descriptors_come_over_both_ways_and_none_is_left(ends: tuple[Line
     assert _descriptors(file) == 0
 
 
-async def test_errors_are_what_they_were(ends: tuple[Line, Far]) -> None:
+async def test_errors_keep_their_type_and_text(ends: tuple[Line, Far]) -> None:
     near, _far = ends
     with pytest.raises(InventoryError, match="no driver"):
         await near.call(FAIL, "inventory")
@@ -136,7 +136,7 @@ async def test_errors_are_what_they_were(ends: tuple[Line, Far]) -> None:
         await near.call(OPEN, "/nonexistent")
 
 
-async def test_what_is_told_arrives_in_order_and_before_a_later_call_is_answered(ends: tuple[Line, Far]) -> None:
+async def test_messages_arrive_in_order_and_before_the_answer_of_a_later_call(ends: tuple[Line, Far]) -> None:
     near, far = ends
     for number in range(100):
         near.tell(NOTE, number)
@@ -200,7 +200,7 @@ def _frame(body: bytes, *, length: int | None = None, kind: int = 0, count: int 
         _frame(b"open\n" + json.dumps("x" * (1 << 16)).encode()),
     ],
 )
-async def test_what_is_no_call_ends_the_link(sent: bytes) -> None:
+async def test_an_invalid_call_ends_the_link(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     far = Far()
     far.line.connect(theirs)
@@ -256,7 +256,7 @@ async def test_descriptors_that_belong_to_no_frame_end_the_link_and_are_closed(s
 
 
 @pytest.mark.parametrize("sent", [_frame(b"note\n1", kind=1, count=1), _frame(b"nothing\nnull", count=1)])
-async def test_descriptors_that_nobody_takes_over_are_closed(ends: tuple[Line, Far], sent: bytes) -> None:
+async def test_unclaimed_descriptors_are_closed(ends: tuple[Line, Far], sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     file = _file(ours.fileno())
     far = Far()
@@ -279,9 +279,7 @@ async def test_more_descriptors_than_a_frame_may_have_end_the_link_and_are_close
     assert _descriptors(*both) == 0
 
 
-async def test_descriptors_of_an_answer_that_nobody_waits_for_are_closed(
-    ends: tuple[Line, Far], tmp_path: Path
-) -> None:
+async def test_descriptors_of_an_unclaimed_answer_are_closed(ends: tuple[Line, Far], tmp_path: Path) -> None:
     near, _far = ends
     (tmp_path / "file").write_text("content")
     status = (tmp_path / "file").stat()
@@ -307,7 +305,7 @@ async def test_descriptors_of_frames_that_were_not_sent_are_closed_with_the_link
         assert _descriptors(_file(file.fileno())) == 1
 
 
-async def test_a_link_goes_on_however_much_went_over_it(ends: tuple[Line, Far]) -> None:
+async def test_a_link_works_after_any_amount_of_traffic(ends: tuple[Line, Far]) -> None:
     near, _far = ends
     text = "x" * (3 << 20)
     for _ in range(24):
@@ -380,7 +378,7 @@ async def test_a_node_that_is_short_of_descriptors_memory_or_watches_delays_a_fr
 
 @given(st.lists(st.one_of(st.binary(max_size=300), st.builds(_frame, st.binary(max_size=80), kind=st.integers(0, 4)))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whatever_bytes_come_nothing_but_the_link_ends(sent: list[bytes]) -> None:
+def test_arbitrary_bytes_end_only_their_link(sent: list[bytes]) -> None:
     async def world() -> None:
         ours, theirs = socket.socketpair()
         both = _file(ours.fileno()), _file(theirs.fileno())

@@ -99,14 +99,14 @@ async def _connected(world: World, tenant_id: str) -> tuple[socket.socket, socke
         (calls.PRIVILEGED_REVIEW, calls.ReviewWanted(TOKEN_REVIEWS, {})),
     ],
 )
-async def test_what_is_not_the_ledgers_tenants_is_refused(world: World, call: Any, argument: Any) -> None:
+async def test_a_directory_of_no_tenant_of_the_ledger_is_refused(world: World, call: Any, argument: Any) -> None:
     await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     with pytest.raises(PermissionError):
         await world.ask(call, argument)
 
 
 @pytest.mark.promise("security-teller-asks")
-async def test_limits_and_hook_are_the_ledgers_whatever_the_worker_says(world: World) -> None:
+async def test_limits_and_hook_follow_the_ledger_whatever_the_worker_sends(world: World) -> None:
     await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", "gpu x request 1000\n"))
     assert "request 300 " in (world.privileged.state.path("a") / "limits").read_text()
     await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
@@ -292,7 +292,7 @@ def test_where_the_process_that_connected_has_ended_its_pid_is_not_looked_up() -
 
 
 @pytest.mark.promise("security-teller-asks")
-async def test_before_a_ledger_is_known_nothing_is_removed_and_nobody_is_said_to_be_gone(world: World) -> None:
+async def test_before_a_ledger_is_known_no_tenant_is_removed_or_reported_as_removed(world: World) -> None:
     await world.ask(calls.PRIVILEGED_CREATE, calls.DirectoryWanted("a", None))
     world.privileged.rows, world.privileged.known = {}, False
     with pytest.raises(PermissionError):
@@ -322,7 +322,7 @@ async def test_a_reading_says_what_proc_says_of_whom_was_asked_for(world: World)
     assert found.replaced == {"a": {7: "another", 10: "another"}, "b": {8: "another"}}, "of those that are there now"
 
 
-async def test_a_connection_says_whose_a_process_is_before_its_pod_does(world: World) -> None:
+async def test_a_connection_identifies_the_tenant_of_a_process_before_its_pod_does(world: World) -> None:
     write_inventory(world.privileged._settings.state_dir.parent, *({"pid": pid, "uuid": GPU0} for pid in (7, 8)))
     world.privileged.owner_of = lambda pid: "b"
     world.privileged.replaced = lambda tenant_id, pids, hooked: dict.fromkeys(pids - hooked, tenant_id)

@@ -74,7 +74,7 @@ def test_a_descriptor_is_asked_what_a_runtime_asks(request_code: int) -> None:
     assert verdict("x86_64", 16, 3, 0x5412) == refused(), "TIOCSTI"
 
 
-def test_a_machine_that_is_not_known_is_told() -> None:
+def test_an_unknown_machine_is_reported() -> None:
     with pytest.raises(OSError, match="use x86_64 or aarch64"):
         system_calls.program("riscv64")
 

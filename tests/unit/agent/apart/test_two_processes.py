@@ -331,7 +331,7 @@ sys.exit(pair.keep_pair(privileged, worker, lambda: [], 0))
 
 
 @pytest.mark.promise("node-teller-killed")
-async def test_a_worker_whose_link_was_broken_off_is_started_anew(directory: Path) -> None:
+async def test_a_worker_with_a_broken_link_is_restarted(directory: Path) -> None:
     program = await Program.start(directory, script=_SPEAKS_NONSENSE)
     await program.says("the worker was killed", times=2)
     assert await asyncio.wait_for(program.process.wait(), 20) == 128 + signal.SIGKILL

@@ -88,7 +88,7 @@ async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_
 
 
 @pytest.mark.promise("install-no-gap")
-async def test_one_that_is_next_and_stopped_is_passed_over(directory: Path) -> None:
+async def test_a_stopped_next_tenant_is_skipped(directory: Path) -> None:
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
         await third.says("will pass its sockets on")

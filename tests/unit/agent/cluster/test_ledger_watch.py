@@ -112,7 +112,7 @@ async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: C
     assert follower.applied[-1] == ["a", "c"]
 
 
-async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
+async def test_a_watch_continues_where_the_last_one_ended(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
     bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "40"}}}
     plays(
         scripted,
@@ -169,7 +169,7 @@ async def test_a_ledger_that_cannot_be_put_in_force_is_tried_again_and_not_calle
     assert follower.ledger.problem is None
 
 
-async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
+async def test_the_ledger_from_before_a_restart_is_served_but_entitles_no_new_tenant(
     scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
     plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[]])
@@ -262,7 +262,7 @@ async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
     assert seen in ([[], ["b"]], [[]])  # the first ledger may be overtaken before it is in force
 
 
-async def test_a_deleted_gpunode_publishes_nothing_new_and_takes_nothing_from_the_tenants_that_run(
+async def test_a_deleted_gpunode_publishes_nothing_new_and_disturbs_no_running_tenant(
     scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
     in_force = asyncio.Event()

@@ -200,7 +200,7 @@ def test_a_device_is_a_whole_gpu_of_which_shares_are_taken_as_a_ledger_takes_the
     assert {device["capacity"]["tenants"]["value"] for device in eight} == {"32"}, "256 rows for all of them"
 
 
-async def test_a_slice_that_says_what_it_is_to_say_is_not_written_again() -> None:
+async def test_an_up_to_date_slice_is_not_written_again() -> None:
     bench = Bench()
     for _ in range(3):
         await bench.publisher.step()
@@ -291,7 +291,7 @@ async def test_the_next_agent_takes_the_slice_of_the_one_before() -> None:
 
 
 @pytest.mark.promise("operator-scheduler-pool-leaves")
-async def test_a_node_that_leaves_says_so_only_once_its_slice_is_gone() -> None:
+async def test_a_node_reports_that_it_left_only_once_its_slice_is_deleted() -> None:
     bench = Bench()
     await bench.publisher.step()
     bench.leave()
@@ -314,7 +314,7 @@ async def test_an_agent_that_starts_on_a_node_that_leaves_deletes_what_the_one_b
     assert (bench.api.own, bench.reason) == (None, SliceReason.WITHDRAWN)
 
 
-async def test_a_node_of_another_pool_has_no_slice_and_says_nothing_of_it() -> None:
+async def test_a_node_of_another_pool_has_no_slice_and_no_condition_about_one() -> None:
     bench = Bench()
     await bench.publisher.step()
     bench.ledger.of_scheduler = bench.ledger.publishes = False

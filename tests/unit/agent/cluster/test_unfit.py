@@ -29,7 +29,7 @@ def test_a_node_that_serves_takes_tenants() -> None:
         ("EnvInjection", Readiness(EnvInjectionReason.INJECTED, "a rival")),
     ],
 )
-def test_a_condition_that_says_that_shares_would_be_none_is_named(kind: str, said: Readiness) -> None:
+def test_a_condition_under_which_shares_are_not_enforced_is_named(kind: str, said: Readiness) -> None:
     assert "a rival" in (unfit({**WELL, kind: said}, None, plugin_offers=False) or "")
 
 

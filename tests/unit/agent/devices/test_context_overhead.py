@@ -31,7 +31,7 @@ def test_nothing_is_known_before_a_process_was_seen_for_a_while(tmp_path: Path) 
     assert costs.kib("A100", "580") == 0
 
 
-def test_one_strange_process_proves_nothing(tmp_path: Path) -> None:
+def test_a_single_outlier_does_not_change_the_learnt_size(tmp_path: Path) -> None:
     costs = ContextOverhead(FolderFiles(tmp_path))
     for pid, size in enumerate((300, 3000, 310, 305, 290)):
         learn(costs, *[size * MI] * 3, pid=pid)

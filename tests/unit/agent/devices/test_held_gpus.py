@@ -32,7 +32,7 @@ def test_in_a_dedicated_pool_every_gpu_is_open_whatever_the_kubelet_says(node: N
 
 
 @pytest.mark.promise("node-held-first")
-def test_a_gpu_is_open_once_ledger_and_kubelet_say_that_a_holder_has_it(node: Node) -> None:
+def test_a_gpu_is_open_once_ledger_and_kubelet_report_its_holder(node: Node) -> None:
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
     assert node.told == [frozenset()]
     node.gpus.know_pods({GPU0: ITS_POD, GPU1: PluginPod("team", "one")}, None)
@@ -44,7 +44,7 @@ def test_a_gpu_is_open_once_ledger_and_kubelet_say_that_a_holder_has_it(node: No
 
 
 @pytest.mark.promise("node-plugin-health")
-def test_a_gpu_that_the_plugin_does_not_offer_beside_others_is_unhealthy_and_stays_open_to_its_tenants(
+def test_a_gpu_omitted_by_the_plugin_is_unhealthy_and_stays_open_to_its_tenants(
     node: Node,
 ) -> None:
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
@@ -59,7 +59,7 @@ def test_a_gpu_that_the_plugin_does_not_offer_beside_others_is_unhealthy_and_sta
 
 
 @pytest.mark.promise("node-plugin-health")
-def test_a_plugin_that_offers_nothing_is_away_and_says_nothing_about_health(node: Node) -> None:
+def test_a_plugin_that_offers_nothing_is_absent_and_shows_no_health(node: Node) -> None:
     node.gpus.know_ledger(Pool.DEVICE_PLUGIN, (HOLDER,))
     node.gpus.know_pods({GPU0: ITS_POD}, None, frozenset())
     assert {node.gpus.mark(gpu).health for gpu in GPUS} == {Health.HEALTHY}

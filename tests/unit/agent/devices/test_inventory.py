@@ -73,14 +73,14 @@ async def test_a_simulated_inventory_follows_its_file(tmp_path: Path) -> None:
         (("gpus:", "gpus: ["), "is not valid"),
     ],
 )
-async def test_a_wrong_file_is_refused_in_words(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+async def test_a_wrong_file_is_refused_with_a_message(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_text(FILE.replace(*change))
     with pytest.raises(InventoryError, match=words):
         await SimulatedInventory(path).read()
 
 
-async def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+async def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="No such file"):
         await SimulatedInventory(tmp_path / "none.yaml").read()
 
@@ -254,7 +254,7 @@ async def test_a_gpu_in_mig_mode_is_not_shared(nvml: FakeNvml) -> None:
     assert "MIG" in gpu.reason
 
 
-async def test_what_a_gpu_does_not_support_is_no_trouble(nvml: FakeNvml) -> None:
+async def test_an_unsupported_query_of_a_gpu_is_no_error(nvml: FakeNvml) -> None:
     nvml.broken = {("mig", 0): nvml.NVML_ERROR_NOT_SUPPORTED, ("rows", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
     assert (await NvmlInventory(5, nvml).read()).gpus[0].health is Health.HEALTHY
 
@@ -284,7 +284,7 @@ async def test_a_gpu_that_has_another_index_than_one_that_is_lost_is_listed_once
     assert len((await inventory.read()).gpus) == 2
 
 
-async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: FakeNvml) -> None:
+async def test_a_process_is_listed_once_with_its_greatest_reported_memory(nvml: FakeNvml) -> None:
     nvml.processes = {
         ("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=5)],
         ("graphics", 0): [SimpleNamespace(pid=8, usedGpuMemory=9)],
@@ -293,7 +293,7 @@ async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: F
 
 
 @pytest.mark.promise("node-driver-hangs")
-async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nvml: FakeNvml) -> None:
+async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_continues(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(0.05, nvml)
     await inventory.read()
     nvml.hang.clear()
@@ -307,7 +307,7 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nv
 
 
 @pytest.mark.promise("node-driver-hangs")
-async def test_a_reading_that_began_before_it_was_asked_for_is_handed_out_to_nobody(nvml: FakeNvml) -> None:
+async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: FakeNvml) -> None:
     """A process that has come since is not in it: its tenant would count as drained while it computes."""
     inventory = NvmlInventory(0.2, nvml)
     await inventory.read()
@@ -329,7 +329,7 @@ async def test_a_reading_that_began_before_it_was_asked_for_is_handed_out_to_nob
     assert (await inventory.read()).processes == ()
 
 
-async def test_the_error_of_an_earlier_reading_is_nobody_elses(nvml: FakeNvml) -> None:
+async def test_the_error_of_an_earlier_reading_reaches_no_later_caller(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml)
     nvml.hang.clear()
     nvml.count_answers = [NvmlError(999, "count failed")]
@@ -375,7 +375,7 @@ async def test_a_driver_without_the_newest_call_is_asked_by_the_one_before(nvml:
     assert reading.gpus[0].health is Health.HEALTHY
 
 
-async def test_an_answer_that_nobody_expected_is_an_inventory_error_and_the_next_is_read(nvml: FakeNvml) -> None:
+async def test_an_unexpected_answer_is_an_inventory_error_and_the_next_is_read(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml)
     uuids, nvml.uuids = nvml.uuids, None  # type: ignore[assignment]
     for _ in range(2):
@@ -385,7 +385,7 @@ async def test_an_answer_that_nobody_expected_is_an_inventory_error_and_the_next
     assert len((await inventory.read()).gpus) == 2
 
 
-async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:
+async def test_a_missing_driver_is_reported_and_retried(nvml: FakeNvml) -> None:
     nvml.broken = {("init", 0): 9}
     inventory = NvmlInventory(5, nvml)
     with pytest.raises(InventoryError, match="is the NVIDIA driver installed"):
@@ -394,7 +394,7 @@ async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:
     assert len((await inventory.read()).gpus) == 2
 
 
-async def test_a_gpu_that_does_not_tell_of_processes_is_not_taken_for_an_empty_one(nvml: FakeNvml) -> None:
+async def test_a_gpu_without_a_process_list_does_not_count_as_empty(nvml: FakeNvml) -> None:
     nvml.broken = {("compute", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
     reading = await NvmlInventory(5, nvml).read()
     assert reading.unread == {GPU0}
@@ -506,7 +506,7 @@ async def test_a_gpu_that_failed_stays_failed_over_a_restart_of_the_agent_but_no
 
 
 @pytest.mark.promise("node-xid")
-async def test_an_administrator_says_which_xids_are_tolerated(nvml: FakeNvml) -> None:
+async def test_an_administrator_chooses_the_tolerated_xids(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml, xids_tolerated=(79,))
     await inventory.read()
     nvml.events.put(SimpleNamespace(device=0, eventType=8, eventData=79))

@@ -95,7 +95,7 @@ def test_turns_that_are_longer_than_samples_are_no_offence(turn: float, others: 
 @pytest.mark.promise("security-over-time")
 @pytest.mark.parametrize("sample_s", [1 / 6, 0.5, 1.0])
 @pytest.mark.parametrize(("turn", "others"), [(0.01, 0.09), (0.03, 0.07), (0.1, 0.3), (0.3, 0.5)])
-def test_one_that_goes_on_after_its_turns_is_reported_in_time(turn: float, others: float, sample_s: float) -> None:
+def test_a_tenant_that_runs_on_after_its_turns_is_reported_in_time(turn: float, others: float, sample_s: float) -> None:
     found_at, surcharged = watched(Rounds(turn, others), sampled(sample_s), 60, beyond=0.9)
     assert found_at is not None
     assert found_at <= 12 + 1.2
@@ -147,7 +147,7 @@ def test_turns_are_asked_for_once_and_only_where_something_ran() -> None:
     assert len(asked) == 1
 
 
-def test_a_sample_of_a_time_whose_turns_are_not_known_says_nothing() -> None:
+def test_a_sample_of_a_time_with_unknown_turns_is_ignored() -> None:
     meter, unknown = BeyondTurnsMeter(), told(TurnSpans(100 * 10**9, ()))
     meter.observe(100.0, (), 0.0, unknown)
     assert meter.observe(101.0, [UtilizationSample(100.9, 1.0)], 1.0, unknown) == BeyondSums()

@@ -27,7 +27,7 @@ def busy_on(uuid: str) -> FindingRules:
     return made
 
 
-def test_nobody_is_blamed_before_a_finding_stands() -> None:
+def test_no_process_is_blamed_before_a_finding_is_confirmed() -> None:
     made = rules()
     made.observe_unhooked(0, {7})
     made.observe_limit(0, {GPU0: MI})
@@ -35,7 +35,7 @@ def test_nobody_is_blamed_before_a_finding_stands() -> None:
     assert offenders(made, SEEN, {GPU0: {7: MI}}) == {}
 
 
-def test_those_without_the_hook_and_those_with_another_are_blamed() -> None:
+def test_processes_without_the_hook_or_with_another_hook_are_blamed() -> None:
     made = rules()
     made.observe_unhooked(0, {7})
     made.observe_unhooked(3, {7, 9})
@@ -48,7 +48,7 @@ def test_the_busiest_on_that_gpu_is_blamed_for_time_and_all_there_where_nobody_t
     assert offenders(busy_on(GPU1), SEEN, {}) == {9: FindingReason.BUSY_BEYOND_HELD}
 
 
-def test_who_has_most_memory_beyond_its_credits_is_blamed_for_it() -> None:
+def test_the_process_with_most_memory_beyond_its_credits_is_blamed() -> None:
     made = rules()
     for now in (0, 3):
         made.observe_limit(now, {GPU0: 5 * MI})
@@ -56,7 +56,7 @@ def test_who_has_most_memory_beyond_its_credits_is_blamed_for_it() -> None:
     assert offenders(made, SEEN, {GPU0: {7: 0, 8: -MI}}) == {}, "a limit that was lowered below the credits"
 
 
-def test_a_finding_of_an_earlier_agent_blames_nobody_until_it_is_seen_again() -> None:
+def test_a_finding_of_an_earlier_agent_blames_no_process_until_it_is_confirmed() -> None:
     resumed = FindingRules(FindingThresholds(), busy_on(GPU0).findings)
     assert resumed.stands(FindingReason.BUSY_BEYOND_HELD)
     assert offenders(resumed, SEEN, {}) == {}

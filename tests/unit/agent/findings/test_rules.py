@@ -50,7 +50,7 @@ def test_processes_that_connect_in_time_are_never_reported() -> None:
         assert not watch.findings
 
 
-def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() -> None:
+def test_a_driver_that_reports_no_processes_is_named_while_it_reports_none() -> None:
     watch = FindingRules(FindingThresholds())
     watch.observe_unread({GPU0})
     assert reasons(watch) == ["ProcessesNotTold"]
@@ -99,9 +99,7 @@ def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -
 
 
 @pytest.mark.parametrize(("overdue", "words"), [(0.5, "does not end with its turn"), (0.0, "bypasses the hook")])
-def test_a_kernel_that_runs_on_after_others_were_granted_is_not_said_to_bypass_the_hook(
-    overdue: float, words: str
-) -> None:
+def test_a_kernel_that_outlasts_its_turn_is_not_reported_as_a_bypass_of_the_hook(overdue: float, words: str) -> None:
     watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(11):
         watch.observe_time(now, {GPU0: 0.5 * now}, 0.1 * now, {GPU0: beyond(0.4 * now)}, overdue * now)
@@ -122,7 +120,7 @@ def test_who_is_not_busy_beyond_turns_for_one_length_of_samples_is_never_reporte
 
 
 @pytest.mark.promise("memory-driver-counts")
-def test_a_gap_in_memory_is_reported_when_it_lasts_and_ends_when_it_is_clearly_gone() -> None:
+def test_a_lasting_gap_in_memory_is_reported_until_it_is_clearly_closed() -> None:
     watch = FindingRules(FindingThresholds(gap_tolerance=512 * MI, gap_after_s=3))
     watch.observe_memory(0, {GPU0: 600 * MI, GPU1: 0})
     watch.observe_memory(2, {GPU0: 0, GPU1: 0})
@@ -209,7 +207,7 @@ def test_processes_are_their_tenants_and_what_is_nobodys_is_foreign() -> None:
     assert not attribution.of("nobody").pids
 
 
-def test_who_is_alone_on_a_gpu_is_as_busy_as_the_gpu() -> None:
+def test_a_single_tenant_of_a_gpu_is_as_busy_as_the_gpu() -> None:
     assert attribute(seen(process(1), process(2), whole=0.7), lambda each: OWNERS.get(each.pid)).of(
         "a"
     ).utilization == {GPU0: 0.7}
@@ -244,7 +242,7 @@ def test_busy_time_is_summed_over_readings_and_forgotten_with_its_owner() -> Non
     assert clock.seconds(("a", GPU0)) is None
 
 
-def test_a_long_silence_of_the_driver_is_not_taken_for_busy_time() -> None:
+def test_a_long_silence_of_the_driver_does_not_count_as_busy_time() -> None:
     clock = UtilizationMeter()
     clock.observe(0, {("a", GPU0): 1.0})
     clock.observe(1000, {("a", GPU0): 1.0})

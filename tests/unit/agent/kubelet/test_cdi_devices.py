@@ -93,7 +93,7 @@ def test_a_device_that_a_runtime_cannot_resolve_is_none(folders: tuple[Path, Pat
 
 
 @pytest.mark.promise("node-cdi-broken")
-def test_what_is_broken_costs_itself_only(folders: tuple[Path, Path]) -> None:
+def test_a_broken_cdi_file_affects_only_itself(folders: tuple[Path, Path]) -> None:
     (folders[0] / "nvidia.yaml").write_text(GENERATED)
     found = find(folders)
     (folders[0] / "a.json").write_text("[" * 100_000)
@@ -133,7 +133,7 @@ def test_no_document_breaks_the_search(folders: tuple[Path, Path], document: Any
     assert find(folders)[GPUS[0].uuid] == "nvidia.com/gpu=0"
 
 
-def test_a_file_is_read_again_when_it_has_changed_and_forgotten_when_it_is_gone(folders: tuple[Path, Path]) -> None:
+def test_a_changed_file_is_read_again_and_a_deleted_one_is_dropped(folders: tuple[Path, Path]) -> None:
     devices = GpuDevices(folders)
     file = folders[0] / "nvidia.json"
     file.write_text(specification("0"))
@@ -190,7 +190,7 @@ async def test_the_program_runs_in_the_nodes_mount_namespace(folders: tuple[Path
         await node.wait()
 
 
-async def test_a_program_that_is_absent_or_hangs_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_a_program_that_is_absent_or_hangs_is_reported(folders: tuple[Path, Path], tmp_path: Path) -> None:
     here = Path("/proc/self")
     absent = CdiGenerator(folders[1], programs=[tmp_path / "absent"], node=here)
     assert await absent.generate() == "nvidia-ctk is not installed"

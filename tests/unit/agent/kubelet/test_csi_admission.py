@@ -46,7 +46,7 @@ def row(**changes: Any) -> Tenant:
 
 @pytest.mark.promise("node-identity")
 @pytest.mark.promise("security-own-volume")
-def test_the_kubelet_says_who_the_pod_is() -> None:
+def test_the_pods_identity_comes_from_the_kubelet() -> None:
     assert identify(context()) == WHO
 
 
@@ -82,7 +82,7 @@ def test_the_row_with_the_pods_name_and_uid_entitles_it() -> None:
         ([row(state=TenantState.RELEASING)], VolumeRefusalReason.NOT_ENTITLED, "is being released"),
     ],
 )
-def test_who_has_no_reservation_is_told_so(rows: list[Tenant], reason: VolumeRefusalReason, says: str) -> None:
+def test_a_pod_without_reservation_gets_a_message(rows: list[Tenant], reason: VolumeRefusalReason, says: str) -> None:
     with pytest.raises(VolumeRefusedError, match=says) as refusal:
         choose_tenant(rows, WHO, NODE)
     assert refusal.value.reason is reason

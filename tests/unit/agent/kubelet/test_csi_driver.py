@@ -174,7 +174,7 @@ async def test_the_sockets_are_roots_alone_and_go_with_the_driver(bench: Bench) 
     assert not bench.registry_socket.exists()
 
 
-async def test_what_the_kubelet_says_of_the_registration_is_known(bench: Bench) -> None:
+async def test_the_kubelets_answer_to_a_registration_is_kept(bench: Bench) -> None:
     async def notify(**status: Any) -> None:
         await bench.call(
             bench.registry_socket,
@@ -193,7 +193,7 @@ async def test_what_the_kubelet_says_of_the_registration_is_known(bench: Bench) 
     assert bench.changes == 2
 
 
-async def test_a_socket_that_is_taken_away_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removed_socket_is_created_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet_module, "CHECK_INTERVAL_S", 0.01)
     watching = asyncio.create_task(bench.kubelet.run())
     try:
@@ -251,7 +251,7 @@ async def test_a_tenant_that_cannot_be_served_is_refused_with_the_reason(bench: 
     await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "is not the UUID of a GPU", "node-1")
 
 
-async def test_who_is_not_entitled_is_refused(bench: Bench) -> None:
+async def test_a_caller_without_entitlement_is_refused(bench: Bench) -> None:
     bench.ledger.set(row(pod_uid="another"))
     await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "for the pod with UID another", "tries again")
     bench.ledger.set(row(state=TenantState.RELEASING))
@@ -299,7 +299,7 @@ async def test_unpublishing_needs_no_ledger(bench: Bench) -> None:
     assert bench.volumes.published("tenant-a") == ()
 
 
-async def test_what_goes_wrong_inside_is_an_answer_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_answered_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -406,7 +406,7 @@ async def test_an_agent_that_stops_late_leaves_the_sockets_of_the_next_one(short
     assert _sockets(short) == {}
 
 
-async def test_a_socket_that_cannot_be_made_says_where_and_why(tmp_path: Path) -> None:
+async def test_a_socket_that_cannot_be_created_is_reported_with_path_and_cause(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SocketError, match="kubelet_root"):
         await UnixServer(tmp_path / "file" / "csi.sock").start()

@@ -185,7 +185,7 @@ async def test_a_sharepods_claim_is_the_sharepods_tenant(bench: ClaimBench) -> N
         ((row(claim=None),), "no share of a GPU is reserved"),
     ],
 )
-async def test_who_has_no_row_of_its_own_is_told_and_gets_nothing(
+async def test_a_claim_without_a_row_gets_a_message_and_no_devices(
     bench: ClaimBench, rows: tuple[Tenant, ...], words: str
 ) -> None:
     bench.ledger.set(*rows)
@@ -216,7 +216,7 @@ async def test_a_refusal_costs_its_own_claim_only(bench: ClaimBench) -> None:
     assert [path.name for path in bench.cdi.iterdir()] == [bench.file().name]
 
 
-async def test_a_gpu_without_a_device_and_a_tenant_that_cannot_be_served_are_said(bench: ClaimBench) -> None:
+async def test_a_gpu_without_a_device_and_a_tenant_that_cannot_be_served_are_reported(bench: ClaimBench) -> None:
     bench.ledger.set(row())
     bench.gpu_devices = {}
     assert "nvidia-ctk cdi generate" in (await bench.prepare())[UID].error
@@ -243,7 +243,7 @@ async def test_a_row_that_turns_releasing_finds_the_claim_prepared_or_refused(be
     await operation
 
 
-async def test_giving_back_is_fine_for_who_was_never_prepared(bench: ClaimBench) -> None:
+async def test_unpreparing_an_unprepared_claim_succeeds(bench: ClaimBench) -> None:
     assert (await bench.unprepare(claim(), claim("../x")))[UID].error == ""
     bench.ledger.set(row())
     await bench.prepare()
@@ -256,7 +256,7 @@ async def test_giving_back_is_fine_for_who_was_never_prepared(bench: ClaimBench)
     assert bench.claims.tenants() == frozenset()
 
 
-async def test_a_claim_that_cannot_be_given_back_is_said_and_stays(bench: ClaimBench) -> None:
+async def test_a_claim_that_cannot_be_released_is_reported_and_stays(bench: ClaimBench) -> None:
     bench.ledger.set(row())
     await bench.prepare()
     bench.file().unlink()

@@ -87,7 +87,7 @@ def test_a_process_that_does_not_let_itself_be_read_delays_only_its_own_tenant(i
     assert integrity.settle("b", 8) == {8: OTHER_PRELOAD}
 
 
-def test_a_tenant_that_is_gone_is_forgotten(integrity: ScriptedIntegrity) -> None:
+def test_a_removed_tenant_is_dropped(integrity: ScriptedIntegrity) -> None:
     integrity.verdicts = {7: [OTHER_PRELOAD]}
     integrity.settle("a", 7)
     integrity.forget_all_but({"b"})

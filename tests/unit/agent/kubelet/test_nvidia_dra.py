@@ -49,7 +49,9 @@ def cast_any(value: object) -> Any:
 
 
 @pytest.mark.parametrize("name", ["gpu.nvidia.com-reg.sock", "gpu.nvidia.com-5b6f-reg.sock"])
-def test_an_agent_beside_nvidias_dra_driver_takes_no_tenants_until_it_is_gone(root: Path, name: str) -> None:
+def test_an_agent_next_to_nvidias_dra_driver_takes_no_tenants_until_the_driver_is_removed(
+    root: Path, name: str
+) -> None:
     assert ready(root) is ReadyReason.SERVING
     driver = listening(root, name)
     for _ in range(3):  # more askers than it has taken

@@ -77,7 +77,7 @@ def test_a_gpu_of_two_pods_is_neither_ones() -> None:
     assert by_gpu(listed(one=GPU0, two=GPU1)) == {GPU0: ONE, GPU1: PluginPod("team", "two")}
 
 
-async def test_a_kubelet_that_was_never_heard_has_told_nothing(kubelet: Kubelet) -> None:
+async def test_a_kubelet_that_was_never_connected_has_reported_nothing(kubelet: Kubelet) -> None:
     pods = PluginPods(kubelet.root)
     await pods.ask()
     assert pods.given is None
@@ -197,7 +197,7 @@ async def test_a_gpu_that_the_plugin_calls_unhealthy_is_not_among_those_that_it_
     ("resource", "device"),
     [("example.com/nic", "nic0"), ("nvidia.com/hostdev", "0000:3b:00.2"), ("nvidia.com/rdma_shared_device_a", "0")],
 )
-def test_devices_that_are_no_gpus_are_nobodys_affair(resource: str, device: str) -> None:
+def test_devices_other_than_gpus_are_ignored(resource: str, device: str) -> None:
     answer = podresources.AllocatableResourcesResponse()
     answer.devices.add(resource_name=resource, device_ids=[device])
     assert not_whole(answer.devices) == ()

@@ -192,7 +192,7 @@ async def test_a_tenant_that_is_published_again_is_looked_for_again(
     proc.add(7, LAYOUTS["v2 cgroupfs"])
 
 
-async def test_a_scan_for_one_pod_says_nothing_of_the_next(
+async def test_a_scan_for_one_pod_is_no_result_for_the_next(
     volumes: Volumes, attachments: Attachments, proc: Proc, tmp_path: Path
 ) -> None:
     residue = PodResidue(attachments, THERE, proc.root)

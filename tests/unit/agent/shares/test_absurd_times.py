@@ -51,7 +51,7 @@ async def connected_with_pulse(tenants: TenantRegistry) -> tuple[Client, mmap.mm
 
 
 @pytest.mark.promise("security-input")
-def test_an_end_of_work_in_centuries_keeps_nobody_else_from_a_token(tmp_path: Path) -> None:
+def test_an_end_of_work_in_centuries_keeps_no_other_tenant_from_a_token(tmp_path: Path) -> None:
     async def play(tenants: TenantRegistry) -> None:
         liar, other = [await Client.connect(tenants.directory(name)) for name in ("liar", "elsewhere")]
         grant = await liar.granted()
@@ -68,7 +68,7 @@ def test_an_end_of_work_in_centuries_keeps_nobody_else_from_a_token(tmp_path: Pa
 @pytest.mark.promise("security-input")
 @pytest.mark.parametrize("beat_at", [0, 1, 2**63, FAR])
 @pytest.mark.parametrize("ends_at", [0, 1, FAR])
-def test_a_pulse_of_another_age_keeps_nobody_else_from_a_token(tmp_path: Path, beat_at: int, ends_at: int) -> None:
+def test_a_pulse_of_another_time_keeps_no_other_tenant_from_a_token(tmp_path: Path, beat_at: int, ends_at: int) -> None:
     async def play(tenants: TenantRegistry) -> None:
         liar, page = await connected_with_pulse(tenants)
         other = await Client.connect(tenants.directory("beside"))

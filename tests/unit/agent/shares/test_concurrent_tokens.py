@@ -130,7 +130,7 @@ async def test_with_exclusive_turns_no_two_tenants_hold(tokens: Tokens, clock: C
     assert all(process.concurrent == {False} for process in processes)
 
 
-async def test_hooks_know_while_others_hold_their_gpu_too(tokens: Tokens, clock: Clock) -> None:
+async def test_hooks_are_notified_while_others_hold_their_gpu_too(tokens: Tokens, clock: Clock) -> None:
     shown: dict[str, list[bool]] = {"": []}
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX}, shown)
     for _ in range(2000):

@@ -15,7 +15,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hint_sweep, "SWEEP_S", 0.001)
 
 
-async def test_a_hint_goes_up_at_once_and_sweeps_go_on_while_any_is_up() -> None:
+async def test_a_hint_is_raised_at_once_and_sweeps_continue_while_any_is_raised() -> None:
     up: list[bool] = []
     sweeps = [True, True, False]
     hinting = HintSweep(lambda: sweeps.pop(0))

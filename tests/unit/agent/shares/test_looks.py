@@ -122,7 +122,7 @@ def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is(
 
 
 @pytest.mark.promise("time-starved")
-def test_one_that_held_before_anybody_waited_is_watched_once_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more patience, so that no other is late on a busy machine, and looked at with all."""
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)

@@ -183,7 +183,7 @@ def played(
 
 
 @pytest.mark.promise("time-prepared")
-def test_a_token_goes_from_process_to_process_without_python_and_the_books_add_up(
+def test_a_token_passes_between_processes_without_python_and_the_accounts_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(world: Two) -> None:

@@ -77,7 +77,7 @@ def add(tokens: Tokens, *names: str, limit_milli: int = 1000, barred: list[int] 
         )
 
 
-async def test_processes_of_a_tenant_are_told_in_the_order_in_which_they_came(tokens: Tokens) -> None:
+async def test_processes_of_a_tenant_are_reported_in_the_order_of_their_arrival(tokens: Tokens) -> None:
     told: list[int] = []
 
     class Numbered(Process):
@@ -100,7 +100,7 @@ async def test_processes_of_a_tenant_are_told_in_the_order_in_which_they_came(to
     assert told == [3, 1, 2]
 
 
-async def test_what_fails_for_one_tenant_keeps_nothing_from_the_others(tokens: Tokens, clock: Clock) -> None:
+async def test_a_failure_for_one_tenant_affects_no_other(tokens: Tokens, clock: Clock) -> None:
     class Broken(Process):
         def send(self, frame: protocol.AgentFrame) -> None:
             raise RuntimeError("no frame can be made of it")
@@ -232,7 +232,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
     assert one.grants()[-1] == third > first
 
 
-async def test_a_renewal_is_not_told_to_a_process_that_has_not_drained_an_earlier_grant(
+async def test_a_renewal_is_not_sent_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
     """The process would ignore the renewal, and what it says of the earlier grant would be ignored."""
@@ -298,7 +298,7 @@ async def test_a_process_that_drains_after_its_tenant_was_preempted_waits_for_th
     assert len(set(first.grants())) == 2
 
 
-async def test_a_preempted_tenant_waits_no_more_once_the_process_that_wanted_a_turn_is_gone(
+async def test_a_preempted_tenant_stops_waiting_once_its_process_that_wanted_a_turn_exits(
     tokens: Tokens, clock: Clock
 ) -> None:
     first, hangs, heir = Process(1), Process(2), Process(3)
@@ -386,7 +386,7 @@ async def test_a_timer_that_comes_early_comes_again(clock: Clock) -> None:
 
 
 @pytest.mark.promise("time-stall")
-async def test_an_agent_that_was_held_up_charges_nobody_for_it(tokens: Tokens, clock: Clock) -> None:
+async def test_an_agent_that_was_stopped_charges_no_tenant_for_it(tokens: Tokens, clock: Clock) -> None:
     add(tokens, "a", "b")
     one, other = Process(1), Process(2)
     tokens.want("a", one)
@@ -574,7 +574,7 @@ async def test_a_holder_that_may_run_is_not_barred(tokens: Tokens, clock: Clock,
     assert waiter.grants() == []
 
 
-async def test_nobody_is_barred_where_nobody_waits(tokens: Tokens, clock: Clock) -> None:
+async def test_no_tenant_is_barred_while_no_tenant_waits(tokens: Tokens, clock: Clock) -> None:
     barred: list[int] = []
     add(tokens, "a", limit_milli=500, barred=barred)
     holder = Process(1)
@@ -629,7 +629,7 @@ async def test_a_process_that_stands_still_costs_its_siblings_a_moment_of_each_t
     assert set(sibling.grants()) == {second}, "it is b's turn"
 
 
-async def test_an_agent_that_was_held_up_looks_again_before_it_judges(tokens: Tokens, clock: Clock) -> None:
+async def test_an_agent_that_was_stopped_reads_again_before_it_judges(tokens: Tokens, clock: Clock) -> None:
     _, _, barred = await holder_and_waiter(tokens, clock)
     clock.now += 60 * MS
     await looks(tokens)
@@ -697,7 +697,7 @@ async def test_a_grant_that_a_closed_gpu_has_ended_is_not_given_on_new_terms(tok
     assert one.frames == frames
 
 
-async def test_a_closed_gpu_closes_those_tenants_alone_that_have_it(tokens: Tokens) -> None:
+async def test_a_closed_gpu_closes_only_its_own_tenants(tokens: Tokens) -> None:
     add(tokens, "a")
     tokens.set_tenant(
         "b", (GPU, "GPU-1"), request_milli=100, limit_milli=1000, contended=lambda _: None, bar=lambda _: None

@@ -17,7 +17,7 @@ from sharepod.api.gpunode import MemoryIsolation, TenantState, TenantStatus
 from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, reading, row, served_in, settings_in, tenants_with
 
 
-async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: TenantRegistry) -> None:
+async def test_a_hook_gets_the_terms_of_its_tenant(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     [terms] = client.welcome.gpus if client.welcome else ()
     assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (400, 700, 4 * GI, True)
@@ -39,7 +39,7 @@ async def test_the_version_that_a_process_speaks_is_known_of_it(
     client.close()
 
 
-async def test_the_hints_page_tells_of_contention(tenants: TenantRegistry) -> None:
+async def test_the_hints_page_shows_contention(tenants: TenantRegistry) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     assert a.hints_fd is not None
     with mmap.mmap(a.hints_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
@@ -127,7 +127,7 @@ HOLDER = (
 """A process that holds all of its tenant's memory, and the token."""
 
 
-async def test_a_holder_that_dies_gives_the_token_and_its_bytes_back_at_once(tenants: TenantRegistry) -> None:
+async def test_a_holder_that_exits_releases_its_token_and_bytes_at_once(tenants: TenantRegistry) -> None:
     sibling = await Client.connect(tenants.directory("b"))
     holder = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", HOLDER, f"{tenants.directory('b')}/agent.sock"],
@@ -238,7 +238,7 @@ async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_
     second.close()
 
 
-async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(tenants: TenantRegistry) -> None:
+async def test_a_process_declares_its_held_memory_again_after_an_agents_restart(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     assert await client.reserve(5 * GI, handover=True) == 5 * GI, "it is in use, whatever the limit"
     assert await client.reserve(1) == 0

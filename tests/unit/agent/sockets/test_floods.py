@@ -60,7 +60,7 @@ async def answer_times(client: Client, count: int) -> list[float]:
 
 @pytest.mark.promise("security-input", "security-flood-own-time", "security-frames")
 @pytest.mark.parametrize("how", floods.KINDS)
-async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
+async def test_a_flood_ends_its_senders_connection_and_affects_no_other_tenant(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharepod.agent.sockets.hook_connection._HELLO_WITHIN_S", 0.2)
@@ -87,7 +87,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
 
 
 @pytest.mark.promise("security-flood-own-time")
-async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_path: Path) -> None:
+async def test_a_flooding_process_waits_and_an_honest_sibling_is_served(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, frames_per_s=500)
     async with tenants_with(settings, [row("a")]) as tenants:
         [served] = served_in(tenants)

@@ -68,7 +68,7 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
 
 
 @pytest.mark.promise("security-disconnected")
-async def test_a_client_that_says_nothing_is_closed(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_disconnected(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook_connection, "_HELLO_WITHIN_S", 0.05)
     mute = await Client.connect(tenants.directory("a"), hello=False)
     assert await mute.ends()
@@ -121,7 +121,7 @@ HOSTILE: dict[str, bytes] = {
 
 @pytest.mark.promise("security-disconnected", "security-bad-frames")
 @pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
-async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(
+async def test_a_protocol_error_closes_its_connection_and_affects_no_other(
     tenants: TenantRegistry, packet: bytes
 ) -> None:
     good, bad = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
@@ -139,7 +139,7 @@ async def test_nothing_is_answered_before_hello(tenants: TenantRegistry) -> None
     client.close()
 
 
-async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: TenantRegistry) -> None:
+async def test_an_unsupported_version_is_refused_with_a_message(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"), hello=False)
     client.send(protocol.Hello(protocol.VERSION_MAX + 1, protocol.VERSION_MAX + 3))
     refused = await client.expect(protocol.Refused)

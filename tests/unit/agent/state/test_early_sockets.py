@@ -102,7 +102,7 @@ def test_tenants_that_had_a_socket_can_be_connected_to_and_no_others(state_dir: 
         assert not (state_dir / "tenants" / "released" / "agent.sock").exists()
 
 
-def test_the_agent_goes_on_with_the_same_sockets(state_dir: Path) -> None:
+def test_the_agent_continues_with_the_same_sockets(state_dir: Path) -> None:
     with _listening(state_dir) as held:
         kept = KeptDescriptors({name: KeptDescriptor(os.dup(fd), mark) for name, (fd, mark) in held.items()})
         listener = StateDir(state_dir, state_dir / "hook.so", kept=kept).inherit("a")
@@ -172,7 +172,7 @@ def test_sockets_of_another_directory_than_the_agents_are_closed(state_dir: Path
 
 
 @pytest.mark.parametrize("config", ["missing.yaml", "[", "- list"])
-def test_settings_that_cannot_be_read_end_nothing(tmp_path: Path, config: str) -> None:
+def test_unreadable_settings_end_no_agent(tmp_path: Path, config: str) -> None:
     (tmp_path / "wrong.yaml").write_text(config)
     path = tmp_path / ("missing.yaml" if config == "missing.yaml" else "wrong.yaml")
     assert early_sockets.listen([], {"SHAREPOD_AGENT_CONFIG": str(path)}).of(tmp_path) == {}
@@ -189,7 +189,7 @@ def test_it_listens_before_anything_is_loaded_that_takes_long(state_dir: Path) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away")
 @pytest.mark.promise("install-listens-first")
-async def test_whoever_connects_while_a_container_starts_anew_is_served(directory: Path) -> None:
+async def test_a_client_that_connects_during_a_containers_restart_is_served(directory: Path) -> None:
     a = tenant_directory(directory, "a")
     async with running(directory, arguments=["--apart"]) as former:
         await former.says("tenant is served")

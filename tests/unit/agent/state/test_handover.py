@@ -156,7 +156,7 @@ def test_a_process_that_stands_in_all_places_is_one_process(tmp_path: Path) -> N
     assert len(left.survivors) == 1
 
 
-def test_what_was_left_on_other_gpus_is_not_taken(tmp_path: Path) -> None:
+def test_memory_left_on_other_gpus_is_not_taken(tmp_path: Path) -> None:
     kept, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
     kept.add(ME)
     kept.keep(ME, 0, GI)
@@ -165,7 +165,7 @@ def test_what_was_left_on_other_gpus_is_not_taken(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
+def test_a_full_disk_stops_no_tenant(tmp_path: Path) -> None:
     (tmp_path / "handover").write_text("not a directory")
     with capture_logs() as logs:
         kept, left = Handover.open(tmp_path / "handover" / "a", (GPU0,), 4)
@@ -235,7 +235,7 @@ async def test_the_time_account_goes_on(tmp_path: Path) -> None:
     assert after.held_ns >= before.held_ns > 0
 
 
-async def test_who_is_released_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_released_tenant_leaves_nothing_behind(tmp_path: Path) -> None:
     given_settings = settings_in(tmp_path)
     left = StateDir(given_settings.state_dir, given_settings.hook_file).handover("a")
     async with tenants_with(given_settings, [row("a")]) as tenants:

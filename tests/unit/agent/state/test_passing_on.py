@@ -92,7 +92,9 @@ async def test_only_the_agents_user_can_ask_for_it(tmp_path: Path, serving: Pass
     assert stat.S_IMODE((tmp_path / "successor.sock").stat().st_mode) == 0o600
 
 
-async def test_whoever_stands_by_gets_all_and_who_has_gone_is_forgotten(tmp_path: Path, serving: PassingOn) -> None:
+async def test_each_standby_gets_all_sockets_and_a_disconnected_one_is_dropped(
+    tmp_path: Path, serving: PassingOn
+) -> None:
     (tmp_path / "file").touch()
     kept = KeptDescriptors()
     gone = await _standing_by(tmp_path, serving, KeptDescriptors())
@@ -111,7 +113,9 @@ async def test_whoever_stands_by_gets_all_and_who_has_gone_is_forgotten(tmp_path
         os.close(found.fd)
 
 
-async def test_what_an_agent_that_does_not_serve_was_given_is_closed(tmp_path: Path, serving: PassingOn) -> None:
+async def test_descriptors_passed_to_an_agent_that_does_not_serve_are_closed(
+    tmp_path: Path, serving: PassingOn
+) -> None:
     (tmp_path / "file").touch()
     kept = KeptDescriptors()
     awaiting = await _standing_by(tmp_path, serving, kept)
@@ -125,7 +129,7 @@ async def test_what_an_agent_that_does_not_serve_was_given_is_closed(tmp_path: P
 
 
 @pytest.mark.promise("install-no-gap")
-async def test_agents_that_take_nothing_hold_nobody_up(tmp_path: Path, serving: PassingOn) -> None:
+async def test_agents_that_accept_nothing_delay_no_other(tmp_path: Path, serving: PassingOn) -> None:
     """Stopped ones read nothing: their queues fill. The loop goes on, and who reads has all of it long before."""
     kept = KeptDescriptors()
     stopped = []

@@ -37,7 +37,7 @@ async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable
         await http.close()
 
 
-async def test_many_who_ask_for_metrics_cost_no_more_than_one(directory: Path) -> None:
+async def test_many_scrapes_at_once_cost_no_more_than_one(directory: Path) -> None:
     async with started(directory) as agent, served_http(agent) as ask:
         await agent.tenants.apply([row("a")])
         first = await ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -60,7 +60,9 @@ async def test_many_who_ask_for_metrics_cost_no_more_than_one(directory: Path) -
         (b"GET /" + 10_000 * b"x" + b" HTTP/1.1\r\n\r\n", b"HTTP/1.0 400 Bad Request"),
     ],
 )
-async def test_what_is_no_question_is_told_so_and_closed(directory: Path, request_: bytes, answer: bytes) -> None:
+async def test_an_invalid_query_is_refused_and_its_connection_closed(
+    directory: Path, request_: bytes, answer: bytes
+) -> None:
     async with started(directory) as agent, served_http(agent) as ask:
         assert (await ask(request_)).split(b"\r\n")[0] == answer
 

@@ -68,7 +68,7 @@ async def until(agent: Agent, name: str, expected: float | None, **labels: str) 
     return samples
 
 
-def test_the_documented_table_is_what_is_told() -> None:
+def test_the_documented_table_equals_the_served_families() -> None:
     text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of the agent")[2]
     rows = re.findall(r"^\| `(sharepod_\w+)` \| (\w+) \| (.*?) \| (.+) \|$", text, re.MULTILINE)
     documented = {
@@ -79,7 +79,7 @@ def test_the_documented_table_is_what_is_told() -> None:
     assert all(name.endswith("_total") == (kind == "counter") for name, kind, *_ in rows)
 
 
-async def test_only_documented_families_with_documented_labels_are_told(agent: Agent, tmp_path: Path) -> None:
+async def test_only_documented_families_with_documented_labels_are_served(agent: Agent, tmp_path: Path) -> None:
     await agent.tenants.apply([row("a", gpus=(GPU0, GPU1)), row("b")])
     write(tmp_path, {"pid": 4242, "uuid": GPU0, "memory": "1Gi", "busy": 0.1}, busy=0.3, xids=[13])
     samples = await until(agent, "sharepod_gpu_xids_total", 1, gpu=GPU0, xid="13")
@@ -106,7 +106,7 @@ def test_names_follow_prometheus_conventions() -> None:
 
 
 @pytest.mark.promise("node-series-end")
-async def test_a_shared_tenant_is_told_gpu_by_gpu_and_its_series_end_with_it(agent: Agent) -> None:
+async def test_a_shared_tenant_is_reported_per_gpu_and_its_series_end_with_it(agent: Agent) -> None:
     await agent.tenants.apply([row("a", 400, 700, gpus=(GPU0, GPU1))])
     client = await Client.connect(agent.tenants.directory("a"))
     assert await client.reserve(GI, gpu=1) == GI
@@ -182,7 +182,7 @@ async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(a
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_every_family_says_what_it_is(name: str) -> None:
+def test_every_metric_family_has_a_help_text(name: str) -> None:
     assert FAMILIES[name].help[0].isupper() or FAMILIES[name].help[0].isdigit()
     assert not FAMILIES[name].help.endswith(".")
 
@@ -206,7 +206,7 @@ async def test_a_scrape_lets_the_loop_do_other_work_after_each_tenant(agent: Age
     assert tenants == {f"t{index}" for index in range(20)}
 
 
-async def test_a_row_that_goes_during_a_scrape_is_left_out(agent: Agent) -> None:
+async def test_a_row_removed_during_a_scrape_is_skipped(agent: Agent) -> None:
     await agent.tenants.apply([row("first"), row("second")])
     scraping = asyncio.create_task(AgentCollector(agent).collect_in_steps())
     await asyncio.sleep(0)

@@ -115,7 +115,7 @@ async def test_a_tenant_is_released_on_a_read_only_disk_and_drained_once_nothing
         await tenants.apply(released)  # nothing that has to be written is left
 
 
-async def test_an_agent_starts_beside_a_read_only_state_directory(disk: SmallDisk, settings: AgentSettings) -> None:
+async def test_an_agent_starts_with_a_read_only_state_directory(disk: SmallDisk, settings: AgentSettings) -> None:
     """An agent in a new container, or without a supervisor, cannot listen. It reports so, and unmounts volumes."""
     async with tenants_with(settings, [row("a", 400, 700)]):
         with Succession(settings.state_dir) as before:

@@ -59,7 +59,7 @@ async def test_a_removal_that_failed_is_tried_again() -> None:
     assert disk.directories == set()
 
 
-async def test_the_directory_of_a_tenant_that_is_back_is_kept() -> None:
+async def test_the_directory_of_a_returned_tenant_is_kept() -> None:
     disk = Disk()
     leftovers = leftovers_on(disk)
     await leftovers.keep("a")

@@ -49,7 +49,7 @@ async def directory_goes(directory: Path) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenants: TenantRegistry) -> None:
+async def test_a_tenants_directory_has_only_the_files_that_its_pod_needs(tenants: TenantRegistry) -> None:
     directory = tenants.directory("a")
     assert directory is not None
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -156,7 +156,7 @@ async def test_a_damaged_hook_is_put_right_at_the_start(settings: AgentSettings)
         assert installed.read_bytes() == settings.hook_file.read_bytes()
 
 
-async def test_a_hook_that_was_not_built_is_said_so(settings: AgentSettings) -> None:
+async def test_a_missing_hook_is_reported(settings: AgentSettings) -> None:
     settings.hook_file.unlink()
     with pytest.raises(StateDirError, match="make shim"):
         await TenantRegistry(settings, changed=lambda: None).start()
@@ -188,7 +188,7 @@ async def test_residue_keeps_a_tenant_from_being_drained(tenants: TenantRegistry
     assert status_of(tenants, "a").drained, "once seen it stays so"
 
 
-async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: TenantRegistry) -> None:
+async def test_a_repeated_reading_shows_no_tenant_drained(tenants: TenantRegistry) -> None:
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     await tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
@@ -196,7 +196,7 @@ async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(te
     assert status_of(tenants, "a").drained
 
 
-async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(
+async def test_a_gpu_with_unreadable_processes_shows_no_tenant_drained_and_no_memory_free(
     tenants: TenantRegistry,
 ) -> None:
     await observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
@@ -291,7 +291,7 @@ async def test_many_tenants_are_opened_by_few_calls_some_while_those_before_them
             (await Client.connect(registry.directory(each.id))).close()
 
 
-async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: TenantRegistry) -> None:
+async def test_a_removed_row_keeps_its_directory_until_nothing_of_its_tenant_is_left(tenants: TenantRegistry) -> None:
     directory = tenants.directory("a")
     assert directory is not None
     await tenants.apply([])
@@ -325,9 +325,7 @@ async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has
 
 @pytest.mark.promise("operator-one-run-at-a-time")
 @pytest.mark.parametrize("seen", [True, False], ids=["its row went in between", "that was not seen"])
-async def test_the_next_run_of_a_tenant_is_served_anew_and_drained_on_its_own(
-    tenants: TenantRegistry, seen: bool
-) -> None:
+async def test_the_next_run_of_a_tenant_is_served_and_drained_separately(tenants: TenantRegistry, seen: bool) -> None:
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     await observe(tenants)
     assert status_of(tenants, "a").drained
@@ -411,7 +409,7 @@ async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced
 
 
 @pytest.mark.promise("node-finding-restart", "install-continues")
-async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:
+async def test_unenforced_limits_stay_unenforced_over_a_restart_of_the_agent(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
         await observe(tenants, Process(4242, GPU0, GI), owner="a")
         found = status_of(tenants, "a").findings
@@ -438,7 +436,7 @@ async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants
     assert status_of(tenants, "a").enforced is None
 
 
-async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: TenantRegistry) -> None:
+async def test_without_a_process_list_of_the_driver_enforcement_is_unknown(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     await observe(tenants)
     assert status_of(tenants, "a").enforced is True
@@ -473,7 +471,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
 
 
 @pytest.mark.promise("memory-counted-without-hook")
-async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantRegistry) -> None:
+async def test_memory_that_the_driver_counts_beyond_credits_counts(tenants: TenantRegistry) -> None:
     await observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     assert status_of(tenants, "a").memory == 3 * GI
     client = await Client.connect(tenants.directory("a"))
@@ -482,7 +480,7 @@ async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantR
     client.close()
 
 
-async def test_a_process_of_nobodys_is_known_as_such(settings: AgentSettings) -> None:
+async def test_a_process_of_no_tenant_is_recognised(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
         seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
         attribution = await tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)

@@ -11,7 +11,7 @@ from sharepod.api.gpunode import Mode, TenantState
 from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until, view_of
 
 
-async def test_a_view_says_of_a_tenant_what_its_status_says(tmp_path: Path) -> None:
+async def test_a_view_of_a_tenant_agrees_with_its_status(tmp_path: Path) -> None:
     rows = [row("a", 400, gpus=(GPU0, GPU1)), row("b", 300)]
     async with tenants_with(settings_in(tmp_path), rows) as tenants:
         client = await Client.connect(tenants.directory("a"))
