@@ -338,7 +338,7 @@ def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> Non
 
 
 @pytest.mark.promise("operator-taken-back")
-def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
+def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
     namespace = world.cluster.namespace("refuse")
     # Binpack chooses the first's GPU for the second; a rule that only kube-scheduler knows forbids that.

@@ -58,7 +58,7 @@ def test_a_room_has_a_readme(top: str) -> None:
 
 
 @pytest.mark.parametrize("top", ["operator", "cli", "tests", "benchmarks", "demo", "crds", "docs", "shim"])
-def test_a_docstring_says_first_what_the_thing_is(top: str) -> None:
+def test_a_docstring_begins_with_a_noun_phrase(top: str) -> None:
     stiff = []
     for path in sources(ROOT / top):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

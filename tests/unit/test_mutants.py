@@ -116,7 +116,7 @@ def test_a_selection_of_nothing_fails(tree: Tree) -> None:
     assert tree.run("--only", "zzz") == (1, "no fault of python has 'zzz' in its promise or file\n")
 
 
-def test_a_fault_of_a_file_that_is_gone_is_wrong(tree: Tree) -> None:
+def test_a_declared_fault_of_a_deleted_file_is_an_error(tree: Tree) -> None:
     tree.declare(file="tests/gone.py")
     status, output = tree.run()
     assert status == 1

@@ -97,7 +97,9 @@ def test_a_promise_stands_in_its_room_with_its_test_and_command(tree: Path) -> N
         ("docs/promises.toml", '[time-share]\n"b.py" = "max m: 1"', "b.py does not name that promise"),
     ],
 )
-def test_what_is_wrong_is_said(tree: Path, path: str, text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inconsistent_promise_is_reported(
+    tree: Path, path: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     _write(tree, path, text)
     assert promises.main(["--check"], tree) == 1
     assert said in capsys.readouterr().err
@@ -127,7 +129,7 @@ def test_a_figure_stays_while_there_is_no_newer_one_and_goes_with_its_promise(tr
     assert "0.75 points" not in (tree / "docs" / "promises.toml").read_text()
 
 
-def test_the_tests_of_a_promise_are_told_to_make(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tests_of_a_promise_are_printed_for_make(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tree, "tests/unit/test_whole.py", 'import pytest\n\npytestmark = pytest.mark.promise("time-share")\n')
     assert promises.main(["--tests", "time-share"], tree) == 0
     assert capsys.readouterr().out == "tests/unit/test_shares.py::test_a_share tests/unit/test_whole.py\n"

@@ -56,7 +56,7 @@ def test_a_new_rate_holds_from_now_on() -> None:
     assert limiter.take(0.506)
 
 
-def test_a_token_that_is_given_back_is_one_that_was_never_taken() -> None:
+def test_a_returned_token_counts_as_never_taken() -> None:
     limiter = RateLimiter(0.0, per_s=0.1, burst=1)
     assert limiter.take(0.0)
     limiter.give_back(2.0, 0.0)

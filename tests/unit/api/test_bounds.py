@@ -42,6 +42,6 @@ def test_a_message_quotes_the_beginning_of_a_long_value_and_the_kind_of_a_large_
     assert quoted([1]) == "a list"
 
 
-def test_a_text_that_is_cut_says_so() -> None:
+def test_a_truncated_text_is_marked() -> None:
     assert clipped("abc", 3) == "abc"
     assert clipped("abcd", 3) == "ab…"

@@ -85,7 +85,7 @@ def test_an_exclusive_claim_has_whole_gpus_and_says_no_capacity() -> None:
 
 @pytest.mark.promise("operator-claim-gate")
 @pytest.mark.parametrize("dropped", [None, {}])
-def test_a_claim_without_capacity_gets_no_default_and_is_told_of_the_gate(dropped: dict[str, Any] | None) -> None:
+def test_a_claim_without_capacity_gets_no_default_and_an_event_about_the_gate(dropped: dict[str, Any] | None) -> None:
     error = refusal(claim(request(capacity=dropped)))
     assert error.message == GATE_HINT
     assert "DRAConsumableCapacity" in error.message
@@ -212,7 +212,7 @@ def test_selectors_that_leave_nothing_or_too_few_are_refused() -> None:
         (claim(annotations={"sharepod.dev/gpu-group": "other/train"}), "gpu-group]", "is not a label"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_field_and_advice(raw: dict[str, Any], field: str, advice: str) -> None:
+def test_an_unsupported_field_is_refused_with_name_and_remedy(raw: dict[str, Any], field: str, advice: str) -> None:
     error = refusal(raw)
     assert error.field.endswith(field)
     assert advice in error.message

@@ -74,7 +74,7 @@ def test_every_field_of_the_block_has_an_annotation_and_every_prefix_carries_eve
     assert carried[0] == carried[1] == carried[2] == {name for key in KEYS for name in (key.native, *key.foreign)}
 
 
-def test_native_annotations_say_all_that_the_block_says() -> None:
+def test_native_annotations_express_every_field_of_the_block() -> None:
     block = {
         "request": 0.25,
         "limit": 0.5,

@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.promise("operator-line-refused")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_meant_is_refused_by_field_with_the_fix(name: str) -> None:
+def test_a_meaningless_value_is_refused_by_field_with_the_remedy(name: str) -> None:
     raw, field, words = REFUSED[name]
     error = refusal(raw)
     assert error.field.startswith(field)

@@ -173,7 +173,7 @@ def test_the_users_volumes_and_mounts_stay() -> None:
         ("spec.ephemeralContainers", {"ephemeralContainers": [{"name": "d"}]}),
     ],
 )
-def test_what_contradicts_the_pod_is_refused_by_field(field: str, spec: dict[str, Any]) -> None:
+def test_a_contradiction_of_the_pod_is_refused_by_field(field: str, spec: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
         build_pod(sharepod(**spec), SETTINGS)
     assert refused.value.field == field
@@ -223,7 +223,7 @@ def test_no_mount_of_the_user_hides_ours(path: str) -> None:
         "/etc",
     ],
 )
-def test_mounts_beside_ours_are_the_users_own_affair(path: str) -> None:
+def test_mounts_next_to_sharepods_paths_are_allowed(path: str) -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
     build_pod(sharepod(containers=[container]), SETTINGS)
 

@@ -71,7 +71,7 @@ NO_QUANTITIES = (
 
 
 @pytest.mark.parametrize("text", [*NO_QUANTITIES, True, 1e300, float("nan"), float("inf"), 10**400, None, [], {}])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(UnitError):
         parse_quantity(text)
 

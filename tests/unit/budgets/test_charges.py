@@ -27,7 +27,7 @@ ACCOUNTS = {"team": NamespaceAccount(months={"2026-01": {"T": AMOUNTS}, "2026-02
 @pytest.mark.parametrize(
     ("charged", "hours"), [(Charged.HELD, 3), (Charged.RESERVED, 4), (Charged.RESERVED_AND_BORROWED, 5)]
 )
-def test_time_is_charged_as_the_prices_say(charged: Charged, hours: int) -> None:
+def test_time_is_charged_by_the_prices(charged: Charged, hours: int) -> None:
     prices = Prices(charged=charged, default=Price(gpu_hour=Decimal("2.5"), memory_gib_hour=Decimal("0.01")))
     (line,) = bill_lines(ACCOUNTS, "2026-01", prices)
     assert line.charged_hours == hours

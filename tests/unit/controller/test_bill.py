@@ -91,7 +91,7 @@ async def test_a_statement_that_cannot_be_read_is_named_and_the_others_are_bille
     assert [text.partition(":")[0] for text in wrong] == ["the statement of bad cannot be read"]
 
 
-async def test_without_statements_it_says_what_is_missing() -> None:
+async def test_without_statements_the_error_names_the_missing_ones() -> None:
     server: Any = _Pages()
     with pytest.raises(BillError, match="the CRD gpustatements is missing"):
         await statements(server, None)

@@ -87,7 +87,7 @@ async def test_a_node_of_no_pool_gets_none(world: World, labels: dict[str, str])
     assert world.read("gpunodes", "node-a") is None
 
 
-async def test_a_misspelt_pool_is_named_on_the_node_with_the_one_that_is_meant(world: World) -> None:
+async def test_a_misspelt_pool_is_reported_on_the_node_with_the_likely_name(world: World) -> None:
     world.node(gpunode=False)
     label(world, **{POOL_LABEL: "dedicted"})
     await world.look_at_node()
@@ -128,7 +128,7 @@ async def test_a_gpunode_goes_with_its_node_once_its_ledger_is_empty(world: Worl
     assert deleted.body["preconditions"].keys() == {"uid", "resourceVersion"}
 
 
-async def test_a_gpunode_that_has_changed_meanwhile_is_not_deleted(world: World) -> None:
+async def test_a_gpunode_changed_since_it_was_read_is_not_deleted(world: World) -> None:
     world.node()
     world.server.storage.delete(world.kind("nodes"), "", "node-a")
     await world.relist()
@@ -176,7 +176,7 @@ async def test_a_node_that_left_the_pool_without_tenants_loses_its_gpunode(world
 
 
 @pytest.mark.promise("node-away")
-async def test_a_node_that_left_the_pool_with_tenants_says_what_to_do(world: World) -> None:
+async def test_a_node_that_left_the_pool_with_tenants_reports_the_remedy(world: World) -> None:
     world.node()
     await world.placed()
     label(world)
@@ -215,9 +215,7 @@ def conditions(world: World) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.promise("install-device-plugin")
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
-async def test_a_node_whose_gpus_a_device_plugin_gives_away_too_takes_nobody_and_says_so(
-    resource: str, world: World
-) -> None:
+async def test_a_node_with_gpus_of_a_device_plugin_takes_no_tenant_and_reports_it(resource: str, world: World) -> None:
     world.node()
     advertise(world, **{resource: "4"})
     await world.look_at_node()
@@ -253,7 +251,7 @@ async def test_a_node_without_a_device_plugin_or_of_its_own_pool_shows_nothing(w
     assert "DevicePluginPresent" not in conditions(world)
 
 
-async def test_a_pool_that_was_changed_goes_into_the_ledger(world: World) -> None:
+async def test_a_changed_pool_is_written_into_the_ledger(world: World) -> None:
     world.node()
     label(world, **{POOL_LABEL: "device-plugin"})
     await world.look_at_node()
@@ -313,7 +311,7 @@ async def test_a_node_where_kube_scheduler_gives_shares_away_advertises_nothing_
         ({"shareable": False, "reason": "MIG is on"}, "GpuNotShareable"),
     ],
 )
-async def test_a_gpu_that_cannot_be_used_is_told_once_and_so_is_its_recovery(
+async def test_an_unusable_gpu_is_reported_once_and_so_is_its_recovery(
     world: World, broken: dict[str, Any], reason: str
 ) -> None:
     world.node()
@@ -454,7 +452,7 @@ def advertises(world: World) -> Json:
 
 
 @pytest.mark.promise("operator-line-capacity")
-async def test_a_node_advertises_the_resources_of_the_line_once_and_again_when_they_are_gone(world: World) -> None:
+async def test_a_node_advertises_the_lines_resources_once_and_again_after_their_removal(world: World) -> None:
     world.node(gpus=2)
     await world.look_at_node()
     assert not world.server.made("patch", "nodes"), "it is not known whether lines are turned into claims"

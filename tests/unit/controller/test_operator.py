@@ -284,7 +284,7 @@ async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:
 
 
 @pytest.mark.promise("operator-new-before-known")
-async def test_a_new_leader_looks_at_what_waits_before_what_runs() -> None:
+async def test_a_new_leader_checks_pending_requests_before_running_ones() -> None:
     count = 60
     async with api_server() as api:
         players = Players(

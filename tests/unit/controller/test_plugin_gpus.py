@@ -227,7 +227,7 @@ async def test_a_holder_that_gets_no_gpu_is_withdrawn_and_its_tenant_placed_else
 
 @pytest.mark.promise("placement-holder-lost")
 @pytest.mark.parametrize("how", ["deleted", "failed", "taken"])
-async def test_tenants_of_a_gpu_whose_holder_is_lost_are_ended(world: World, how: str) -> None:
+async def test_tenants_of_a_gpu_with_a_lost_holder_are_ended(world: World, how: str) -> None:
     pod = await held(world)
     await world.until(lambda: world.tenant in world.rows())
     await world.look()

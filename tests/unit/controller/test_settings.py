@@ -64,7 +64,7 @@ def test_the_settings_of_the_manifests_are_taken(monkeypatch: pytest.MonkeyPatch
         ("a: [\n", "settings.yaml"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(
+def test_an_invalid_setting_is_refused_with_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, names: str
 ) -> None:
     write(monkeypatch, tmp_path, text)
@@ -73,7 +73,7 @@ def test_what_cannot_be_meant_is_refused_by_name(
     assert "OperatorSettings" not in str(raised.value)
 
 
-def test_a_refused_setting_says_where_settings_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_refused_setting_names_the_source_of_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(monkeypatch, tmp_path, "log_level: loud\n")
     with pytest.raises(SettingsError, match=r"\. Settings come from .*settings\.yaml and from SHAREPOD_"):
         load()

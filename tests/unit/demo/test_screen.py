@@ -79,7 +79,7 @@ def test_on_a_terminal_the_next_line_takes_the_place_of_the_progress() -> None:
     )
 
 
-def test_the_end_tells_where_the_seconds_went() -> None:
+def test_the_end_of_a_run_prints_its_durations() -> None:
     out = io.StringIO()
     screen, clock = _screen(out)
     for phase, seconds in ((FIRST, 3), (SECOND, 4)):

@@ -332,7 +332,7 @@ async def test_a_watch_that_begins_behind_misses_nothing_whatever_else_changes_m
     assert b'"name":"b"' in await anext(events)
 
 
-async def test_a_watch_from_a_forgotten_version_is_gone(client: Client, server: ApiServer) -> None:
+async def test_a_watch_from_a_compacted_version_is_answered_with_410(client: Client, server: ApiServer) -> None:
     await client.create(PODS, pod(), "n")
     server.storage.compact()
     with pytest.raises(GoneError):

@@ -51,7 +51,7 @@ async def test_a_pod_is_bound_to_its_pin_and_runs(storage: Storage) -> None:
     assert (found["spec"]["nodeName"], found["status"]["phase"]) == ("node-1", "Running")
 
 
-async def test_a_gated_pod_is_bound_once_its_gate_is_gone(storage: Storage) -> None:
+async def test_a_gated_pod_is_bound_once_its_gate_is_removed(storage: Storage) -> None:
     pod(storage, "one", schedulingGates=[{"name": "g"}])
     await settle()
     assert "nodeName" not in storage.get(PODS, "n", "one")["spec"]

@@ -111,7 +111,7 @@ def test_a_folder_that_is_none_or_lacks_a_program_is_refused(folder: MakeFolder,
         found(where)
 
 
-def test_a_program_that_cannot_say_its_version_is_refused(folder: MakeFolder) -> None:
+def test_a_program_without_a_version_is_refused(folder: MakeFolder) -> None:
     broken = folder(*REQUIRED)
     (broken / "kube-apiserver").write_text("#!/bin/sh\necho no such flag >&2\nexit 2\n")
     with pytest.raises(AssetsError, match=r"kube-apiserver --version` failed \(2\), 'no such flag': set"):
@@ -164,5 +164,5 @@ def test_a_folder_with_all_programs_is_used_where_it_is(
         (2000, 300.0, ", about a minute left"),
     ],
 )
-def test_a_build_tells_what_is_left(done: int, seconds: float, said: str) -> None:
+def test_a_build_prints_the_remaining_time(done: int, seconds: float, said: str) -> None:
     assert build.time_left(done, 2000, seconds) == said

@@ -73,7 +73,7 @@ def test_an_audit_passes_over_packages_that_its_data_does_not_have() -> None:
     assert judge(report) == (2, ["a 1.0: PYSEC-1, fixed in 2.0"])
 
 
-def test_a_layer_tells_which_packages_it_contains() -> None:
+def test_a_layer_lists_its_packages() -> None:
     status = (
         "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u1\n\n"
         "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n"

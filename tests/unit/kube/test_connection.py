@@ -48,7 +48,7 @@ async def test_calls_carry_identity_and_content(scripted: Scripted, api: Connect
 
 
 @given(st.text())
-def test_a_body_says_the_same_as_json_and_as_yaml(text: str) -> None:
+def test_a_body_has_the_same_content_as_json_and_as_yaml(text: str) -> None:
     sent = bodies.encoded({"message": text, "n": 1})
     assert json.loads(sent) == {"message": text, "n": 1}
     assert yaml.load(sent, Loader=yaml.CSafeLoader) == {"message": text, "n": 1}
@@ -99,7 +99,7 @@ async def test_a_token_that_no_header_can_carry_costs_the_call_alone(scripted: S
     assert scripted.asked == []
 
 
-async def test_without_a_way_to_the_api_server_the_agent_says_which_file_it_tried(tmp_path: Path) -> None:
+async def test_without_api_server_credentials_the_agent_names_the_file_that_it_tried(tmp_path: Path) -> None:
     with pytest.raises(NoApiServerError, match="nowhere"):
         await Connection.open(tmp_path / "nowhere", "test")
     (tmp_path / "empty").write_text("")
@@ -109,7 +109,7 @@ async def test_without_a_way_to_the_api_server_the_agent_says_which_file_it_trie
         await Connection.open(None, "test")
 
 
-async def test_a_refusal_keeps_the_servers_words(scripted: Scripted, api: Connection) -> None:
+async def test_a_refusal_keeps_the_servers_message(scripted: Scripted, api: Connection) -> None:
     scripted.answers({"kind": "Status", "code": 404, "reason": "NotFound", "message": 'pods "b" not found'}, 404)
     with pytest.raises(NotFoundError, match="not found") as refused:
         await api.get("/x")
@@ -173,7 +173,7 @@ async def test_credentials_that_are_rejected_are_read_again_at_once_though_a_clo
         await connected.close()
 
 
-async def test_a_refusal_says_when_the_server_wants_to_be_asked_again(scripted: Scripted, api: Connection) -> None:
+async def test_a_refusal_carries_the_servers_retry_after(scripted: Scripted, api: Connection) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         return web.json_response(
             {"message": "later"}, status=int(request.query["status"]), headers={"Retry-After": "7"}

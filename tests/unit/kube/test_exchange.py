@@ -180,7 +180,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch
     assert peer.connections == 2
 
 
-async def test_what_a_server_says_unasked_is_no_answer() -> None:
+async def test_an_unrequested_message_of_a_server_is_no_answer() -> None:
     peer = Peer()
     peer.answer = lambda count: OK + (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n" if count == 1 else b"")
     async with served(peer) as exchanges:

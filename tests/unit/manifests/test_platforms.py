@@ -74,7 +74,7 @@ def volume_kinds(spec: dict[str, Any]) -> set[str]:
     return {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
 
 
-def test_openshift_is_told_that_the_volumes_fit_restricted_namespaces() -> None:
+def test_a_label_allows_the_volumes_in_restricted_namespaces_of_openshift() -> None:
     labels = document("csidriver.yaml")["metadata"]["labels"]
     assert labels == {"security.openshift.io/csi-ephemeral-volume-profile": "restricted"}
 

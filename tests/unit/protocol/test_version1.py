@@ -49,13 +49,13 @@ FROM_DAEMONS: dict[str, protocol.AgentFrame] = {
 
 @pytest.mark.promise("install-old-hooks")
 @pytest.mark.parametrize(("recorded", "frame"), FROM_CLIENTS.items())
-def test_what_hooks_of_version_1_send_is_understood(recorded: str, frame: protocol.ClientFrame) -> None:
+def test_frames_of_hooks_of_version_1_are_understood(recorded: str, frame: protocol.ClientFrame) -> None:
     assert protocol.parse_client(bytes.fromhex(recorded)) == frame
 
 
 @pytest.mark.promise("install-old-hooks")
 @pytest.mark.parametrize(("recorded", "frame"), FROM_DAEMONS.items())
-def test_what_hooks_of_version_1_are_sent_has_not_changed(recorded: str, frame: protocol.AgentFrame) -> None:
+def test_frames_sent_to_hooks_of_version_1_have_not_changed(recorded: str, frame: protocol.AgentFrame) -> None:
     assert protocol.encode(frame, version=1).hex() == recorded
 
 

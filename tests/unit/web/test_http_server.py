@@ -46,9 +46,7 @@ async def asked(sent: bytes, *, broken: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("amiss", AMISS)
-async def test_what_a_client_sends_amiss_is_answered_and_not_logged(
-    amiss: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_malformed_request_is_answered_and_not_logged(amiss: str, caplog: pytest.LogCaptureFixture) -> None:
     sent, status = AMISS[amiss]
     assert await asked(sent) == status
     assert caplog.messages == []

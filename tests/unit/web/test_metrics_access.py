@@ -66,7 +66,9 @@ class ReviewingServer:
         ("Bearer stranger-token", 403, "stranger may not get /metrics"),
     ],
 )
-async def test_only_who_may_get_metrics_reads_them(header: str | None, status: int, words: str) -> None:
+async def test_only_clients_with_the_right_to_get_metrics_read_them(
+    header: str | None, status: int, words: str
+) -> None:
     server = ReviewingServer()
     found = await server.ask(header)
     assert found[0] == status

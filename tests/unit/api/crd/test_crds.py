@@ -106,7 +106,7 @@ def test_pod_fields_point_to_the_pods_descriptions_and_keep_nothing_that_they_do
 
 
 @pytest.mark.promise("operator-bounds")
-def test_what_the_crd_lets_be_stored_is_bounded(checked_in: dict[str, Any]) -> None:
+def test_the_size_of_objects_that_the_crd_admits_is_bounded(checked_in: dict[str, Any]) -> None:
     spec = schema_of(checked_in)["properties"]["spec"]
     for path, node in nodes(spec):
         assert path.count(".") + path.count("[") < MAX_DEPTH
@@ -125,7 +125,7 @@ def test_a_quantity_that_the_operator_reads_passes_the_schema(checked_in: dict[s
 
 
 @pytest.mark.parametrize("text", ["", "4GB", "four", "1e", ".", "4 Gi", "0x1", "1e999", "٤"])
-def test_what_is_no_quantity_is_refused_by_the_schema(checked_in: dict[str, Any], text: str) -> None:
+def test_an_invalid_quantity_is_refused_by_the_schema(checked_in: dict[str, Any], text: str) -> None:
     assert not re.search(quantity_of(checked_in)["pattern"], text)
     with pytest.raises(UnitError):
         parse_quantity(text)

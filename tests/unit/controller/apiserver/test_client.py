@@ -87,7 +87,7 @@ async def test_each_refusal_has_its_kind_and_keeps_the_servers_words(
         '{"reason": "NotFound", "message": "the server could not find the requested resource"}',
     ],
 )
-async def test_a_404_that_names_no_object_says_nothing_of_any(answer: str) -> None:
+async def test_a_404_that_names_no_object_proves_no_deletion(answer: str) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.Response(status=404, text=answer)
 
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
         assert time.monotonic() - began < 3
 
 
-async def test_who_does_not_lead_reads_and_does_not_write() -> None:
+async def test_a_standby_reads_and_does_not_write() -> None:
     called: list[str] = []
 
     async def note(request: web.Request) -> web.Response:
@@ -237,7 +237,7 @@ async def test_an_eviction_that_a_webhook_denies_is_refused_as_by_a_budget(statu
     assert refused.value.status == 429
 
 
-async def test_a_write_is_not_made_again_by_who_leads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_is_not_retried_by_a_former_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     leads = True
     calls = 0
     monkeypatch.setattr(client_module, "jittered", lambda _: 0.0)

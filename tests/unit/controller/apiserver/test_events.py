@@ -76,7 +76,7 @@ async def test_of_one_reason_about_one_object_ten_are_written_at_once_and_then_o
     assert world.notes("team")[-1] == "a minute later"
 
 
-async def test_the_same_words_are_written_again_after_ten_minutes() -> None:
+async def test_the_same_message_is_written_again_after_ten_minutes() -> None:
     world = World()
     async with world.writing():
         for _ in range(3):

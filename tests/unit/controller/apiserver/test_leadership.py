@@ -89,7 +89,7 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
 
 @pytest.mark.promise("operator-renewed-late")
 @pytest.mark.parametrize("slow_s", [0.0, 3.0], ids=["between-tries", "while-the-api-server-answers"])
-async def test_a_leader_that_renews_too_late_begins_anew(slow_s: float) -> None:
+async def test_a_leader_that_renews_too_late_starts_from_scratch(slow_s: float) -> None:
     """All is looked at again: what it was about to write after the deadline was refused and forgotten."""
     world = World()
     one = world.process("one")

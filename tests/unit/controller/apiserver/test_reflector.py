@@ -330,7 +330,7 @@ async def test_whatever_a_watch_says_what_is_there_is_known(
 
 
 @pytest.mark.promise("operator-watch-ended")
-async def test_a_watch_that_breaks_off_goes_on_without_a_list(world: World) -> None:
+async def test_a_watch_that_breaks_off_continues_without_a_list(world: World) -> None:
     world.server.cut_watches()
     world.create("c")
     await world.shows("a", "b", "c")
@@ -468,7 +468,7 @@ async def test_a_server_that_asks_to_be_left_alone_for_a_day_is_asked_again_soon
         await idle.shows("a", "b")
 
 
-async def test_a_watch_is_opened_anew_when_it_is_asked_for(world: World) -> None:
+async def test_a_watch_is_reopened_on_request(world: World) -> None:
     opened = len(world.server.made("watch", "sharepods"))
     world.reflector.reopen()
     await world.until(lambda: len(world.server.made("watch", "sharepods")) == opened + 1)

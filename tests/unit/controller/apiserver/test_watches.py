@@ -191,7 +191,7 @@ async def test_the_watches_are_believed_until_one_was_silent_for_too_long(world:
     assert world.watches.believed()
 
 
-async def test_what_has_gone_back_is_not_believed_before_it_was_replaced(world: World) -> None:
+async def test_an_object_whose_version_went_back_is_ignored_until_its_replacement(world: World) -> None:
     backup = world.server.storage.backup()
     world.sharepod("one")
     await world.list_all()
@@ -221,7 +221,7 @@ async def test_to_catch_up_is_to_have_opened_each_watch_and_taken_in_what_it_say
         assert len([call for call in world.server.calls if call.verb == "watch"]) >= opened + len(world.watches.all)
 
 
-async def test_who_lists_anew_has_caught_up_only_once_the_list_is_read_to_its_end(world: World) -> None:
+async def test_a_relist_has_caught_up_only_at_the_end_of_its_list(world: World) -> None:
     world.client.page_size = 1
     for number in range(3):
         world.sharepod(f"old-{number}")

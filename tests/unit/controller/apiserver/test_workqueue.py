@@ -63,7 +63,7 @@ async def test_no_key_is_worked_on_twice_at_a_time_and_each_addition_is_seen(see
         await until(lambda: seen == state)
 
 
-async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_step_is_retried_after_a_growing_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workqueue, "_BACKOFF", Backoff(0.01, 30.0))
     times: list[float] = []
 
@@ -98,7 +98,7 @@ async def test_what_has_failed_for_half_a_day_is_still_tried_again(monkeypatch: 
     assert (calls, queue._failures) == (2, {})
 
 
-async def test_who_leads_no_more_is_not_asked_again() -> None:
+async def test_a_former_leader_is_not_asked_again() -> None:
     calls = 0
 
     async def work(_: str) -> None:

@@ -208,7 +208,7 @@ async def test_whoever_is_killed_whenever_each_millisecond_is_charged_once(steps
 
 
 @pytest.mark.promise("budgets-events-once")
-async def test_80_and_100_percent_and_the_refill_are_told_once_however_often_the_operator_restarts() -> None:
+async def test_80_and_100_percent_and_the_refill_are_reported_once_over_restarts_of_the_operator() -> None:
     world = World()
     world.server.put("b1", "a", {"gpuSeconds": 1000, "period": "Day"})
     await OperatorProcess(world).look()
@@ -248,7 +248,7 @@ async def test_one_that_takes_itself_for_the_leader_and_is_late_writes_and_tells
 
 
 @pytest.mark.promise("budgets-malformed")
-async def test_a_malformed_budget_is_told_so_covers_nothing_and_costs_no_other_anything() -> None:
+async def test_a_malformed_budget_gets_an_event_covers_nothing_and_affects_no_other() -> None:
     world = World()
     world.server.put("bad", "a", {"gpuSeconds": "much", "period": "Year"})
     world.server.put("good", "b", {"gpuSeconds": 10})
@@ -319,7 +319,7 @@ async def test_queue_lets_new_ones_wait_until_the_refill_and_notify_changes_noth
 
 
 @pytest.mark.promise("budgets-from-here-on", "budgets-one-each")
-async def test_a_central_budget_by_selector_comes_before_a_namespaces_own_and_both_say_so() -> None:
+async def test_a_central_budget_by_selector_overrides_a_namespaces_own_and_both_report_it() -> None:
     world = World()
     world.server.put("own", "a", {"gpuSeconds": 10_000})
     operator = OperatorProcess(world)
@@ -407,7 +407,7 @@ async def test_where_nothing_is_consumed_little_is_written() -> None:
 
 
 @pytest.mark.promise("budgets-malformed")
-async def test_a_budget_that_becomes_malformed_is_told_so_once_however_old_its_account_is() -> None:
+async def test_a_malformed_budget_gets_one_event_whatever_the_age_of_its_account() -> None:
     world = World()
     world.server.put("b1", "a", {"gpuSeconds": 10})
     operator = OperatorProcess(world)

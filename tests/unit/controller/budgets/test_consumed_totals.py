@@ -33,6 +33,6 @@ def test_a_total_is_what_is_written_or_what_is_reported_where_that_is_more() -> 
     assert totals == {("a", "T"): ConsumedTotal(9, 0), ("b", "T"): ConsumedTotal(2, 4)}
 
 
-def test_nothing_is_kept_of_nodes_and_namespaces_that_are_gone() -> None:
+def test_deleted_nodes_and_namespaces_leave_nothing_in_memory() -> None:
     assert consumed_totals([node("x", a=3), node("y", b=2)], {}).keys() == {("a", "T"), ("b", "T")}
     assert consumed_totals([node("y", b=2)], {}).keys() == {("b", "T")}

@@ -106,7 +106,7 @@ async def test_others_have_turns_while_many_nodes_are_looked_at(monkeypatch: pyt
     assert idle == pytest.approx(0.02), "those of all nodes"
 
 
-async def test_what_was_not_seen_while_another_led_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_under_another_leader_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_reservations, "PERIOD_S", 0.0)
     state, told, now, leads = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0)), Told(), 0.0, True
     watcher = IdleReservations(state, cast("Events", told), acts=lambda: leads, clock=lambda: now)

@@ -191,7 +191,7 @@ async def test_a_former_leader_that_still_writes_neither_loses_nor_doubles(clien
     assert written["status"]["totals"][0]["heldMilliseconds"] == 300
 
 
-async def test_an_agent_is_told_of_closed_series_alone(client: Client) -> None:
+async def test_an_agent_is_notified_only_of_closed_series(client: Client) -> None:
     node = await report(client, "n1", series("a", "team", 100), series("b", "team", 50, closed=True))
     kept = statements(client)
     assert await kept.take_in([node])
@@ -216,7 +216,7 @@ async def test_a_statement_that_cannot_be_read_is_left_as_it_is_and_costs_its_na
 
 
 @pytest.mark.promise("operator-statement-metrics")
-async def test_the_metrics_say_what_is_written_down(client: Client) -> None:
+async def test_the_metrics_agree_with_the_written_account(client: Client) -> None:
     def told(kind: str) -> float | None:
         labels = {"namespace": "measured", "model": "T", "kind": kind}
         return metrics.LEADERS.get_sample_value("sharepod_namespace_gpu_seconds_total", labels)

@@ -46,7 +46,7 @@ def test_what_a_condition_is_worth(kind: str, value: str, reason: str, told: Ann
     assert len(again) == (told is not None)
 
 
-def test_a_place_is_told_to_a_sharepod_that_waited_for_it_and_to_no_other() -> None:
+def test_a_placement_is_reported_only_to_a_sharepod_that_waited_for_it() -> None:
     _, waits = announcements(status("Placed", "False", "NoRoom"), None, None, {})
     found, known = announcements(status("Placed", "True", "Reserved"), None, None, waits)
     assert found == [Announcement(False, "Placed", "Place", "m")]
@@ -86,7 +86,7 @@ def test_a_finding_speaks_for_itself_and_not_through_the_condition_too() -> None
     assert found == [Announcement(True, "ProcessWithoutHook", "Watch", "f")]
 
 
-def test_a_finding_is_told_again_when_its_words_change_or_it_has_come_back() -> None:
+def test_a_finding_is_reported_again_when_its_message_changes_or_it_returns() -> None:
     said, known = announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), {})
     assert [item.reason for item in said] == ["Overtaken"]
     assert announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), known)[0] == []
@@ -96,7 +96,7 @@ def test_a_finding_is_told_again_when_its_words_change_or_it_has_come_back() -> 
     assert len(announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), ceased)[0]) == 1
 
 
-def test_what_was_known_is_not_changed_in_place() -> None:
+def test_known_announcements_are_not_changed_in_place() -> None:
     known: dict[str, str] = {}
     announcements(status("Placed", "True", "Reserved"), None, seen(FindingReason.OVERTAKEN), known)
     assert known == {}

@@ -58,12 +58,12 @@ def test_auto_uses_claims_where_all_can_and_says_why_where_not(
     assert says in found.message
 
 
-def test_a_node_without_a_gpu_to_share_has_no_say() -> None:
+def test_a_node_without_a_gpu_to_share_has_no_vote() -> None:
     nodes = [node("a"), node("b", "False", gpus=[{**GPU, "shareable": False}]), node("c", "False", gpus=[])]
     assert attaching(situation(), nodes).by_claims
 
 
-def test_a_node_of_pool_scheduler_has_no_say_as_sharepods_do_not_go_there() -> None:
+def test_a_node_of_pool_scheduler_has_no_vote_because_it_runs_no_sharepods() -> None:
     theirs = node("b", "False")
     theirs = replace(theirs, spec=theirs.spec.model_copy(update={"pool": Pool.SCHEDULER}))
     assert attaching(situation(), [node("a"), theirs]).by_claims
@@ -71,7 +71,7 @@ def test_a_node_of_pool_scheduler_has_no_say_as_sharepods_do_not_go_there() -> N
 
 
 @pytest.mark.parametrize("setting", [Attach.CLAIMS, Attach.CSI])
-def test_a_setting_that_says_one_way_is_followed_whatever_the_nodes_say(setting: Attach) -> None:
+def test_an_explicit_setting_overrides_the_nodes_reports(setting: Attach) -> None:
     for known in ({}, {"served": False, "guarded": False, "not_honoured": "x"}):
         found = attaching(situation(setting, **known), [node("a", "False")])
         assert found.by_claims is (setting is Attach.CLAIMS)

@@ -101,7 +101,7 @@ def test_an_allocation_in_use_is_left_alone_whatever_else_holds() -> None:
         assert step(replace(used, consumers=("pod",)), reserved(), **fields) == Wait()
 
 
-def test_an_allocation_is_taken_back_where_no_pod_can_have_it() -> None:
+def test_an_allocation_without_a_possible_pod_is_withdrawn() -> None:
     idle = claim(allocation=ALLOCATION)
     for made in (
         step(idle, reserved()),
@@ -116,7 +116,7 @@ def test_an_allocation_is_taken_back_where_no_pod_can_have_it() -> None:
 
 @pytest.mark.promise("operator-unbound-node-gone")
 @pytest.mark.parametrize("why", [RemovalReason.NODE_GONE, RemovalReason.OUT_OF_SERVICE])
-def test_a_pod_that_waits_keeps_no_allocation_on_a_node_that_is_gone(why: RemovalReason) -> None:
+def test_a_pending_pod_keeps_no_allocation_on_a_deleted_node(why: RemovalReason) -> None:
     mine, ours = claim(allocation=ALLOCATION), reserved(override=why)
     taken = step(mine, ours, pods=WAITS, due=9.0)
     assert isinstance(taken, Deallocate)
@@ -140,12 +140,12 @@ def test_an_admin_gives_the_share_of_a_pod_away_that_hangs_in_its_deletion() -> 
     assert step(used, reserved(forced=True), pods=hanging) == RemoveRow("node-a", RemovalReason.FORCED)
 
 
-def test_what_cannot_be_read_decides_nothing() -> None:
+def test_an_unreadable_claim_or_row_decides_nothing() -> None:
     assert step(claim(), reserved(), pods=WAITS, unreadable_row=True) == Wait()
     assert step(claim(readable=False), reserved()) == Wait()
 
 
-def test_an_allocation_by_somebody_else_is_never_touched() -> None:
+def test_a_foreign_allocation_is_never_changed() -> None:
     foreign = replace(ALLOCATION, ours=False)
     assert step(claim(allocation=foreign), pods=WAITS) == Wait()
 

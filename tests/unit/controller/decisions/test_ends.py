@@ -65,7 +65,7 @@ def test_a_pod_shows_why_it_ended(fields: Json, cause: EndCause) -> None:
     assert end_of_lost(SharePodStatus(), ended, node_gone=False).cause is cause
 
 
-def test_a_pod_that_is_gone_was_deleted_unless_its_node_is_gone_too() -> None:
+def test_a_missing_pod_counts_as_deleted_unless_its_node_is_missing_too() -> None:
     running = pod(node="node-a", phase="Running")
     assert end_of_lost(SharePodStatus(), running, node_gone=False).cause is EndCause.DELETED
     assert end_of_lost(SharePodStatus(), None, node_gone=True).cause is EndCause.NODE_LOST

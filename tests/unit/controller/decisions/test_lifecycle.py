@@ -148,21 +148,21 @@ def test_a_pod_that_cannot_be_made_is_tried_again_later() -> None:
 
 
 @pytest.mark.promise("operator-taken-back")
-def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
+def test_a_pod_refused_by_kube_scheduler_for_long_is_withdrawn() -> None:
     refused = pod(conditions=[REFUSED])
     assert step(made(), refused, reserved(), unbound_since=10.0, now=20.0) == Wait(70.0)
     assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBackPod(refused, "0/3 nodes")
 
 
 @pytest.mark.promise("operator-unbound-node-gone")
-def test_a_pod_that_waits_on_a_node_that_is_deleted_is_taken_back_at_once() -> None:
+def test_a_pending_pod_on_a_deleted_node_is_withdrawn_at_once() -> None:
     gone = reserved(override=RemovalReason.NODE_GONE)
     assert step(made(), pod(), gone, unstarted_since=10.0, now=11.0) == TakeBackPod(pod(), "the Node is gone")
     assert step(made(), pod(node="node-a"), gone, unstarted_since=10.0, now=11.0) == Wait(1810.0)
 
 
 @pytest.mark.promise("operator-bound-stays")
-def test_a_bound_pod_is_never_taken_back() -> None:
+def test_a_bound_pod_is_never_withdrawn() -> None:
     assert step(made(), pod(node="node-a"), reserved(), unbound_since=0.0, now=1e6) == Wait()
 
 
@@ -244,7 +244,7 @@ def test_a_pod_of_a_scheduler_of_its_own_that_does_not_look_at_it_gives_the_shar
 
 
 @pytest.mark.promise("operator-foreign-gate")
-def test_a_pod_behind_a_gate_of_somebody_else_gets_no_share() -> None:
+def test_a_pod_behind_a_foreign_gate_gets_no_share() -> None:
     gated = replace(GATED, gates=(*GATED.gates, "example.com/mine"))
     assert step(sharepod(), gated) == Wait()
     assert step(sharepod(), GATED) == Place()

@@ -79,7 +79,7 @@ def test_the_next_run_is_known_by_its_pod_or_by_its_row() -> None:
     assert step(between(), None, lost=pod(node="node-a"), wall=100.0) == CreatePod(), "the former Pod is on record"
 
 
-def test_a_pod_beside_a_gpu_that_failed_moves_once_it_is_not_ready() -> None:
+def test_a_pod_on_a_node_with_a_failed_gpu_moves_once_it_is_not_ready() -> None:
     ready = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     crashes = pod(node="node-a", phase="Running")
     always = sharepod(status={"podUID": "pod-1"}, spec={"restartPolicy": "Always"})

@@ -101,7 +101,7 @@ def test_the_hold_comes_once_a_pod_is_on_the_node_and_the_row_is_written() -> No
     assert step(claim(deletionTimestamp="now"), row(), pods=RUNS) == Wait(), "the API server refuses an entry then"
 
 
-def test_the_row_of_a_pod_that_is_gone_goes_in_two_steps_and_then_the_hold() -> None:
+def test_the_row_of_a_deleted_pod_is_removed_in_two_steps_and_then_its_hold() -> None:
     left = claim(pods=False, hold=True)
     assert step(left, row()) == BeginRelease("node-a")
     assert step(left, row(releasing=True)) == Wait()
@@ -285,7 +285,7 @@ def test_in_every_order_a_pod_that_is_refused_is_in_the_end_kept_nowhere(order: 
     assert (life.pod, life.allocated, life.hold) == ("waits", False, False)
 
 
-def test_a_claim_that_is_gone_leaves_its_row_to_the_steps_of_claims() -> None:
+def test_a_deleted_claim_leaves_its_row_to_the_steps_of_claims() -> None:
     assert claim_steps.next_step(ClaimSnapshot(claim=None, reserved=(row(),))) == BeginRelease("node-a")
     assert claim_steps.next_step(ClaimSnapshot(claim=None)) == Forget()
     assert row().wanted.row().state is TenantState.RESERVED

@@ -73,7 +73,7 @@ def again(status: SharePodStatus) -> SharePodFacts:
     return sharepod(status=status.dump())
 
 
-def test_what_was_written_is_not_written_again() -> None:
+def test_an_unchanged_status_is_not_written_again() -> None:
     running = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     first = compose(sharepod(), placed(sharepod(), running, seen={"connected": True, "held_milli": 5}))
     own = again(first)
@@ -117,7 +117,7 @@ def test_one_whose_pod_is_gone_and_cannot_be_made_again_does_not_wait_for_room()
         assert status.summary == "PodForbidden"
 
 
-def test_what_is_gone_is_taken_out() -> None:
+def test_status_fields_without_a_value_are_removed() -> None:
     own = again(compose(sharepod(), placed(sharepod(), None)))
     changes = patch(own, compose(own, inputs(own)))
     assert changes["node"] is None
@@ -137,7 +137,7 @@ def test_usage_is_kept_as_it_was_until_it_is_due() -> None:
     assert due.usage.memory_shown == "1.5Gi"
 
 
-def test_why_it_waits_is_what_placement_said() -> None:
+def test_the_reason_for_waiting_is_placements_reason() -> None:
     refusal = Refusal(
         outlook=Outlook.NEVER,
         headline="0/1 nodes can take it",
@@ -170,7 +170,7 @@ def test_a_terminal_phase_stays_with_what_it_had() -> None:
     assert after.status.usage is None
 
 
-def test_a_share_that_is_not_the_one_asked_for_says_so_until_it_is() -> None:
+def test_a_share_that_differs_from_the_request_is_reported_until_it_agrees() -> None:
     running = pod(node="node-a", phase="Running")
     own = again(compose(sharepod(), placed(sharepod(), running)))
     refusal = Refusal(
@@ -208,7 +208,7 @@ def test_enforcement_is_what_the_agent_found_out() -> None:
         assert all(f"{reason} here" in message for reason in findings)
 
 
-def test_a_gpu_that_fails_is_told_to_its_tenants_and_to_nobody_else() -> None:
+def test_a_failed_gpu_is_reported_to_its_tenants_only() -> None:
     running = pod(node="node-a", phase="Running")
 
     def report(health: Health) -> tuple[Gpu, ...]:

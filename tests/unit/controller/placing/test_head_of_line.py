@@ -22,7 +22,7 @@ async def world() -> AsyncIterator[World]:
         yield each
 
 
-async def test_what_is_kept_is_let_go_when_the_queue_is_emptied(world: World) -> None:
+async def test_nominations_end_when_the_queue_is_emptied(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
@@ -33,7 +33,7 @@ async def test_what_is_kept_is_let_go_when_the_queue_is_emptied(world: World) ->
     assert world.placed["late"] == "a"
 
 
-async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(world: World) -> None:
+async def test_an_unplaceable_request_blocks_no_other_until_it_has_waited_long(world: World) -> None:
     world.node("a")
     await world.want("small-1", 0.5)
     await world.want("whole", 1.0)
@@ -184,7 +184,7 @@ async def test_gpus_are_kept_where_tenants_are_expected_to_end_first(world: Worl
     assert (world.kept_for, world.kept_on) == ("whole", "b")
 
 
-async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:
+async def test_a_nomination_ends_when_its_owner_leaves(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
@@ -207,7 +207,7 @@ async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> Non
     assert kept.tenant == "whole"
 
 
-async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: World) -> None:
+async def test_a_nomination_on_a_deleted_node_moves_to_another(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
@@ -217,7 +217,7 @@ async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: Wo
     assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
 
 
-async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: World) -> None:
+async def test_a_nomination_on_a_cordoned_node_moves_to_another(world: World) -> None:
     for name in ("a", "b"):
         world.node(name)
         await world.want(f"on-{name}", 0.5)
@@ -238,7 +238,7 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
 
 
 @pytest.mark.promise("placement-head-priority")
-async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world: World) -> None:
+async def test_no_request_waits_for_a_nomination_of_lower_priority(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)

@@ -283,7 +283,7 @@ async def _lose(call: str) -> None:
         raise unavailable()
 
 
-async def test_nothing_is_kept_of_a_gpunode_that_is_gone() -> None:
+async def test_a_deleted_gpunode_leaves_nothing_in_the_cache() -> None:
     server, operator = begin()
     operator.reserve("one", GPUS[0], 300)
     server.before = _lose
@@ -336,7 +336,7 @@ async def test_a_refusal_though_nothing_moved_is_reported_and_not_repeated() -> 
     assert [event.reason for event in operator.events._waiting.values()] == ["LedgerWriteRefused"]
 
 
-async def test_one_who_leads_no_more_forgets_what_it_decided() -> None:
+async def test_a_former_leader_drops_its_decisions() -> None:
     server, operator = begin()
 
     async def refuse(_: str) -> None:
@@ -350,7 +350,7 @@ async def test_one_who_leads_no_more_forgets_what_it_decided() -> None:
     assert served(server)["spec"]["tenants"] == []
 
 
-async def test_one_who_leads_again_removes_no_row_by_an_old_decision() -> None:
+async def test_a_returning_leader_removes_no_row_by_an_old_decision() -> None:
     server, operator = begin()
     operator.reserve("one", GPUS[0], 100)
     await operator.writer._write(NODE)

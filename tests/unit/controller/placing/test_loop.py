@@ -67,7 +67,7 @@ async def test_the_longest_wait_is_the_wait_of_the_first_that_still_waits(world:
 
 
 @pytest.mark.promise("placement-no-lost-wake-up")
-async def test_one_that_avoids_a_node_for_a_time_is_tried_there_afterwards(world: World) -> None:
+async def test_a_request_that_avoids_a_node_for_a_time_is_tried_there_afterwards(world: World) -> None:
     world.node("a")
     world.memos.of("t1").avoid = {"a": ("refused it", asyncio.get_running_loop().time() + 30.0)}
     await world.want("t1", 0.5)
@@ -77,7 +77,7 @@ async def test_one_that_avoids_a_node_for_a_time_is_tried_there_afterwards(world
     assert world.placed == {"t1": "a"}
 
 
-async def test_a_new_node_wakes_who_waits_in_the_order_of_the_queue(world: World) -> None:
+async def test_a_new_node_wakes_pending_requests_in_the_order_of_the_queue(world: World) -> None:
     world.node("a")
     await world.want("first", 0.6)
     await world.want("older", 0.7)

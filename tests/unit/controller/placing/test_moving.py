@@ -71,14 +71,14 @@ async def test_nobody_is_moved_for_an_equal_whose_owner_has_not_said_so(movable:
         assert world.begun == []
 
 
-async def test_one_that_would_not_come_back_is_not_moved() -> None:
+async def test_a_tenant_that_would_not_restart_is_not_moved() -> None:
     async with scattered(mover={"restart": "Never"}) as world:
         await world.want("waits", 0.8, memory="1Gi")
         await world.later(30)
         assert world.begun == []
 
 
-async def test_nobody_is_moved_for_one_of_lower_priority() -> None:
+async def test_no_tenant_is_moved_for_a_request_of_lower_priority() -> None:
     async with scattered(priority=5) as world:
         await world.want("waits", 0.8, memory="1Gi")
         await world.later(30)

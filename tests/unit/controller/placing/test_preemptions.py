@@ -200,7 +200,7 @@ async def test_one_that_waits_no_longer_gives_up_what_was_kept() -> None:
 
 @pytest.mark.promise("placement-preempt-rate")
 @pytest.mark.parametrize("per_minute", [1, 0.5])
-async def test_no_more_are_preempted_in_a_minute_than_the_setting_says(per_minute: float) -> None:
+async def test_preemptions_per_minute_stay_within_the_setting(per_minute: float) -> None:
     async with playing(per_minute=per_minute) as world:
         world.node("b")
         for number in range(2):
@@ -281,7 +281,7 @@ async def test_until_when_others_come_first_is_told_anew_once_it_is_no_longer_so
         assert "budget" not in world.why("second")
 
 
-async def test_within_its_budget_nobody_runs_at_request_0() -> None:
+async def test_no_tenant_within_its_budget_runs_at_request_0() -> None:
     async with playing() as world:
         await world.runs("first", 0.8, memory="4Gi")
         await world.want("second", 0.5, memory="4Gi")

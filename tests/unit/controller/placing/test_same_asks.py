@@ -88,7 +88,7 @@ async def test_one_whose_pod_asks_for_more_by_now_is_worked_out_again() -> None:
 
 
 @pytest.mark.promise("security-flood")
-async def test_a_pass_costs_one_step_for_all_who_ask_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pass_costs_one_step_per_request_group(monkeypatch: pytest.MonkeyPatch) -> None:
     async with playing() as world:
         await world.runs("full", 0.6, memory="1Gi")
         for number in range(_MANY):

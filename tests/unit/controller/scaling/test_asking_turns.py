@@ -87,7 +87,7 @@ def test_what_an_earlier_leader_has_asked_for_goes_on() -> None:
 
 
 @pytest.mark.promise("operator-placeholder-node-comes")
-def test_nobody_asks_while_a_node_is_on_its_way() -> None:
+def test_no_node_is_requested_while_another_is_being_added() -> None:
     turns = AskingTurns(LIMITS)
     asking(turns, 0, "a1", "b1")
     assert asking(turns, 30, "a1", "b1") == ["a1", "b1"]

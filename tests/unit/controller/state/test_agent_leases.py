@@ -72,7 +72,7 @@ def test_other_leases_of_the_namespace_are_none_of_an_agent() -> None:
     assert world.agents.changed(["a", "operator", "sharepod-operator"]) == []
 
 
-def test_who_came_and_who_went_is_told_once() -> None:
+def test_starts_and_ends_of_agents_are_reported_once() -> None:
     world = World()
     world.agents.put(world.lease("a", renewed=world.wall))
     world.agents.put(world.lease("b", renewed=world.wall))

@@ -88,7 +88,7 @@ def test_a_claim_given_to_a_pod_that_goes_while_it_waits_counts_as_used(seen: Cl
     assert not seen.unused("c"), "it may have been bound as it left our sight"
 
 
-def test_a_pod_that_tolerates_more_while_it_waits_is_told_to_its_claims() -> None:
+def test_a_pending_pods_new_tolerations_reach_its_claims() -> None:
     told: list[str] = []
     seen = ClaimsSeen(told.append)
     seen.put_claim(claim())
@@ -227,7 +227,7 @@ def test_a_line_that_cannot_be_meant_refuses_the_claim_in_its_words(seen: Claims
     assert "1500 is neither" in str(size(seen))
 
 
-def test_namespaces_whose_pods_lack_their_claims_are_told_and_listed(seen: ClaimsSeen) -> None:
+def test_namespaces_whose_pods_lack_their_claims_are_reported_and_listed(seen: ClaimsSeen) -> None:
     wanted: list[str] = []
     seen.on_claim_lacking = wanted.append
     seen.put_pod(line_pod("p", None))

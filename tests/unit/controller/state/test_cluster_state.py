@@ -93,7 +93,7 @@ def test_late_and_repeated_news_change_nothing(seed: int) -> None:
         assert len(state.sharepods) == 1
 
 
-def test_who_is_concerned_is_told_and_nobody_else() -> None:
+def test_only_affected_tenants_are_notified() -> None:
     state = new_state()
     told: list[str] = []
     state.on_tenant_changed = told.append
@@ -168,7 +168,9 @@ def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() 
         (node_object(), gpunode_object(memory="much"), True, "cannot be read"),
     ],
 )
-def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None, alive: bool, says: str | None) -> None:
+def test_a_node_that_takes_no_tenants_reports_the_reason(
+    node: Json, gpunode: Json | None, alive: bool, says: str | None
+) -> None:
     state = new_state(alive=alive)
     state.put_node(node)
     if gpunode is not None:
@@ -189,7 +191,7 @@ def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None,
         ({"shareable": False, "reason": "MIG is on"}, "MIG is on"),
     ],
 )
-def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
+def test_a_gpu_that_takes_no_tenants_reports_the_reason(gpu: Json, reason: str) -> None:
     state = new_state()
     state.put_node(node_object())
     state.put_gpunode(gpunode_object(**gpu))
@@ -501,7 +503,7 @@ def test_a_node_that_fails_its_self_test_by_a_claim_takes_no_claims_and_all_else
     assert refused is None if says is None else says in (refused or "")
 
 
-def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
+def test_pending_requests_are_woken_by_a_pod_that_shrinks_or_ends() -> None:
     state = new_state()
     state.put_node(node_object())
     state.put_gpunode(gpunode_object())

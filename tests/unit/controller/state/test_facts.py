@@ -18,7 +18,7 @@ from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
 
 
 @pytest.mark.promise("operator-bounds")
-def test_a_sharepod_with_more_than_a_pod_can_hold_is_told_and_not_kept() -> None:
+def test_an_oversized_sharepod_gets_an_event_and_is_not_cached() -> None:
     found = sharepod(spec={"nodeSelector": {"a": "x" * 1_000_000}})
     assert str(found.error) == (
         "spec: has more than 524288 characters of text; keep what is large in a ConfigMap, a volume or the image"
@@ -218,7 +218,7 @@ def test_of_a_foreign_pod_counts_what_can_be_read(bad: str | None) -> None:
     assert (node, needs.cpu_milli, needs.memory) == ("node-a", 3000, 1 << 30)
 
 
-def test_a_node_that_cannot_be_read_says_so() -> None:
+def test_an_unreadable_node_is_reported() -> None:
     metadata = {"name": "node-a", "uid": "u", "labels": {"sharepod.dev/pool": "dedicated"}}
     for spec, status in (
         ({"taints": [{"key": "k"}] * 1_000}, {}),
@@ -304,7 +304,7 @@ def test_a_sharepod_is_kept_as_text_without_what_changes_while_it_runs() -> None
         {"spec": {"restartPolicy": "Never"}},
     ],
 )
-def test_a_sharepod_that_asks_for_something_else_is_read_anew(changed: dict[str, Json]) -> None:
+def test_a_sharepod_with_a_changed_request_is_read_again(changed: dict[str, Json]) -> None:
     before, later = sharepod_facts(sharepod_object(), PODS), sharepod_object()
     for part, fields in changed.items():
         later[part] = {**later[part], **fields}
@@ -370,7 +370,7 @@ def test_a_pod_fails_by_the_container_that_failed_first_and_not_by_a_sidecar_tha
 
 
 @pytest.mark.promise("operator-gpu-gone")
-def test_a_gpu_is_gone_by_the_word_of_an_agent_that_serves_and_of_no_other() -> None:
+def test_only_a_serving_agents_report_makes_a_gpu_lost() -> None:
     gpu: Json = {"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1}
 
     def gone(ready: str | None, **status: object) -> tuple[str, ...]:

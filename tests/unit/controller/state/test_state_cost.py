@@ -80,7 +80,7 @@ def node_object(name: str) -> Json:
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
-def test_a_ledger_looks_at_its_own_node_alone(state: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_reads_only_its_own_node(state: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
     overcommits = state.cluster.overcommits
 

@@ -81,7 +81,7 @@ async def test_a_claim_of_a_template_is_known_by_its_owner_before_the_pods_statu
 
 
 @pytest.mark.promise("operator-claim-pod-needs")
-async def test_a_claim_goes_where_its_pod_can_go(world: World) -> None:
+async def test_a_claim_is_placed_on_a_node_that_its_pod_accepts(world: World) -> None:
     world.node("node-a")
     world.node("node-b")
     world.claim()
@@ -226,7 +226,7 @@ async def test_a_claim_without_room_says_why_in_its_own_words_and_then_that_it_i
 
 
 @pytest.mark.promise("operator-claim-foreign")
-async def test_an_allocation_by_somebody_else_gets_no_row_and_its_owner_is_told(world: World) -> None:
+async def test_a_foreign_allocation_gets_no_row_and_its_owner_an_event(world: World) -> None:
     world.node()
     world.claim()
     world.pod_with("share")
@@ -240,7 +240,7 @@ async def test_an_allocation_by_somebody_else_gets_no_row_and_its_owner_is_told(
 
 
 @pytest.mark.promise("operator-claim-node-name")
-async def test_a_pod_that_names_its_node_gets_no_share_and_is_told_what_to_write(world: World) -> None:
+async def test_a_pod_with_node_name_gets_no_share_and_an_event_with_the_remedy(world: World) -> None:
     world.node()
     world.claim()
     world.pod_with("share", nodeName="node-a")
@@ -296,7 +296,7 @@ async def test_an_annotation_that_cannot_be_meant_keeps_the_share_and_is_shown(w
 
 
 @pytest.mark.promise("operator-claim-resize-refused")
-async def test_a_raise_without_room_keeps_the_share_and_says_so(world: World) -> None:
+async def test_a_raise_without_room_keeps_the_share_and_reports_it(world: World) -> None:
     world.node()
     await running(world)
     lower = {"sharepod.dev/gpu-request": "0.1"}
@@ -318,7 +318,7 @@ async def test_a_raise_without_room_keeps_the_share_and_says_so(world: World) ->
 
 
 @pytest.mark.promise("operator-claim-attachable")
-async def test_a_claim_goes_to_nodes_alone_that_can_attach_it(world: World) -> None:
+async def test_a_claim_is_placed_only_on_nodes_that_can_attach_it(world: World) -> None:
     world.node("node-a")
     broken = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "install nvidia-ctk"}
     world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[broken]), status=True)

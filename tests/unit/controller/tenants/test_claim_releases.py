@@ -46,7 +46,7 @@ async def test_what_a_list_may_have_missed_counts_as_use(world: World) -> None:
 
 
 @pytest.mark.promise("operator-claim-again")
-async def test_a_claim_is_placed_for_its_next_pod_only_once_its_old_row_is_gone(world: World) -> None:
+async def test_a_claim_is_placed_for_its_next_pod_only_once_its_old_row_is_removed(world: World) -> None:
     world.node()
     await running(world)
     world.server.storage.finish_deletion(world.kind("pods"), NAMESPACE, "user")
@@ -97,7 +97,7 @@ async def test_two_pods_on_one_claim_are_one_tenant_until_the_last_has_gone(worl
 
 
 @pytest.mark.promise("operator-claim-unwanted")
-async def test_an_allocation_that_no_pod_waits_for_any_more_is_taken_back(world: World) -> None:
+async def test_an_allocation_without_a_waiting_pod_is_withdrawn(world: World) -> None:
     world.node()
     await allocated(world)
     world.change("resourceclaims", "share", lambda item: item["status"].pop("reservedFor"), status=True)

@@ -141,7 +141,7 @@ async def test_when_one_claim_of_a_pod_loses_its_place_the_other_goes_too(world:
     assert len(world.rows("node-b")) == 2
 
 
-async def test_a_pod_is_placed_beside_the_claim_that_it_shares(world: World) -> None:
+async def test_a_pod_is_placed_on_the_node_of_its_shared_claim(world: World) -> None:
     world.node("node-a")
     await running(world)
     world.node("node-b")
@@ -165,7 +165,7 @@ async def test_a_claim_that_a_pod_names_twice_is_one_claim(world: World, within:
 
 
 @pytest.mark.promise("operator-claim-listed")
-async def test_a_pod_of_which_no_container_lists_its_claim_is_told(world: World) -> None:
+async def test_a_pod_without_a_container_that_lists_its_claim_gets_an_event(world: World) -> None:
     world.node("node-a")
     world.claim()
     lists = {"name": "main", "image": "i", "resources": {"claims": [{"name": "c0"}]}}
@@ -180,7 +180,7 @@ async def test_a_pod_of_which_no_container_lists_its_claim_is_told(world: World)
 
 
 @pytest.mark.promise("operator-claim-one-each")
-async def test_a_container_with_two_claims_is_told_that_it_can_have_one(world: World) -> None:
+async def test_a_container_with_two_claims_gets_an_event_that_one_is_the_most(world: World) -> None:
     world.node("node-a", gpus=2)
     world.claim("first")
     world.claim("second")

@@ -104,7 +104,7 @@ async def test_a_pod_is_evicted_for_every_offence(reason: str) -> None:
     assert world.told == [("Evicting", f"evicted by SharePod's operator (unenforced_policy: Evict): {reason}")]
 
 
-async def test_who_connects_in_time_starts_anew() -> None:
+async def test_a_connection_in_time_restarts_the_timeout() -> None:
     world, memo = World(), TenantMemo()
     await world.look(memo)
     world.now += 29
@@ -127,7 +127,7 @@ async def test_who_connects_in_time_starts_anew() -> None:
         (UNHOOKED, pod(node="node-a", phase="Succeeded")),
     ],
 )
-async def test_nobody_else_is_evicted(seen: TenantStatus | None, its_pod: Any) -> None:
+async def test_no_other_tenant_is_evicted(seen: TenantStatus | None, its_pod: Any) -> None:
     world, memo = World(), TenantMemo()
     for _ in range(20):
         await world.look(memo, seen, its_pod)

@@ -61,7 +61,7 @@ async def test_a_refused_status_keeps_no_share(world: World, status: int) -> Non
     await world.until(lambda: world.tenant not in world.rows())
 
 
-async def test_a_sharepod_that_is_gone_meanwhile_does_not_keep_its_row(world: World) -> None:
+async def test_a_sharepod_deleted_before_the_write_keeps_no_row(world: World) -> None:
     await world.releasing()
     world.report({"id": world.tenant, "drained": True, **COUNT})
     await world.relist()

@@ -149,7 +149,7 @@ def of_job(world: World, finalizers: list[str], api: str = "batch/v1") -> None:
 
 
 @pytest.mark.promise("operator-line-job-taken-back")
-async def test_a_job_does_not_count_its_pod_that_is_taken_back(world: World) -> None:
+async def test_a_job_does_not_count_its_withdrawn_pod(world: World) -> None:
     world.node()
     await opened(world)
     of_job(world, [JOB_TRACKING, "example.com/mine"])

@@ -83,7 +83,7 @@ async def test_a_namespace_whose_pod_waits_gets_a_template_once() -> None:
 
 
 @pytest.mark.promise("operator-line-template")
-async def test_a_template_that_is_gone_is_made_again() -> None:
+async def test_a_deleted_template_is_created_again() -> None:
     templates, server, _ = made()
     await templates.reconcile("a")
     server.there = None
@@ -148,7 +148,7 @@ def looks_after(templates: LineTemplates, monkeypatch: pytest.MonkeyPatch) -> li
     return pauses
 
 
-async def test_what_a_quota_forbids_is_told_and_made_once_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_forbidden_by_a_quota_is_reported_and_created_once_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     templates, server, seen = made()
     pauses = looks_after(templates, monkeypatch)
     server.refusal = ForbiddenError("POST", 403, "Forbidden", "exceeded quota: few")
@@ -229,7 +229,7 @@ async def test_one_that_the_watch_has_not_shown_yet_is_left_as_it_is() -> None:
     assert server.calls == [], "a Pod on a node has its claim, or is to end"
 
 
-async def test_nothing_is_kept_of_a_namespace_that_is_gone() -> None:
+async def test_a_deleted_namespace_leaves_nothing_in_the_cache() -> None:
     templates, _, seen = made()
     labels = NamespaceLabels()
     labels.on_gone = templates.forget

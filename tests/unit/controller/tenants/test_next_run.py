@@ -104,7 +104,7 @@ async def runs_again(world: World, node: str) -> None:
 
 
 @pytest.mark.promise("operator-comes-back")
-async def test_what_an_agent_said_of_one_run_releases_no_other(world: World) -> None:
+async def test_an_agents_report_on_one_run_releases_no_other(world: World) -> None:
     cordon(world, "node-b")
     await world.running(restartPolicy="Always")
     node = node_of(world)
@@ -270,7 +270,7 @@ async def test_a_clock_that_is_set_keeps_a_sharepod_that_has_ended_no_longer(
 
 
 @pytest.mark.promise("operator-not-started")
-async def test_a_pod_whose_image_cannot_be_pulled_gives_its_share_back_and_says_so(world: World) -> None:
+async def test_a_pod_whose_image_cannot_be_pulled_releases_its_share_and_reports_why(world: World) -> None:
     await world.placed(restartPolicy="Always")
     await world.look()
     node = node_of(world)

@@ -41,7 +41,7 @@ def test_two_others_are_tried_when_one_is_taken_those_first_that_have_waited_lon
     assert retries.taken("elsewhere", "x", lambda _: True) == []
 
 
-def test_who_is_gone_is_not_tried_and_leaves_nothing() -> None:
+def test_a_deleted_request_is_not_tried_and_leaves_nothing() -> None:
     retries = PacedRetries()
     for name in ("a", "b", "c"):
         retries.next_try("n", name, 100.0, 2.0)

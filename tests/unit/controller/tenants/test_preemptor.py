@@ -156,7 +156,7 @@ async def test_evictions_that_wait_for_one_namespaces_webhook_delay_no_others() 
 
 
 @pytest.mark.promise("placement-preempt-budgets")
-async def test_where_a_budget_protects_one_nobody_is_evicted() -> None:
+async def test_a_disruption_budget_prevents_the_whole_eviction() -> None:
     world = World(protected={"pod-two"})
     for name in ("one", "two", "high"):
         world.tenant(name)
@@ -178,7 +178,7 @@ async def test_one_that_is_gone_or_going_is_passed_over() -> None:
     assert "Preempted" not in [reason for name, reason, _ in world.told if name == "one"]
 
 
-async def test_nobody_is_evicted_for_one_that_waits_no_longer() -> None:
+async def test_no_tenant_is_evicted_for_a_request_that_stopped_waiting() -> None:
     world = World()
     world.tenant("one")
     world.tenant("high")

@@ -120,7 +120,7 @@ async def test_placement_goes_by_the_pod_as_admission_made_it(world: World) -> N
     await world.until(lambda: world.tenant in world.rows("node-b"))
 
 
-async def test_a_gate_that_somebody_opened_is_not_opened_again(world: World) -> None:
+async def test_a_gate_opened_by_another_is_not_opened_again(world: World) -> None:
     world.node()
     await world.placed()
     await world.relist()
@@ -251,7 +251,7 @@ async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(
     assert world.condition("Resized")["status"] == "True"
 
 
-async def test_a_decision_for_a_sharepod_that_is_gone_is_forgotten(world: World) -> None:
+async def test_a_decision_for_a_deleted_sharepod_is_dropped(world: World) -> None:
     world.node()
     held = world.server.fail("patch", "gpunodes", refusal=Refused(503, "ServiceUnavailable", "try again"), times=99)
     await world.gated()

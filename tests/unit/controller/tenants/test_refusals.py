@@ -29,7 +29,7 @@ DENIALS = [
 """Ways in which policies and webhooks deny a Pod."""
 
 
-async def test_a_name_that_is_taken_is_said_and_takes_no_share(world: World) -> None:
+async def test_a_taken_name_is_reported_and_reserves_no_share(world: World) -> None:
     world.node()
     stranger = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "x"}]}}
     world.server.storage.create(world.kind("pods"), NAMESPACE, stranger)
@@ -70,7 +70,7 @@ async def test_a_former_pod_of_the_name_is_waited_for(world: World) -> None:
     assert gates(world) == ["sharepod.dev/share"]
 
 
-async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> None:
+async def test_a_former_pod_deleted_before_the_call_is_no_obstacle(world: World) -> None:
     world.node()
     world.sharepod()
     world.server.fail("create", "pods", refusal=Refused(409, "AlreadyExists", 'pods "one" already exists'))
@@ -237,7 +237,7 @@ async def test_a_pod_that_no_scheduler_has_looked_at_is_not_refused_by_one(world
     assert world.looks_again(world.settings.start_timeout - world.settings.bind_timeout - 1)
 
 
-async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
+async def test_a_pod_refused_by_kube_scheduler_is_withdrawn_and_placed_elsewhere(world: World) -> None:
     uid, here = await refused(world)
     await world.look()
     assert (world.read("pods") or {})["metadata"]["finalizers"] == [TAKEN_BACK]
@@ -284,7 +284,7 @@ async def test_whenever_the_operator_dies_while_it_takes_a_pod_back_no_run_was_l
 
 
 @pytest.mark.promise("operator-bound-stays")
-async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) -> None:
+async def test_a_pod_bound_before_its_withdrawal_is_kept(world: World) -> None:
     world.node()
     await world.placed()
     await world.look()

@@ -82,7 +82,7 @@ async def test_a_release_does_not_begin_under_a_pod_that_only_the_api_server_kno
     assert world.state.pod_of(world.tenant) is not None, "the live read has brought it"
 
 
-async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -> None:
+async def test_a_sharepod_lost_only_by_a_watch_is_not_deleted(world: World) -> None:
     world.node()
     await world.running()
     world.state.drop_sharepod(world.tenant, int((world.read("sharepods") or {})["metadata"]["resourceVersion"]))
@@ -91,7 +91,7 @@ async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -
     assert world.server.made("delete", "pods") == []
 
 
-async def test_a_sharepod_whose_kind_is_not_served_for_a_while_is_not_gone(world: World) -> None:
+async def test_a_sharepod_survives_a_while_in_which_its_kind_is_not_served(world: World) -> None:
     """An API server that has just started answers 404 until it has read the CRDs."""
     world.node()
     await world.running()
@@ -234,7 +234,7 @@ async def test_a_pod_that_vanished_ends_its_sharepod_only_if_the_api_server_miss
 
 
 @pytest.mark.promise("operator-override-node")
-async def test_a_share_on_a_node_that_is_gone_is_given_away_and_an_admin_told(world: World) -> None:
+async def test_a_share_on_a_deleted_node_is_reassigned_and_reported_to_administrators(world: World) -> None:
     world.node()
     await world.running()
     world.delete("sharepods")

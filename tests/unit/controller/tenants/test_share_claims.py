@@ -93,7 +93,7 @@ async def test_only_a_node_that_attaches_by_claims_takes_it(world: World) -> Non
 
 
 @pytest.mark.promise("operator-share-claim-again")
-async def test_a_claim_that_somebody_deletes_is_made_again_and_the_row_is_for_the_new_one(world: World) -> None:
+async def test_a_deleted_claim_is_created_again_and_gets_the_row(world: World) -> None:
     world.node()
     await world.placed()
     former = the_claim(world)["metadata"]
@@ -113,7 +113,7 @@ async def test_a_claim_that_somebody_deletes_is_made_again_and_the_row_is_for_th
 
 @pytest.mark.promise("operator-share-claim-again")
 @pytest.mark.parametrize("what", ["deletes it", "takes its allocation"])
-async def test_a_pod_that_loses_its_claim_before_it_is_bound_is_taken_back(world: World, what: str) -> None:
+async def test_a_pod_that_loses_its_claim_before_binding_is_withdrawn(world: World, what: str) -> None:
     denied: list[str] = []
     world.tenants.share_claims.on_denied = denied.append
     world.node()
@@ -222,7 +222,7 @@ async def test_a_claim_that_is_denied_costs_its_sharepod_alone_and_is_tried_agai
     assert gates(world) == []
 
 
-async def test_where_claims_are_not_served_it_says_what_to_do(world: World) -> None:
+async def test_a_cluster_without_claims_is_reported_with_the_remedy(world: World) -> None:
     refusal = Refused(404, "NotFound", "the server could not find the requested resource")
     world.server.fail("create", "resourceclaims", refusal=refusal, times=99)
     world.node()

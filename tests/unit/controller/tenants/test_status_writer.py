@@ -143,7 +143,7 @@ async def test_every_write_names_the_object_and_version_it_is_for(world: World) 
         assert call.body["metadata"]["resourceVersion"]
 
 
-async def test_a_finding_is_told_once_and_again_when_it_comes_back(world: World) -> None:
+async def test_a_finding_is_reported_once_and_again_when_it_returns(world: World) -> None:
     finding: Json = {"reason": "Overtaken", "message": "its work did not end with its turn"}
     for findings in ([finding], [finding], [], [finding]):
         world.now += 601  # the same Event may be written again
@@ -197,7 +197,7 @@ async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
     assert not world.told("StatusRefused")
 
 
-async def test_a_status_that_is_refused_is_told(world: World) -> None:
+async def test_a_refused_status_is_reported(world: World) -> None:
     for _ in range(2):
         world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "no such field"))
     world.now += 1

@@ -147,7 +147,7 @@ async def test_it_is_renewed_while_a_third_of_its_life_is_left_and_another_leade
 
 
 @pytest.mark.promise("operator-line-webhook-certificates")
-async def test_what_others_have_taken_away_is_put_back() -> None:
+async def test_a_removed_certificate_is_written_again() -> None:
     world = World()
     keeper = world.keeper()
     await world.settle(keeper)
@@ -255,7 +255,7 @@ async def test_nothing_is_written_without_leading_or_without_the_manifests() -> 
 
 
 @pytest.mark.promise("operator-line-webhook-secret")
-async def test_a_secret_that_is_missing_is_said_and_what_was_served_is_served_on() -> None:
+async def test_a_missing_secret_is_reported_and_the_former_certificate_served() -> None:
     world = World()
     keeper = world.keeper()
     await world.settle(keeper)
@@ -308,7 +308,7 @@ def test_a_certificate_of_a_clock_that_was_ahead_is_served_by_nobody_before_it_h
     assert next_step(Held(former, hours), [*both, hours.certificate], BEGAN, trusted_for_s=TRUSTED_S) is Step.SERVE
 
 
-def test_what_cannot_be_read_counts_as_absent() -> None:
+def test_an_unreadable_secret_counts_as_absent() -> None:
     pair, other = make_pair("h", BEGAN), make_pair("h", BEGAN)
     whole = secret_data(Held(pair, None))
     assert held({"data": whole}) == Held(pair, None)

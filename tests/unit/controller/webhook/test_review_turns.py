@@ -30,7 +30,7 @@ async def test_addresses_take_turns_and_one_is_answered_at_a_time() -> None:
 
 
 @pytest.mark.promise("operator-line-webhook-bounded")
-async def test_one_that_gives_up_holds_nobody_up() -> None:
+async def test_a_request_that_gives_up_delays_no_other() -> None:
     turns = ReviewTurns()
     await turns.begin("a")
     gone = asyncio.create_task(turns.begin("b"))

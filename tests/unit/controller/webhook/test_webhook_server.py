@@ -90,7 +90,7 @@ async def test_a_review_is_answered_over_the_certificate_that_the_bundle_trusts(
     assert (status, text) == (200, '{"response": {"uid": "u"}}')
 
 
-async def test_what_is_no_review_is_refused_and_the_next_one_answered(asking: Asking) -> None:
+async def test_an_invalid_review_is_refused_and_the_next_answered(asking: Asking) -> None:
     for content in (b"", b"{", b"[]", b"[" * 100_000, b'{"request": 5}'):
         status, _ = await asking.ask(content)
         assert status == 400
@@ -100,7 +100,7 @@ async def test_what_is_no_review_is_refused_and_the_next_one_answered(asking: As
     assert status == 200
 
 
-async def test_what_is_no_review_fills_no_log(asking: Asking) -> None:
+async def test_an_invalid_review_fills_no_log(asking: Asking) -> None:
     with structlog.testing.capture_logs() as logged:
         for _ in range(20):
             assert (await asking.ask(b"{"))[0] == 400

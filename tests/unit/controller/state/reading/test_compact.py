@@ -42,7 +42,7 @@ _NUMBERS = _NUMBER | st.sampled_from([2**63, 2**64, -(2**63) - 1, 18446744073709
 @given(
     st.dictionaries(_TEXT, st.recursive(_TEXT | _NUMBERS | st.booleans(), lambda inner: st.lists(inner, max_size=3)))
 )
-def test_what_is_packed_is_unpacked_as_it_was(value: dict[str, object]) -> None:
+def test_a_packed_value_is_unpacked_unchanged(value: dict[str, object]) -> None:
     assert repr(unpacked(packed(value))) == repr(value)
 
 

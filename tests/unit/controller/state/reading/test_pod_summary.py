@@ -63,7 +63,7 @@ SIDECAR: dict[str, Any] = {"containers": [{}], "initContainers": [{"name": "c", 
 """PodSpec with a sidecar."""
 
 
-def test_a_sidecar_that_runs_keeps_nobody_waiting() -> None:
+def test_a_running_sidecar_counts_as_ready() -> None:
     sidecar = {**RUNS, "started": True}
     status = {"phase": "Running", "initContainerStatuses": [sidecar], "containerStatuses": [RUNS]}
     assert summary({}, SIDECAR, status) == "Running"

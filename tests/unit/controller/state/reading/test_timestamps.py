@@ -24,5 +24,5 @@ def test_fractions_are_read_and_rounded_up() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "soon", "2026-13-01T00:00:00Z", "2026-01-01T00:00:00", "9" * 10_000])
-def test_what_is_no_time_is_none(text: str | None) -> None:
+def test_an_invalid_time_counts_as_none(text: str | None) -> None:
     assert seconds(text) is None
