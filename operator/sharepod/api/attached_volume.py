@@ -1,7 +1,7 @@
-"""Attachment of a share by a CSI volume: what a container has of it. Pure.
+"""Attachment of a share by a CSI volume: its parts in a container. Pure.
 
-One place for the Pods of SharePods, which the operator makes, and for plain Pods with a resource line, to which
-admission adds it where a cluster has no claims.
+Used for Pods of SharePods, which the operator creates, and for plain Pods with a resource line. Admission adds the
+volume to the latter where a cluster has no claims.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = "compute,utility"
 GPUS_FIELD = f"metadata.annotations['{GPUS_ANNOTATION}']"
-"""Field of the Pod from which the kubelet reads the GPUs of a container when it starts it."""
+"""Field of the Pod from which the kubelet reads a container's GPUs at its start."""
 
 
 def volume() -> dict[str, Any]:
@@ -32,7 +32,7 @@ def mounts(*, hook: bool) -> list[dict[str, Any]]:
 
 
 def variables(named: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the variables by which the runtime attaches the share's GPUs to a container. `named`: those that the
+    """Return the variables by which the runtime attaches the share's GPUs to a container. `named`: variables that the
     container has itself."""
     found: list[dict[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": GPUS_FIELD}}}]
     if DRIVER_CAPABILITIES not in named:
@@ -41,5 +41,5 @@ def variables(named: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def no_gpus() -> dict[str, Any]:
-    """Return the variable by which the runtime attaches no GPU to a container, whatever its image says."""
+    """Return the variable by which the runtime attaches no GPU to a container, whatever its image sets."""
     return {"name": VISIBLE_DEVICES, "value": NO_GPUS}

@@ -1,8 +1,8 @@
-"""Bounds of the objects that users write: how long, how many, how deep, and how much of a value a message quotes.
+"""Bounds of the objects that users write: length, number, depth, and the quoted part of a value in a message.
 
 Guarantees:
 - An object within the bounds is read in a few milliseconds.
-- No pod that a kubelet could start is outside them.
+- Every pod that a kubelet could start is within them.
 - A message that quotes a value has a bounded length, whatever the value, and no control characters (`shown`).
 """
 
@@ -12,77 +12,77 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_QUANTITY = 64
-"""Characters of a quantity or fraction. The longest that Kubernetes itself prints has 24."""
+"""Most characters of a quantity or fraction. The longest that Kubernetes itself prints has 24."""
 
 MAX_CONTAINERS = 64
-"""Containers of a pod, and init containers beside them. The kubelet's default is 110 whole pods to a node."""
+"""Most containers of a pod, and most init containers. The kubelet's default is 110 whole pods per node."""
 
 MAX_ITEMS = 1024
-"""Entries of any other list or map of a pod."""
+"""Most entries of any other list or map of a pod."""
 
 MAX_SELECTION = 64
-"""Entries of nodeSelector, requirements of node affinity, and tolerations: each is compared with every node."""
+"""Most entries of nodeSelector, requirements of node affinity, and tolerations: each is compared with every node."""
 
 MAX_SELECTION_VALUES = 1024
-"""Values of all requirements of node affinity together: enough to name each node of a large cluster."""
+"""Most values of all requirements of node affinity together: enough to name each node of a large cluster."""
 
 MAX_RESOURCES = 16
-"""Resources that a pod asks for, by name: CPU, memory, storage, huge pages, and the devices of a dozen plugins."""
+"""Most resources that a pod requests, by name: CPU, memory, storage, huge pages, and the devices of a dozen plugins."""
 
 MAX_NODE_RESOURCES = 64
-"""Resources that a node has, by name."""
+"""Most resources that a node has, by name."""
 
 MAX_BYTES = 1 << 60
-"""Bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits."""
+"""Most bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits."""
 
 MAX_COUNT = (1 << 31) - 1
-"""Largest index, or number of things that are counted: 32 bits."""
+"""Largest index or count: 32 bits."""
 
 MAX_CONDITIONS = 32
-"""Conditions of one object. Ours have at most eight."""
+"""Most conditions of one object. SharePod's objects have at most eight."""
 
 MAX_LABEL = 63
-"""Characters of a label's value, as Kubernetes has it."""
+"""Most characters of a label's value, as in Kubernetes."""
 
 MAX_GROUP = 80
-"""Characters of the group of a tenant: a label, or the kind of its controller with a name or uid."""
+"""Most characters of the group of a tenant: a label, or the kind of its controller with a name or uid."""
 
 MAX_NAME = 317
-"""Characters of the name of a label or a resource, as Kubernetes has it: a prefix of 253, a slash, a name of 63."""
+"""Most characters of the name of a label or a resource, as in Kubernetes: a prefix of 253, a slash, a name of 63."""
 
 MAX_VALUES = 10_000
-"""Values in a SharePod, each map, list, text and number counted. A large real pod has a thousand."""
+"""Most values in a SharePod, each map, list, text and number counted. A large real pod has a thousand."""
 
 MAX_TEXT = 512 * 1024
-"""Characters of all texts and keys in a SharePod together. `kubectl apply` itself takes half of it."""
+"""Most characters of all texts and keys in a SharePod together. `kubectl apply` itself takes half of it."""
 
 MAX_DEPTH = 32
-"""Levels of maps and lists in a SharePod. The deepest field of a pod is 14 levels down."""
+"""Most levels of maps and lists in a SharePod. The deepest field of a pod is 14 levels down."""
 
 MAX_MESSAGE = 1024
-"""Characters of a message to users, as many as an Event's note takes."""
+"""Most characters of a message to users, as in the note of an Event."""
 
 MAX_FIELD = 384
-"""Characters of a field's path in such a message: an annotation's name has at most 317."""
+"""Most characters of a field's path in such a message: an annotation's name has at most 317."""
 
 _QUOTED = 64
-"""Characters of a value that a message quotes."""
+"""Most characters of a value that a message quotes."""
 
 
 def shown(text: str) -> str:
-    """Return a text as it may reach a terminal, a log or a table: control characters, ends of lines and changes of
+    """Return a text that is safe for a terminal, a log or a table: control characters, ends of lines and changes of
     direction become U+FFFD."""
     return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def clipped(text: str, most: int = MAX_MESSAGE) -> str:
-    """Return the text as it may be shown, with at most `most` characters; one that is cut ends with an ellipsis."""
+    """Return a safe text (`shown`) of at most `most` characters; a cut text ends with an ellipsis."""
     text = shown(text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def quoted(value: object) -> str:
-    """Return a value as a message quotes it: numbers and texts shortened, lists and maps by their kind alone."""
+    """Return a value as a message quotes it: numbers and texts shortened, of lists and maps only the kind."""
     if isinstance(value, str):
         return repr(value) if len(value) <= _QUOTED else f"{value[:_QUOTED]!r}… ({len(value)} characters)"
     if isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def quoted(value: object) -> str:
 
 
 def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TEXT) -> str | None:
-    """Return how an object is larger or deeper than these bounds and `MAX_DEPTH` allow; None: it is not.
+    """Return how an object exceeds these bounds or `MAX_DEPTH`; None if it does not.
 
     The cost is bounded by these bounds, not by the object.
     """
@@ -112,7 +112,7 @@ def beyond(value: Any, *, most_values: int = MAX_VALUES, most_text: int = MAX_TE
             if is_map:
                 text += sum(map(len, one))
             for item in one.values() if is_map else one:
-                kind = type(item)  # of JSON: no classes of these
+                kind = type(item)  # from JSON: no subclasses
                 if kind is str:
                     text += len(item)
                 elif kind is dict or kind is list:

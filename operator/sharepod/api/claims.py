@@ -1,14 +1,14 @@
-"""Claims: a ResourceClaim of class `sharepod.dev`, read into the request that a SharePod is read into.
+"""Claims: a ResourceClaim of class `sharepod.dev`, read into the same request as a SharePod.
 
-A claim says time, limit and memory by `capacity.requests`, the number of GPUs by `count`, which GPUs by CEL selectors,
-and the rest by our annotations (`sharepod.dev/gpu-mode` and so on).
+A claim gives time, limit and memory by `capacity.requests`, the number of GPUs by `count`, and the choice of GPUs by
+CEL selectors. SharePod's annotations (`sharepod.dev/gpu-mode` and so on) give the rest.
 
 Guarantees:
-- A claim becomes a `ClaimRequest` or a `SpecError`, whatever it is: nothing else is raised.
-- Every error names the field and says what to write instead.
+- Any claim becomes a `ClaimRequest` or a `SpecError`; no other exception is raised.
+- Every error names the field and the remedy.
 - A CEL expression is parsed by a grammar of two comparisons and never evaluated; every other expression is refused.
-- No field is ignored that could change what a claim gets: one that is not understood is refused.
-- A claim whose capacity is missing gets no default: it is refused.
+- A field that could change the claim's share is never ignored: an unsupported one is refused.
+- A claim without capacity gets no default: it is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ API_VERSION = "resource.k8s.io/v1"
 
 TIME, LIMIT, MEMORY = "timeMilli", "limitMilli", "memory"
 CAPACITIES = (TIME, LIMIT, MEMORY)
-"""Names of capacities that a claim may ask for."""
+"""Names of capacities that a claim may request."""
 
 FIELDS_OF_ANNOTATIONS = (
     "request",
@@ -58,7 +58,7 @@ FIELDS_OF_ANNOTATIONS = (
     "models",
     "movable",
 )
-"""Fields that a claim may set by annotation: those that its spec has no place for."""
+"""Fields that a claim may set by annotation, because its spec has no place for them."""
 
 ANNOTATIONS = tuple(
     name for name, field in FIELD_OF.items() if field in FIELDS_OF_ANNOTATIONS and name.startswith(NATIVE_PREFIX)
@@ -92,16 +92,16 @@ class ClaimRequest:
     gpu: GpuRequest
     devices: tuple[tuple[str, int], ...]
     most_milli: Milli
-    """Thousandths that the spec asks for: most that the annotation may raise the share to."""
+    """Thousandths that the spec requests: the highest share that the annotation may set."""
 
 
 def is_ours(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim asks for a device of our class in any of its requests."""
+    """Return whether a claim requests a device of SharePod's class in any of its requests."""
     return any(item.get("deviceClassName") == DEVICE_CLASS for item in _all_requests(claim))
 
 
 def of_line(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim says no size because the resource line of its Pod does."""
+    """Return whether a claim has no size because the resource line of its Pod has it."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     if not isinstance(devices, Mapping) or not devices.keys() <= {"requests"}:
@@ -114,7 +114,7 @@ def of_line(claim: Mapping[str, Any]) -> bool:
 
 
 def lower(claim: Mapping[str, Any]) -> ClaimRequest:
-    """Read a claim of our class. Raises `SpecError`."""
+    """Read a claim of SharePod's class. Raises `SpecError`."""
     if (why := beyond(claim)) is not None:
         raise SpecError("spec", f"{why}; write a smaller claim")
     said = _annotations(claim)
@@ -152,18 +152,18 @@ class _Exactly:
     name: str
     count: int
     capacity: tuple[tuple[str, int], ...]
-    """Capacities asked for, by name: thousandths and bytes."""
+    """Requested capacities by name, in thousandths and bytes."""
     uuids: tuple[str, ...] | None
-    """UUIDs that its selectors leave; None: any."""
+    """UUIDs that its selectors allow; None: any."""
     models: tuple[str, ...] | None
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Everything in which the requests of one claim have to agree."""
+        """Fields in which all requests of one claim must be equal."""
         return self.capacity, self.uuids, self.models
 
     def most_milli(self, gpu: GpuRequest) -> Milli:
-        """Return the thousandths that the spec asks for."""
+        """Return the thousandths that the spec requests."""
         return Milli(dict(self.capacity).get(TIME, gpu.request_milli))
 
     @classmethod
@@ -192,7 +192,7 @@ class _Exactly:
 
 
 def _all_requests(claim: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the requests and alternatives of a claim, whatever shape it has."""
+    """Yield the requests and alternatives of a claim of any shape."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None
@@ -223,7 +223,7 @@ def _count(value: object, path: str) -> int:
 
 
 def _capacity(value: object, path: str) -> tuple[tuple[str, int], ...]:
-    """Read what a request asks of each GPU; empty where it says nothing."""
+    """Read the requested capacity of each GPU; empty if there is none."""
     asked = _map(_map({} if value is None else value, path).get("requests") or {}, f"{path}.requests")
     found: dict[str, int] = {}
     for name in sorted(asked, key=str):
@@ -256,7 +256,7 @@ def _refuse_value(name: str, value: int, written: object, path: str) -> None:
 
 
 def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest:
-    """Put spec and annotations together. `said`: values of the annotations by field."""
+    """Combine spec and annotations. `said`: values of the annotations by field."""
     asked = dict(first.capacity)
     capacity = f"{first.path}.capacity"
     exclusive = said.get("mode") == Mode.EXCLUSIVE
@@ -308,7 +308,7 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
 
 
 def _lowered(request: Milli, memory: Bytes | None, said: Mapping[str, Any]) -> Milli:
-    """Return the share that the annotation asks for instead of the spec's."""
+    """Return the share of the annotation instead of the spec's."""
     if "request" not in said:
         return request
     asked = Milli(round(said["request"] * WHOLE_GPU))
@@ -324,7 +324,7 @@ def _lowered(request: Milli, memory: Bytes | None, said: Mapping[str, Any]) -> M
 def _one_of(
     first: _Exactly, field: str, selected: tuple[str, ...] | None, said: Mapping[str, Any], count: int
 ) -> tuple[str, ...]:
-    """Return the GPUs or models that a claim leaves, by selectors or by annotation; empty: any."""
+    """Return the GPUs or models that a claim allows, by selectors or by annotation; empty: any."""
     if selected is not None and field in said:
         raise SpecError(_annotation(field), f"duplicates a selector of {first.path}; set only one of them")
     found: tuple[str, ...] = selected if selected is not None else said.get(field, ())
@@ -341,7 +341,7 @@ def _annotation(field: str) -> str:
 
 
 def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the claim's annotations of our dialect, by field."""
+    """Read the claim's annotations of SharePod's dialect, by field."""
     metadata = _map(claim.get("metadata") or {}, "metadata")
     annotations = _map(metadata.get("annotations") or {}, "metadata.annotations")
     if len(annotations) > MAX_ITEMS:
@@ -360,11 +360,11 @@ def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 _TOKEN = re.compile(r"""\s*(?:(?P<text>"[^"\\\n]*"|'[^'\\\n]*')|(?P<mark>&&|==|[\[\](),.])|(?P<word>[A-Za-z_]\w*))""")
 _DEVICE = [(token, token == CLAIM_DRIVER) for token in ("device", ".", "attributes", "[", CLAIM_DRIVER, "]", ".")]
-"""Tokens that an attribute of our devices begins with."""
+"""Tokens at the beginning of an attribute of SharePod's devices."""
 
 
 def _selected(value: object, path: str) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """Return the UUIDs and the models that all selectors together leave; None: any."""
+    """Return the UUIDs and the models that all selectors together allow; None: any."""
     left: dict[str, tuple[str, ...]] = {}
     for number, item in enumerate(_list(value, path)):
         where = f"{path}[{number}].cel.expression"
@@ -385,7 +385,7 @@ def _selected(value: object, path: str) -> tuple[tuple[str, ...] | None, tuple[s
 
 
 def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Parse comparisons joined by &&: each an attribute and the texts that it may be."""
+    """Parse comparisons joined by &&: each an attribute and the allowed texts."""
     refused = SpecError(
         path,
         f"{quoted(expression)} is not understood: only == and in on uuid and model, joined by &&; write one such as "
@@ -418,7 +418,7 @@ def _parse(expression: str, path: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
-    """Yield the tokens of an expression; True: it is a text, given without its quotes."""
+    """Yield the tokens of an expression; True: a text, without its quotes."""
     place, end = 0, len(expression.rstrip())
     while place < end:
         match = _TOKEN.match(expression, place, end)
@@ -434,7 +434,7 @@ def _tokens(expression: str, refused: SpecError) -> Iterator[tuple[str, bool]]:
 def _listed(
     tokens: Sequence[tuple[str, bool]], path: str, refused: SpecError
 ) -> tuple[tuple[str, ...], list[tuple[str, bool]]]:
-    """Return the texts of a list that the tokens begin with, and the tokens after it."""
+    """Return the texts of the list at the start of the tokens, and the tokens after it."""
     names: list[str] = []
     if not tokens or tokens[0] != ("[", False):
         raise refused

@@ -1,14 +1,13 @@
-"""Consumption: what the tenants of one namespace have had of one node's GPUs of one model, as counters.
+"""Consumption: counters of the usage that one namespace has had of one node's GPUs of one model.
 
 Guarantees:
 - CO1 growing: the counters of one series never fall, and its namespace, model and `since` never change.
-- CO2 never-again: a closed series does not grow, and no later series has its name. A namespace that comes back to the
-  node gets a new series, with a later `since`.
-- CO3 told-first: an agent forgets a series only once it is closed and the operator has taken it in: the GPUNode's
-  annotation names it.
+- CO2 never-again: a closed series does not grow, and no later series has its name. A namespace that returns to the node
+  gets a new series, with a later `since`.
+- CO3 told-first: an agent drops a series only once it is closed and the GPUNode's annotation shows that the operator
+  has added it to its accounts.
 
-So the sum over the largest counters of every series is the consumption, however often and in whatever order they are
-read.
+So the sum over the largest counters of every series is the consumption, for any order and repetition of readings.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from pydantic import Field
 from .objects import GROUP, Model
 
 TAKEN_IN_ANNOTATION = f"{GROUP}/consumption-taken-in"
-"""Annotation of a GPUNode: comma-separated names of closed series that the operator has taken in for good. The agent
-forgets them."""
+"""Annotation of a GPUNode: comma-separated names of closed series that are final in the operator's accounts. The agent
+drops these series."""
 
 MAX_CONSUMPTION = 512
-"""Series in one GPUNode: two for each row that a ledger has room for."""
+"""Most series in one GPUNode: two for each row that a ledger has room for."""
 
 MAX_COUNTER = (1 << 53) - 1
-"""Largest counter: what every JSON reader takes as an exact number. In milliseconds of GPU time: 285,000 GPU-years."""
+"""Largest counter, which every JSON reader takes as an exact number. In milliseconds of GPU time: 285,000 GPU-years."""
 
 MAX_MODEL = 96
-"""Characters of a GPU's model here; a longer name is cut."""
+"""Most characters of a GPU's model here; a longer name is cut."""
 
 TIMESTAMP_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{3}Z$"
 """RFC 3339 in UTC, to the millisecond: sorts as text."""
@@ -43,20 +42,21 @@ class Consumption(Model):
     """Series of counters of one namespace and one model of GPU on one node. Counters only grow."""
 
     series: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
-    """Name of the series, the only one of this name."""
+    """Name of the series; no other series ever has it."""
     namespace: Annotated[str, Field(min_length=1, max_length=63)]
     """Namespace of the tenants."""
     model: Annotated[str, Field(max_length=MAX_MODEL)]
     """Model of the GPUs, as NVML has it."""
     since: TimestampField
-    """When the counters were 0. Later than that of every earlier series of the namespace and model on the node."""
+    """Time at which the counters were 0. Later than that of every earlier series of the namespace and model on the
+    node."""
     held_milliseconds: CounterField = 0
     """GPU time that the tenants held, in milliseconds of one GPU. Of Exclusive tenants: all the time of their GPUs."""
     borrowed_milliseconds: CounterField = 0
-    """Part of heldMilliseconds beyond what was guaranteed."""
+    """Part of heldMilliseconds beyond the guaranteed time."""
     reserved_milliseconds: CounterField = 0
     """Request x time for which the rows were in the ledger, in milliseconds of one GPU."""
     memory_mebibyte_seconds: CounterField = 0
     """Reserved GPU memory x time for which the rows were in the ledger, in MiB x s."""
     closed: bool = False
-    """The namespace had no tenant here for a while: the series has its final counters."""
+    """The namespace has had no tenant here for an hour: the counters are final."""

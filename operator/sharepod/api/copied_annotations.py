@@ -1,11 +1,11 @@
-"""Annotations of a SharePod that its Pod gets: those that a list names, and no others.
+"""Annotations of a SharePod that its Pod gets: only those on an allow list.
 
-Container runtimes and their plugins take annotations of Pods for devices, mounts, hypervisors and hooks, by names that
-nobody can list: the list names what is known to be harmless instead.
+Container runtimes and their plugins read devices, mounts, hypervisors and hooks from annotations of Pods, under names
+that cannot all be listed. The list therefore names annotations known to be harmless.
 
 Guarantees:
 - An annotation that no pattern names is not copied.
-- `kubectl.kubernetes.io/last-applied-configuration`, our own annotations and the dialects' are never copied.
+- `kubectl.kubernetes.io/last-applied-configuration`, SharePod's own annotations and the dialects' are never copied.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from .dialects import is_dialect
 from .objects import GROUP
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""Annotation in which kubectl remembers what it has applied: it would take the Pod for that."""
+"""Annotation in which kubectl stores the applied manifest; on the Pod it would describe the wrong object."""
 
 _OF_TOOLS = ("argocd.argoproj.io/*", "meta.helm.sh/*", "helm.sh/*", "*.fluxcd.io/*", "config.kubernetes.io/*")
-"""Annotations by which tools know what they have applied: nobody misses them on a Pod."""
+"""Annotations in which tools store the applied manifest: a Pod does not need them."""
 
 ANNOTATION_PATTERN = r"^(\*|(\*\.)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(/(\*|[A-Za-z0-9][-A-Za-z0-9_.]*))?)$"
-"""Pattern of annotations, as a regular expression: `*`, or a name whose prefix may begin with `*.` and rest be `*`."""
+"""Pattern of annotations, as a regular expression: `*`, or a name whose prefix may begin with `*.` and whose rest may
+be `*`."""
 
 DEFAULT_ANNOTATIONS = (
     # metrics, logs, traces
@@ -49,7 +50,7 @@ DEFAULT_ANNOTATIONS = (
     "karpenter.sh/*",
     "descheduler.alpha.kubernetes.io/*",
     "controller.kubernetes.io/pod-deletion-cost",
-    # identities that a cloud's webhook gives
+    # identities from a cloud's webhook
     "iam.amazonaws.com/*",
     "eks.amazonaws.com/*",
     "iam.gke.io/*",
@@ -60,19 +61,19 @@ DEFAULT_ANNOTATIONS = (
     "k8s.v1.cni.cncf.io/*",
     "cni.projectcalico.org/*",
     "k8s.ovn.org/*",
-    # backups, profiles, and what people and Helm read
+    # backups, profiles, and notes for people and Helm
     "*.velero.io/*",
     "container.apparmor.security.beta.kubernetes.io/*",
     "kubectl.kubernetes.io/*",
     "app.kubernetes.io/*",
     "checksum/*",
 )
-"""Annotations that are copied unless an administrator says otherwise: read by monitoring, meshes, autoscalers, queues
-and networks off Pods, and by no container runtime for devices."""
+"""Default patterns: annotations that monitoring, meshes, autoscalers, queues and networks read from Pods, and from
+which no container runtime reads devices."""
 
 
 def missed(sharepod: Mapping[str, Any], patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return the annotations of a SharePod that its Pod does not get, and that somebody may have meant for it."""
+    """Return the annotations of a SharePod that its Pod does not get although a user may have meant them for it."""
     names = sharepod["metadata"].get("annotations") or {}
     known = (*patterns, LAST_APPLIED, f"{GROUP}/*", *_OF_TOOLS)
     return tuple(
@@ -88,7 +89,7 @@ def is_copied(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern names an annotation. The prefix is compared as a whole, or below `*.`."""
+    """Return whether a pattern matches an annotation. The prefix is compared as a whole, or below `*.`."""
     if pattern == "*":
         return True
     prefix, slash, rest = name.rpartition("/")

@@ -1,8 +1,8 @@
-"""Groups that Pods are in by default: the Pods of one indexed Job, JobSet, TrainJob, or training of Kubeflow.
+"""Default groups of Pods: the Pods of one indexed Job, JobSet, TrainJob, or training of Kubeflow.
 
 Guarantees:
-- The group follows from the Pod's metadata only, and is never the name of a group that a user can write.
-- Pods of a Job whose completions are not indexed are in none: they do not depend on each other.
+- The group follows only from the Pod's metadata, and is never a group name that a user can write.
+- Pods of a Job without indexed completions are in no group: they do not depend on each other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .bounds import MAX_GROUP
 _INDEX = "batch.kubernetes.io/job-completion-index"
 """Annotation of the Pods of an indexed Job."""
 _JOB_SET = "jobset.sigs.k8s.io/jobset-name"
-"""Label of the Pods of all Jobs of a JobSet. A TrainJob makes one."""
+"""Label of the Pods of all Jobs of a JobSet. A TrainJob creates a JobSet."""
 _KUBEFLOW = "kubeflow.org/"
-"""API group, with its slash, of PyTorchJob and the other trainings whose Pods have no Job between."""
+"""API group, with its slash, of PyTorchJob and the other trainings that create Pods without a Job."""
 
 
 def default_group(metadata: Mapping[str, Any]) -> str | None:
-    """Return the group of a Pod by its metadata, whatever that is; None: it is in none."""
+    """Return the group of a Pod by its metadata, of any shape; None: none."""
     references = metadata.get("ownerReferences")
     for owner in references if isinstance(references, list) else ():
         if isinstance(owner, Mapping) and owner.get("controller"):

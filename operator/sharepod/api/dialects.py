@@ -1,11 +1,11 @@
 """Dialects: a SharePod's request for GPUs as the block `spec.gpu` or as annotations, read into one `GpuRequest`.
 
-The annotations are `sharepod.dev/gpu-*` and, in manifests written for KubeShare and Gemini, `kubeshare/gpu_request`,
-`gemini/GPUID` and so on; each prefix carries every key. `KEYS` is the one table of annotations: the translation here,
-the copying of annotations to the Pod and the generated admission policy read it.
+The annotations are `sharepod.dev/gpu-*` and, in manifests for KubeShare and Gemini, `kubeshare/gpu_request`,
+`gemini/GPUID` and so on; each prefix has every key. `KEYS` is the one table of annotations. The translation here, the
+copying of annotations to the Pod and the generated admission policy use it.
 
 Guarantees:
-- A SharePod asks in one way only: block and annotations together, or one field twice, are refused.
+- A SharePod uses one way only: block and annotations together, or one field twice, are refused.
 - An annotation under a known prefix is never ignored: an unknown key is refused.
 - Every error names the annotation as the user wrote it.
 """
@@ -26,15 +26,15 @@ from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecE
 from .units import UnitError, parse_fraction, parse_quantity
 
 PREFIXES = (f"{GROUP}/", "kubeshare/", "gemini/")
-"""Each of them carries every key of `KEYS`."""
+"""Prefixes; each has every key of `KEYS`."""
 
 FOREIGN_PREFIXES = PREFIXES[1:]
 
 NATIVE_PREFIX = f"{GROUP}/gpu-"
-"""Prefix of our own annotations in examples and messages."""
+"""Prefix of SharePod's own annotations in examples and messages."""
 
 STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
-"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` alone has other uses too."""
+"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` by itself has other uses too."""
 
 DECIMAL_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})$"
 """Fraction in an annotation: digits and a point, no sign, exponent or blank."""
@@ -49,30 +49,30 @@ UUID_PATTERN = r"^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{1
 UUID_SHAPE = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
 
 MIN_MEMORY = "1Mi"
-"""Smallest memory. Less is a forgotten unit (`memory: 4`): nothing on a GPU fits in it."""
+"""Smallest memory. A smaller value is a forgotten unit (`memory: 4`)."""
 
 MIN_BYTES = parse_quantity(MIN_MEMORY)
 
 MAX_MEMORY = "1Ei"
-"""Largest memory: more than any GPU has, and far from where 64 bits end."""
+"""Largest memory: more than any GPU has, and far below the bound of 64 bits."""
 
 MAX_LISTED = 64
-"""UUIDs or models in one list: keeps the cost of the CEL rules within the API server's budget."""
+"""Most UUIDs or models in one list: keeps the cost of the CEL rules within the API server's budget."""
 
 MAX_LIST_TEXT = 8192
-"""Characters of an annotation with a list: `MAX_LISTED` names of 96 characters, each with a comma and blanks."""
+"""Most characters of an annotation with a list: `MAX_LISTED` names of 96 characters, each with a comma and blanks."""
 
 FLAGS = ("true", "false")
-"""Values of an annotation that says yes or no."""
+"""Values of a yes-or-no annotation."""
 
 GPUID_KEY = "GPUID"
-"""Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName`
-stand."""
+"""Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only with this key may `spec.nodeName`
+be set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One field of `GpuSpec` and the keys of its annotations: our own, and those of KubeShare and Gemini."""
+    """Field of `GpuSpec` and the keys of its annotations: SharePod's own, and those of KubeShare and Gemini."""
 
     field: str
     native: str
@@ -84,7 +84,7 @@ class Key:
         return tuple(prefix + key for prefix in PREFIXES for key in (self.native, *self.foreign))
 
     def usual(self, prefix: str) -> str:
-        """Return the annotation of this field that a manifest of this prefix would have."""
+        """Return the usual annotation of this field in a manifest with this prefix."""
         return prefix + (self.foreign[0] if self.foreign and prefix in FOREIGN_PREFIXES else self.native)
 
 
@@ -115,12 +115,12 @@ FIELD_OF: Mapping[str, str] = {annotation: key.field for key in KEYS for annotat
 
 
 def is_dialect(annotation: str) -> bool:
-    """Return whether an annotation belongs to a dialect, known key or not."""
+    """Return whether an annotation belongs to a dialect, with a known key or not."""
     return annotation.startswith(STARTS)
 
 
 def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
-    """Read the request of a SharePod, as the API server gave it, from block or annotations, and fill the defaults.
+    """Read the request of a SharePod from the API server, from block or annotations, and fill the defaults.
 
     Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
     """
@@ -170,20 +170,20 @@ def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def known_keys(prefix: str) -> str:
-    """List the annotations that a manifest of this prefix may have, for a message."""
+    """List the annotations that a manifest with this prefix may have, for a message."""
     return ", ".join(key.usual(prefix) for key in KEYS)
 
 
 def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
-    """Return whether `spec.nodeName` is read as required node affinity: only beside a `GPUID`."""
+    """Return whether `spec.nodeName` is read as required node affinity, which needs a `GPUID`."""
     return any(name.endswith(f"/{GPUID_KEY}") for name in annotations_of(sharepod))
 
 
 def _from_block(block: Any) -> GpuSpec:
     if not isinstance(block, Mapping):
         raise SpecError("spec.gpu", f"is {quoted(block)}; write a map such as {{request: 0.4}}")
-    # The API server keeps no field that the CRD does not have: one that is not known here is a newer CRD's, which may
-    # have filled it in. Refusing it would end every SharePod while an upgrade is under way.
+    # The API server drops fields that are not in the CRD. So an unknown field here comes from a newer CRD, which may
+    # have set a default. A refusal would end every SharePod during an upgrade.
     try:
         return GpuSpec.model_validate({name: value for name, value in block.items() if name in _FIELDS})
     except ValidationError as error:
@@ -193,7 +193,7 @@ def _from_block(block: Any) -> GpuSpec:
 
 
 def from_annotations(said: Mapping[str, str]) -> GpuSpec:
-    """Read annotations of the dialects. Raises `SpecError` for one that is invalid, and for a field said twice."""
+    """Read annotations of the dialects. Raises `SpecError` for an invalid one, and for a field that is set twice."""
     values: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, text in sorted(said.items()):
@@ -217,7 +217,7 @@ def parse_annotation(name: str, text: str) -> Any:
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:
-    """Check what `resolve` leaves open: sizes without a unit and names that no GPU has."""
+    """Check the rest after `resolve`: sizes without a unit and names that no GPU has."""
     if 0 < len(gpu.uuids) < request.count:
         raise SpecError(
             "spec.gpu.uuids",
@@ -235,7 +235,7 @@ def _check(gpu: GpuSpec, request: GpuRequest) -> None:
 
 
 def _as_written(error: SpecError, said: Mapping[str, str]) -> SpecError:
-    """Turn an error about a field of the block into one about the annotation that set it, or that would have to."""
+    """Turn an error about a field of the block into one about the annotation that set it, or would have to set it."""
     if not said or not error.field.startswith("spec.gpu."):
         return error
     field = re.split(r"[.\[]", error.field)[2]

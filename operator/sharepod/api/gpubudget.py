@@ -1,8 +1,9 @@
-"""GPUBudget: an amount of GPU time that namespaces share for a period, and what happens once it is spent.
+"""GPUBudget: an amount of GPU time that namespaces share for a period, and the effect of spending it.
 
 Guarantees:
-- `spec` is written by cluster admins, `status` by the operator alone.
-- A budget covers the namespace that it is in. One in the operator's namespace covers those that its selector matches.
+- `spec` is written by cluster admins, `status` only by the operator.
+- A budget covers its own namespace. A budget in the operator's namespace covers the namespaces that its selector
+  matches.
 
 Docstrings of models become descriptions in the CRD.
 """
@@ -21,21 +22,21 @@ KIND = "GPUBudget"
 PLURAL = "gpubudgets"
 
 CONDITION_IN_FORCE = "InForce"
-"""Condition of a GPUBudget: False while it covers no namespace, or others than it asks for; the message says why."""
+"""Condition of a GPUBudget: False while it lacks some of the selected namespaces; the message has the reason."""
 CONDITION_WITHIN_BUDGET = "WithinBudget"
-"""Condition of a GPUBudget: False while nothing of it is left."""
+"""Condition of a GPUBudget: False while nothing is left."""
 CONDITION_GONE_EARLY = "GoneEarly"
-"""Condition of a GPUBudget: True while it will be spent before it is refilled, at the present rate."""
+"""Condition of a GPUBudget: True while it will be spent before its refill, at the current rate."""
 
 MAX_GPU_SECONDS = 1_000_000_000_000
-"""Largest amount: a thousand GPUs for thirty years. In millionths it fits into 63 bits."""
+"""Largest amount in GPU-seconds: a thousand GPUs for thirty years. In millionths it fits into 63 bits."""
 MAX_MODELS = 64
-"""Models of GPUs with a weight of their own."""
+"""Most models of GPUs with a weight of their own."""
 MAX_NAMESPACES = 256
-"""Namespaces of one budget: bounds the size of its status."""
+"""Most namespaces of one budget: bounds the size of its status."""
 MAX_TAKEN = 4096
-"""Counters that the account of one budget has taken in: one for each namespace and model. With the longest names they
-come to 1.1 MB; etcd takes 1.5 MiB."""
+"""Most counters in the account of one budget: one for each namespace and model. With the longest names they take 1.1
+MB; etcd takes 1.5 MiB."""
 LARGEST_WEIGHT = 1000
 """Largest weight of a model."""
 MAX_AMOUNT = 4 * 10**18
@@ -55,21 +56,21 @@ class BudgetPeriod(StrEnum):
 
 
 class Refill(StrEnum):
-    """Refill of a budget: the whole amount at the start of each period, or all the time, up to a cap."""
+    """Refill of a budget: the whole amount at the start of each period, or continuously, up to a cap."""
 
     PERIOD_START = "PeriodStart"
     CONTINUOUS = "Continuous"
 
 
 class ChargeBy(StrEnum):
-    """Charge of a budget: by the time for which GPUs were held, or by the part of GPUs that was reserved."""
+    """Charge of a budget: by the time for which GPUs were held, or by the reserved part of GPUs."""
 
     HELD = "Held"
     RESERVED = "Reserved"
 
 
 class WhenSpent(StrEnum):
-    """Consequence of a spent budget: running at low priority, waiting of new SharePods, or none but notice."""
+    """Effect of a spent budget: running at low priority, waiting of new SharePods, or only a notice."""
 
     BORROW = "Borrow"
     QUEUE = "Queue"
@@ -132,16 +133,17 @@ class GPUBudgetSpec(Model):
     period: BudgetPeriod = BudgetPeriod.MONTH
     """Day, Week (from Monday) or Month, in UTC."""
     refill: Refill = Refill.PERIOD_START
-    """PeriodStart: the whole amount at the start of each period, and what is left is lost. Continuous: the amount is
-    spread evenly over the period, and what is not used is saved up to cap."""
+    """PeriodStart: the whole amount at the start of each period, and the rest is lost. Continuous: the amount is spread
+    evenly over the period, and unused time is saved up to cap."""
     cap: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
     """The most that is saved with refill Continuous, in GPU-seconds. Default: gpuSeconds."""
     charge_by: ChargeBy = ChargeBy.RESERVED
-    """Reserved: request x time, whether used or not. Held: the time for which GPUs were held, borrowed or not."""
+    """Reserved: request x time, whether used or not. Held: the time for which GPUs were held, including borrowed
+    time."""
     when_spent: WhenSpent = WhenSpent.BORROW
-    """Borrow: SharePods run on at borrowPriority. Queue: those that run go on, new ones wait. Notify: no change."""
+    """Borrow: SharePods continue at borrowPriority. Queue: running ones continue, new ones wait. Notify: no change."""
     borrow_priority: Annotated[int, Field(ge=-(2**31), le=1_000_000_000)] = -1000
-    """With Borrow: the priority that SharePods have at most while the budget is spent."""
+    """With Borrow: highest priority of SharePods while the budget is spent."""
     models: Annotated[tuple[ModelWeight, ...], Field(max_length=MAX_MODELS)] = ()
     """Weights of models of GPU; others weigh 1."""
 
@@ -159,7 +161,7 @@ WEIGHT_RULE = "has more than 3 decimals; write at most 3"
 
 
 class ChargedTotal(Model):
-    """Total of one namespace and model, as far as it is charged."""
+    """Total of one namespace and model, up to which it is charged."""
 
     namespace: Annotated[str, Field(min_length=1, max_length=63)]
     """Namespace."""
@@ -172,7 +174,7 @@ class ChargedTotal(Model):
 
 
 class BudgetBooks(Model):
-    """Account of the budget: what the operator goes on from after a restart. Amounts in millionths of a GPU-second,
+    """Account of the budget, from which the operator continues after a restart. Amounts in millionths of a GPU-second,
     times in milliseconds since 1970."""
 
     period_start: TimeField
@@ -184,15 +186,15 @@ class BudgetBooks(Model):
     reserved: AmountField = 0
     """GPU time reserved in the period, weighted."""
     credit: AmountField = 0
-    """With refill Continuous: what is left."""
+    """With refill Continuous: the remaining amount."""
     spent: bool = False
     """Nothing was left, and too little has been refilled since."""
     announced: Annotated[int, Field(ge=0, le=100)] = 0
-    """Percentage of which an Event has told in this period."""
+    """Percentage that an Event has announced in this period."""
     usage: AmountField = 0
     """Usage that decays, by which the queue is ordered."""
     spending: AmountField = 0
-    """Usage that decays within an hour, by which the rate is told."""
+    """Usage that decays within an hour, from which the rate is computed."""
     since: TimeField
     """Time since which the two are counted."""
     taken: Annotated[tuple[ChargedTotal, ...], Field(max_length=MAX_TAKEN)] = ()
@@ -200,7 +202,7 @@ class BudgetBooks(Model):
 
 
 class GPUBudgetStatus(Model):
-    """Spent and left GPU time, written by the operator alone. Amounts in GPU-seconds of weight 1."""
+    """Spent and remaining GPU time, written only by the operator. Amounts in GPU-seconds of weight 1."""
 
     observed_generation: int | None = None
     """Generation of the spec that the status describes."""
@@ -215,15 +217,15 @@ class GPUBudgetStatus(Model):
     reserved: AmountField = 0
     """GPU time reserved in the period."""
     left: AmountField = 0
-    """Left of the budget."""
+    """Remaining amount."""
     percent: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Part of the budget that is used; above 100 where more was charged than the amount."""
+    """Used part of the budget; above 100 if more was charged than the amount."""
     rate: Annotated[str, Field(max_length=32)] = ""
-    """GPUs' worth of time charged at present, as a mean over about an hour."""
+    """Mean number of GPUs charged over about an hour."""
     gone_at: TextTimeField | None = None
-    """When nothing is left, at this rate; absent if the budget is refilled before."""
+    """Time at which nothing is left, at this rate; absent if the budget is refilled before."""
     refill_at: TextTimeField | None = None
-    """When a spent budget counts again; absent if it is not spent."""
+    """Time at which a spent budget counts again; absent if it is not spent."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     """InForce, WithinBudget and GoneEarly."""
     books: BudgetBooks | None = None

@@ -1,8 +1,8 @@
 """GPUNode: the ledger and the inventory of one node, in one object.
 
 Guarantees:
-- `spec` is written by the operator alone. A row in `spec.tenants` *is* the reservation.
-- `status` is written by the node's agent alone.
+- `spec` is written only by the operator. A row in `spec.tenants` *is* the reservation.
+- `status` is written only by the node's agent.
 
 Docstrings of models become descriptions in the CRD.
 """
@@ -29,20 +29,20 @@ CONDITION_CDI_DEVICES = "CDIDevices"
 CONDITION_OWN_NODE = "OwnNodeOnly"
 """Condition of a GPUNode: False while the API server would let its agent write for other nodes."""
 CONDITION_HOOK_LOADS = "HookLoads"
-"""Condition of a GPUNode: False while a container as a tenant's does not load the hook there."""
+"""Condition of a GPUNode: False while a container set up like a tenant's does not load the hook there."""
 CONDITION_ENV_INJECTION = "EnvInjection"
-"""Condition of a GPUNode: True while its node's default runtime gives GPUs to containers that ask by a variable."""
+"""Condition of a GPUNode: True while its node's default runtime gives GPUs to containers with
+NVIDIA_VISIBLE_DEVICES."""
 CONDITION_CLAIMS_ATTACH = "ClaimsAttach"
-"""Condition of a GPUNode: True while a container with a claim has been seen to get what the claim brings there, False
-while one has been seen not to."""
+"""Condition of a GPUNode: True while a test container with a claim got the claim's devices, False while it did not."""
 CLAIMS_ATTACH_STARTING = "Starting"
 """Reason of that condition until the node's self-test by a claim has had time to run."""
 CONDITION_SLICES_PUBLISHED = "SlicesPublished"
 """Condition of a GPUNode of pool `scheduler`: True while its agent publishes its GPUs, in a ResourceSlice."""
 SLICES_WITHDRAWN = "Withdrawn"
-"""Reason of that condition once a node that leaves the pool publishes no device any more."""
+"""Reason of that condition once a node that leaves the pool no longer publishes a device."""
 ENV_INJECTION_ACCEPTED = "Accepted"
-"""Reason of that condition where the administrator has accepted it: the node takes tenants."""
+"""Reason of that condition if the administrator has accepted it: the node takes tenants."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]
@@ -57,29 +57,29 @@ class Mode(StrEnum):
 
 
 class MemoryIsolation(StrEnum):
-    """Effect of the memory limit: allocations beyond it are refused, or only accounted."""
+    """Effect of the memory limit: allocations beyond it are refused, or only counted."""
 
     ENFORCED = "Enforced"
     NONE = "None"
 
 
 class Latency(StrEnum):
-    """Wait of a SharePod for its GPUs: until turns of others end, or little longer than the kernel that runs."""
+    """Wait of a SharePod for its GPUs: until turns of others end, or little longer than the running kernel."""
 
     NORMAL = "Normal"
     INTERACTIVE = "Interactive"
 
 
 class CoRunningPolicy(StrEnum):
-    """Policy of a tenant on other tenants that would hold its GPUs at the same time."""
+    """Policy of a tenant on other tenants holding its GPUs at the same time."""
 
     ALLOW = "Allow"
     DENY = "Deny"
 
 
 class Pool(StrEnum):
-    """Owner of a node's GPUs: SharePod alone; NVIDIA's device plugin, from which holders take them; or SharePod, with
-    kube-scheduler as the one that gives shares away."""
+    """Owner of a node's GPUs: SharePod (dedicated); NVIDIA's device plugin, from which holders take them; or SharePod,
+    with shares allocated by kube-scheduler."""
 
     DEDICATED = "dedicated"
     DEVICE_PLUGIN = "device-plugin"
@@ -90,21 +90,21 @@ class TenantState(StrEnum):
     """State of a row in the ledger."""
 
     RESERVED = "Reserved"
-    """The share belongs to this tenant, whether its pod exists yet or not."""
+    """The share belongs to this tenant, whether or not its pod exists yet."""
     RELEASING = "Releasing"
-    """The pod is gone or terminal. The share is released once the agent has confirmed that nothing of the tenant is
-    left."""
+    """The pod was deleted or is terminal. The share is released once the agent has confirmed that nothing of the tenant
+    is left."""
 
 
 class Health(StrEnum):
-    """Health of a GPU as its agent saw it."""
+    """Health of a GPU, as its agent reports it."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
 class SchedulingLabels(Model):
-    """Labels of a tenant that placement goes by. They act within its namespace."""
+    """Labels of a tenant that placement uses. They act within its namespace."""
 
     affinity: str | None = None
     """Tenants with the same value share their GPUs."""
@@ -127,17 +127,17 @@ class Tenant(Model):
     """Reservation of one tenant: one row of the ledger."""
 
     id: str
-    """UID of the SharePod; where there is none, of the ResourceClaim, or of the plain Pod that has no claim."""
+    """UID of the SharePod; without one, of the ResourceClaim, or of a plain Pod without a claim."""
     namespace: str
     """Namespace of the tenant."""
     pod_name: str = ""
-    """Name of the Pod that the share was reserved for; empty for a claim that is not a SharePod's."""
+    """Name of the Pod that the share is reserved for; empty for a claim that is not a SharePod's."""
     pod_uid: Annotated[str | None, Field(alias="podUID", max_length=64)] = None
-    """UID of the Pod that the share was reserved for."""
+    """UID of the Pod that the share is reserved for."""
     claim: ClaimReference | None = None
-    """ResourceClaim by which the GPUs are attached; without it a CSI volume does that."""
+    """ResourceClaim by which the GPUs are attached; without it, by a CSI volume."""
     state: TenantState = TenantState.RESERVED
-    """Reserved, or Releasing: the share is given away once the agent has confirmed that nothing is left."""
+    """Reserved, or Releasing: the share is released once the agent has confirmed that nothing of the tenant is left."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_GPUS)]
     """UUIDs of the GPUs."""
     request_milli: MilliField
@@ -147,30 +147,30 @@ class Tenant(Model):
     memory: BytesField
     """Memory on each GPU, in bytes."""
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
-    """Enforced, or None: memory is accounted, and no allocation is refused."""
+    """Enforced, or None: memory is counted, and no allocation is refused."""
     mode: Mode = Mode.SHARED
     """Shared, or Exclusive: no other tenant has these GPUs."""
     latency: Latency = Latency.NORMAL
-    """Normal, or Interactive: neighbours hand the GPU over after the kernel that runs."""
+    """Normal, or Interactive: neighbours hand the GPU over after the running kernel."""
     co_running: CoRunningPolicy = CoRunningPolicy.ALLOW
     """Allow: where the agent shares GPUs concurrently, the tenant may run at the same time as others. Deny: it takes
     exclusive turns."""
     group: Annotated[str | None, Field(max_length=MAX_GROUP)] = None
     """Group of the tenant, within its namespace: the agent grants the GPUs of its members together. Without it the
-    tenant is in none."""
+    tenant is in no group."""
     labels: SchedulingLabels = SchedulingLabels()
-    """Labels that placement goes by."""
+    """Labels that placement uses."""
 
 
 class HolderState(StrEnum):
     """State of a holder."""
 
     PENDING = "Pending"
-    """Its Pod exists, and the agent has not seen yet which GPU the kubelet gave it."""
+    """Its Pod exists, and the agent has not yet seen the GPU that the kubelet allocated to it."""
     HELD = "Held"
     """It has the GPU `uuid`, which takes tenants."""
     RELEASING = "Releasing"
-    """Its GPU takes no tenants any more, has none, and goes back to the device plugin."""
+    """Its GPU takes no new tenants, has none, and returns to the device plugin."""
 
 
 class PluginHolder(Model):
@@ -183,17 +183,17 @@ class PluginHolder(Model):
     state: HolderState
     """Pending, Held or Releasing."""
     uuid: str | None = None
-    """UUID of the GPU; absent until the kubelet has given it one."""
+    """UUID of the GPU; absent until the kubelet has allocated one."""
 
 
 class GPUNodeSpec(Model):
-    """Ledger of the node, written by the operator alone."""
+    """Ledger of the node, written only by the operator."""
 
     pool: Pool = Pool.DEDICATED
     """dedicated: the GPUs are SharePod's; device-plugin: NVIDIA's device plugin owns them; scheduler: kube-scheduler
     allocates shares of them."""
     leaving: bool = False
-    """The node leaves pool scheduler: its agent publishes no device any more."""
+    """The node is leaving pool scheduler: its agent no longer publishes devices."""
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
     """Reservations, one row for each tenant."""
     holders: Annotated[tuple[PluginHolder, ...], Field(max_length=MAX_GPUS)] = ()
@@ -218,11 +218,11 @@ class Link(Model):
     uuid: str
     """UUID of the other GPU."""
     kind: Text
-    """NVLINK, PIX, PXB, PHB, NODE or SYS, the words of NVML's topology."""
+    """NVLINK, PIX, PXB, PHB, NODE or SYS, as in NVML's topology."""
 
 
 class Gpu(Model):
-    """Physical GPU as the agent saw it."""
+    """Physical GPU, as the agent reports it."""
 
     uuid: Text
     """UUID of the GPU."""
@@ -231,11 +231,11 @@ class Gpu(Model):
     model: Text
     """Name of the model, as NVML has it."""
     memory: BytesField
-    """Bytes that tenants can have: NVML's total less what is reserved."""
+    """Bytes that tenants can use: NVML's total less the reserved part."""
     health: Health = Health.HEALTHY
     """Healthy or Unhealthy."""
     numa_node: Annotated[int | None, Field(ge=-1, le=MAX_COUNT)] = None
-    """NUMA node; -1 or absent: none is known."""
+    """NUMA node; -1 or absent: unknown."""
     links: Annotated[tuple[Link, ...], Field(max_length=MAX_GPUS)] = ()
     """Connections to the other GPUs of the node."""
     shareable: bool = True
@@ -243,14 +243,14 @@ class Gpu(Model):
     reason: Text = ""
     """Why the GPU is not shareable or not healthy; empty if it is both."""
     held: bool | None = None
-    """In pool `device-plugin`: whether PodResources shows the GPU as held by a holder of ours."""
+    """In pool `device-plugin`: whether PodResources shows the GPU as allocated to a holder of SharePod."""
     holder: Annotated[str | None, Field(max_length=64)] = None
     """Id of that holder, as in its row of the ledger."""
     taken: bool | None = None
-    """In pool `device-plugin`: the device plugin has given the GPU to a pod that is no holder of ours."""
+    """In pool `device-plugin`: the device plugin has allocated the GPU to a pod that is no holder of SharePod."""
     offered: bool | None = None
-    """In pool `device-plugin`: false where the device plugin gives the GPU to no pod, as it does with one that it calls
-    unhealthy."""
+    """In pool `device-plugin`: false if the device plugin does not offer the GPU to pods, as for a GPU that it
+    considers unhealthy."""
 
     def is_cordoned(self, listed: Collection[str]) -> bool:
         """Return whether this GPU is listed in the annotation of its GPUNode."""
@@ -259,7 +259,7 @@ class Gpu(Model):
     @model_validator(mode="before")
     @classmethod
     def _known_health(cls, value: Any) -> Any:
-        """Read a GPU of a newer agent: with a health that this version does not know it is not shared."""
+        """Read a GPU of a newer agent: a GPU with an unknown health is not shared."""
         health = value.get("health") if isinstance(value, dict) else None
         if not isinstance(health, str) or health in tuple(Health):
             return value
@@ -268,19 +268,19 @@ class Gpu(Model):
 
 
 class FindingReason(StrEnum):
-    """Kind of finding: what an agent found out about a tenant that its owner should know."""
+    """Kind of finding: a fact about a tenant, found by an agent, that its owner should know."""
 
     PROCESS_WITHOUT_HOOK = "ProcessWithoutHook"
-    """A process of the tenant uses a GPU and has never connected: nothing limits it."""
+    """A process of the tenant uses a GPU and has never connected: it is not limited."""
     HOOK_REPLACED = "HookReplaced"
-    """A process of the tenant uses a GPU where another file than the mounted one preloads, or has connected without
-    having the hook mapped."""
+    """A process of the tenant uses a GPU without the mounted preload file, or has connected without the hook in its
+    mappings."""
     BUSY_BEYOND_HELD = "BusyBeyondHeld"
     """The tenant's processes keep a GPU busy for far more time than the tenant held it."""
     MEMORY_BEYOND_TRACKED = "MemoryBeyondTracked"
     """The driver counts far more memory of the tenant's processes than their allocations explain."""
     MEMORY_BEYOND_LIMIT = "MemoryBeyondLimit"
-    """The tenant has more device memory than its limit: the driver took it, or a hook says so."""
+    """The tenant has more device memory than its limit: the driver took it, or a hook reports it."""
     OVERTAKEN = "Overtaken"
     """The tenant was overtaken several times within a minute: its work did not end with its turn."""
     MEMORY_REFUSED = "MemoryRefused"
@@ -292,20 +292,20 @@ class FindingReason(StrEnum):
 BYPASSES = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.HOOK_REPLACED, FindingReason.BUSY_BEYOND_HELD)
 """Findings by which a tenant's share counts as not enforced, the gravest first."""
 OFFENCES = (*BYPASSES, FindingReason.MEMORY_BEYOND_LIMIT)
-"""Findings on which the policies for unenforced shares act: the tenant has more than its share, or can take it."""
+"""Findings on which the policies for unenforced shares act: the tenant uses more than its share, or could."""
 
 
 class Finding(Model):
-    """Finding about a tenant, with the figures of when it began. It stays while its cause lasts."""
+    """Finding about a tenant, with the figures of its begin. It stays while its cause lasts."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
-    """Kind of finding, in one word; a newer agent may have further ones."""
+    """Kind of finding, in one word; a newer agent may have further kinds."""
     message: Annotated[Text, Field(max_length=1024)]
-    """Text for people: what was found, the usual cause, and the fix."""
+    """Text for people: the finding, the usual cause, and the fix."""
 
 
 class TenantStatus(Model):
-    """Tenant as the agent saw it."""
+    """Tenant, as the agent reports it."""
 
     id: str
     """Id of the tenant, as in its row."""
@@ -315,16 +315,15 @@ class TenantStatus(Model):
     """Device memory in use, in bytes."""
     held_milli: CountField | None = None
     """Time for which it held the token within the last 10 s, in thousandths. None until a hook has been connected for
-    as long: the mean would count the time before."""
+    10 s: the mean would include the time before."""
     progress_milli: CountField | None = None
-    """Work of the last 10 s in thousandths of the work that it would have done with its GPUs to itself. None as
-    heldMilli."""
+    """Work of the last 10 s, in thousandths of the work possible with its GPUs to itself. None as heldMilli."""
     counted_since: TimestampField | None = None
-    """When the following totals were 0: since it has its row, over all agents."""
+    """Time at which the following totals were 0: the begin of its row, over all agents."""
     held_seconds: Annotated[int | None, Field(ge=0)] = None
     """GPU time that it has held, in seconds of one GPU."""
     borrowed_seconds: Annotated[int | None, Field(ge=0)] = None
-    """Part of heldSeconds beyond what was guaranteed."""
+    """Part of heldSeconds beyond the guaranteed time."""
     reserved_seconds: Annotated[int | None, Field(ge=0)] = None
     """GPU time that was reserved for it, in seconds of one GPU."""
     memory_mebibyte_seconds: Annotated[int | None, Field(ge=0)] = None
@@ -333,7 +332,8 @@ class TenantStatus(Model):
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
     """True once a hook has connected. False when a process that never connected or has replaced the hook uses the GPU,
-    or is busy far beyond what the tenant held. None before any CUDA call, and where the driver does not tell."""
+    or is busy far beyond the tenant's held time. None before any CUDA call, and where the driver reports no processes.
+    """
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
     """Findings that its owner should know of."""
     drained: bool = False
@@ -341,7 +341,7 @@ class TenantStatus(Model):
 
 
 class GPUNodeStatus(Model):
-    """Inventory of the node and state of its tenants, written by the node's agent alone."""
+    """Inventory of the node and state of its tenants, written only by the node's agent."""
 
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
     """GPUs of the node."""
@@ -350,21 +350,21 @@ class GPUNodeStatus(Model):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     """Conditions of the node's agent."""
     observed_generation: int | None = None
-    """Generation of the ledger that the agent has put in force."""
+    """Generation of the ledger that the agent has applied."""
     agent_version: Text | None = None
     """Version of the agent."""
     gpu_count: CountField = 0
     """Number of GPUs."""
     tenant_count: CountField = 0
-    """Rows of the ledger that the agent has in force."""
+    """Rows of the ledger that the agent has applied."""
     reserved: str = ""
     """Reserved fraction of each GPU's time, by index: `1,0.5`. For `kubectl get`."""
     simulated: bool = False
     """The inventory comes from a file: there is no GPU behind it."""
     consumption: Annotated[tuple[Consumption, ...], Field(max_length=MAX_CONSUMPTION)] = ()
-    """What the tenants of each namespace have had of the node's GPUs, by model, in counters that only grow."""
+    """GPU usage of the tenants of each namespace on this node, by model, in counters that only grow."""
     consumption_at: TimestampField | None = None
-    """When consumption was as it says."""
+    """Time of the counters in consumption."""
 
 
 def manifest(name: str, spec: GPUNodeSpec) -> dict[str, object]:

@@ -2,8 +2,8 @@
 
 Guarantees:
 - The Pod is pinned to its node by node affinity: kube-scheduler and kubelet decide as for any Pod of the device plugin.
-- It asks for one whole GPU, runs nothing on it, and has no token.
-- What is needed to go on after a restart of the operator stands in the Pod: its node, and the tenant that waits for it.
+- It requests one whole GPU, runs nothing on it, and has no token.
+- The Pod contains all that the operator needs after a restart: its node, and the tenant that waits for it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 from .objects import GROUP, HOLDER_FOR_ANNOTATION, HOLDER_LABEL
 
 _RESOURCES = {"cpu": "10m", "memory": "16Mi"}
-"""Requests and limits alike, so that the kubelet evicts the Pod last: many times what a program that sleeps takes."""
+"""Requests and limits are equal, so that the kubelet evicts the Pod last. They are many times the need of a sleeping
+program."""
 
 
 def idle_container(name: str, image: str, amounts: Mapping[str, str]) -> dict[str, Any]:
-    """Return a container that only keeps what it asks for, as Pod Security `restricted` wants it."""
+    """Return a container that only occupies its resources, valid under Pod Security `restricted`."""
     return {
         "name": name,
         "image": image,

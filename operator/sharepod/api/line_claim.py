@@ -1,11 +1,11 @@
-"""Claim of a resource line: what admission adds to a plain Pod with a line. Pure.
+"""Claim of a resource line: the additions of admission to a plain Pod with a line. Pure.
 
-The MutatingAdmissionPolicy of `manifests/plain` says the same in CEL; a test compares the two.
+The MutatingAdmissionPolicy of `manifests/plain` does the same in CEL; a test compares the two.
 
 Guarantees:
-- A Pod that has what it needs is left as it is: asked twice is asked once.
-- Nothing of a Pod is taken away or changed but for what is added.
-- No Pod, whatever it says, makes this raise.
+- A Pod that has all additions is left as it is: the mutation is idempotent.
+- Nothing in a Pod is removed, and nothing is changed except for the additions.
+- No content of a Pod makes this raise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LISTS = ("containers", "initContainers")
 def with_claim(pod: Mapping[str, Any]) -> dict[str, Any]:
     """Return a merge patch that gives a Pod the claim of its line; empty for a Pod without a line, or with the claim.
 
-    One claim from the namespace's template, named in each container with a line, and the label of such Pods.
+    The patch adds one claim from the namespace's template, its name in each container with a line, and the label of
+    such Pods.
     """
     spec = _map(pod.get("spec"))
     lists = {name: [_naming(one) for one in _list(spec.get(name))] for name in _LISTS}
@@ -41,7 +42,7 @@ def with_claim(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _naming(container: Any) -> Any:
-    """Return a container that names the claim, if it has a line."""
+    """Return the container with the claim's name, if it has a line."""
     if not _asks(container):
         return container
     resources = _map(container.get("resources"))

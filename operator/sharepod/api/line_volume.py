@@ -1,13 +1,14 @@
-"""Volume of a resource line: what admission adds to a plain Pod with a line where the cluster has no claims. Pure.
+"""Volume of a resource line: the additions of admission to a plain Pod with a line where the cluster has no claims.
+Pure.
 
-The operator's webhook gives it (`manifests/plain-volume`); the policy `sharepod-tenant-label` refuses a Pod that calls
-itself such a one and is not made like that.
+The operator's webhook makes them (`manifests/plain-volume`). The policy `sharepod-tenant-label` refuses a Pod that has
+the label without these additions.
 
 Guarantees:
-- A Pod that has what it needs is left as it is: asked twice is asked once.
-- Nothing of a Pod is taken away or changed: what is added stands behind what is there.
-- A container without a line sees no GPU, whatever its image asks for.
-- No Pod, whatever it says, makes this raise.
+- A Pod that has all additions is left as it is: the mutation is idempotent.
+- Nothing in a Pod is removed or changed: additions come after existing entries.
+- A container without a line sees no GPU, whatever its image sets.
+- No content of a Pod makes this raise.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _LABELS = {LINE_LABEL: "true", TENANT_LABEL: LINE_TENANT}
 
 def with_volume(pod: Mapping[str, Any], runtime_class: str) -> dict[str, Any]:
     """Return a merge patch that attaches the share of a Pod's line by a CSI volume, behind a scheduling gate; empty for
-    a Pod without a line, or with all that.
+    a Pod without a line, or with all additions.
 
-    `runtime_class`: that of Pods with GPUs; empty where the nodes' default runtime is NVIDIA's.
+    `runtime_class`: of Pods with GPUs; empty if the nodes' default runtime is NVIDIA's.
     """
     spec, metadata = _map(pod.get("spec")), _map(pod.get("metadata"))
     if not any(_asks(one) for name in _LISTS for one in _list(spec.get(name))):
@@ -69,7 +70,7 @@ def _attached(container: Any, *, hook: bool) -> Any:
 
 
 def _exclusive(annotations: Mapping[str, Any]) -> bool:
-    """Return whether an annotation asks for whole GPUs, on which nothing is limited."""
+    """Return whether an annotation requests whole GPUs, on which no limit applies."""
     return any(FIELD_OF.get(name) == "mode" and value == Mode.EXCLUSIVE for name, value in annotations.items())
 
 

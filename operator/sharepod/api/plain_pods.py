@@ -1,13 +1,13 @@
-"""Plain Pods: the resource line of a Pod's containers, read into the request that a claim is read into.
+"""Plain Pods: the resource line of a Pod's containers, read into the same request as a claim.
 
-The line is `sharepod.dev/gpu-milli` and, if wanted, `sharepod.dev/gpu-memory-mib` among a container's limits. Both are
+The line is `sharepod.dev/gpu-milli` and, optionally, `sharepod.dev/gpu-memory-mib` among a container's limits. Both are
 for the whole Pod, all its GPUs together, as ResourceQuota counts them; annotations of the dialects refine them.
 
 Guarantees:
-- A Pod with a line becomes a `ClaimRequest` or a `SpecError`, whatever it is: nothing else is raised.
-- Every error names the field and says what to write instead.
-- Several containers count as in Kubernetes: its effective request is the size of the one share that the Pod has.
-- No resource or annotation under our prefixes is ignored: one that is not understood is refused.
+- Any Pod with a line becomes a `ClaimRequest` or a `SpecError`; no other exception is raised.
+- Every error names the field and the remedy.
+- Several containers count as in Kubernetes: the effective request is the size of the one share that the Pod has.
+- A resource or annotation under SharePod's prefixes is never ignored: an unknown one is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LISTS = ("containers", "initContainers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Container:
-    """Line of one container. `path`: its limits. `memory`: MiB; None: not said."""
+    """Line of one container. `path`: its limits. `memory`: MiB; None: not set."""
 
     path: str
     milli: int
@@ -53,7 +53,7 @@ class _Container:
 
 
 def asks(pod: Mapping[str, Any]) -> bool:
-    """Return whether a container of a Pod asks for a resource under our prefix, known or not."""
+    """Return whether a container of a Pod requests a resource under SharePod's prefix, known or not."""
     return any(_ours(amounts) for _, container in _containers(pod) for amounts in _amounts(container))
 
 
@@ -73,7 +73,7 @@ def lower(pod: Mapping[str, Any]) -> ClaimRequest:
 
 
 def _request(path: str, milli: int, memory: int | None, said: Mapping[str, str]) -> ClaimRequest:
-    """Put line and annotations together. `path`: limits that an error about the line names."""
+    """Combine line and annotations. `path`: limits that an error about the line names."""
     gpu = from_annotations(said)
     by_annotation = {FIELD_OF[name]: name for name in said}
     count = _count(path, milli, gpu.count if "count" in by_annotation else None)
@@ -124,7 +124,7 @@ def _on_each(path: str, memory: int, count: int) -> Bytes:
 
 
 def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> None:
-    """Raise `SpecError` for an annotation that asks for more than the line, or for best effort without memory."""
+    """Raise `SpecError` for an annotation that requests more than the line, or best effort without memory."""
     if asked > line:
         most = format_fraction(line)
         text = f"{format_fraction(asked)} is more than the line has on each GPU, {most}; write {most} or less"
@@ -135,7 +135,7 @@ def _refuse_more(name: str, asked: Milli, line: Milli, memory: int | None) -> No
 
 
 def _effective(lines: Sequence[_Container], amount: Callable[[_Container], int]) -> int:
-    """Return Kubernetes's effective request: containers and sidecars together, or the most that runs at the start."""
+    """Return Kubernetes's effective request: containers and sidecars together, or the maximum during the start."""
     running = sidecars = starting = 0
     for line in lines:
         if not line.init:
@@ -181,7 +181,7 @@ def _lines(pod: Mapping[str, Any]) -> Iterator[_Container]:
 
 
 def _refuse_shape(path: str, name: str, limits: Mapping[str, Any], requests: Mapping[str, Any]) -> None:
-    """Raise `SpecError` for a resource that is not known, or whose limit is not its request."""
+    """Raise `SpecError` for an unknown resource, or one whose limit differs from its request."""
     field = f"{path}[{clipped(name, 64)}]"
     if name not in RESOURCES:
         raise SpecError(field, f"is not known; use {', '.join(RESOURCES)}, or remove it")

@@ -1,18 +1,18 @@
-"""Pod of a SharePod. Pure: a SharePod in, a manifest out; then a Pod and an assignment in, a patch out.
+"""Pod of a SharePod. Pure: builds the Pod's manifest from a SharePod, then a patch from a Pod and an assignment.
 
 The Pod is created behind a scheduling gate, before it has a share. The patch that opens the gate pins the Pod to its
 node and names its GPUs.
 
-Guarantees, whatever the SharePod says:
-- kube-scheduler does not see the Pod before its gate is open.
-- The Pod is pinned to the assigned node by node affinity, so the scheduler still makes every check of its own.
-- Each container and init container sees the assigned GPUs and no others, and has the tenant's directory: by the
-  runtime class, a variable and a CSI volume, or all by one ResourceClaim.
+Guarantees, for any SharePod:
+- kube-scheduler ignores the Pod until its gate is open.
+- The Pod is pinned to the assigned node by node affinity, so the scheduler still makes all its own checks.
+- Each container and init container sees exactly the assigned GPUs, and has the tenant's directory: by the runtime
+  class, a variable and a CSI volume, or by one ResourceClaim.
 - Each of them preloads the hook, unless the SharePod is Exclusive.
 - Its first container carries the resource line of the share, where lines are in use: ResourceQuota and LimitRange then
   count SharePods and plain Pods alike.
 - The SharePod is the Pod's controller.
-- A SharePod for which this cannot be kept is refused with `SpecError`.
+- A SharePod for which this is impossible is refused with `SpecError`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ INJECTION_PATTERN = (
     r"^([^/]+[.])?cdi[.]k8s[.]io/|^((cdi-)?devices|mounts|cdi)[.](nri[.]io|noderesource[.]dev)(/|$)|"
     r"^(devices[.](crio|gke)[.]io|io[.]kubernetes[.]cri-o[.]Devices)(/|$)"
 )
-"""Annotations by which a container runtime or its plugins give a pod devices, or folders of its node, past everything
-here: CDI's, CRI-O's, and those of NRI's injectors, among them that of NVIDIA's toolkit (`cdi-devices.noderesource.dev`)
-and GKE's."""
+"""Annotations by which a container runtime or its plugins give a pod devices, or folders of its node, without SharePod.
+They are CDI's, CRI-O's, and those of NRI's injectors, such as NVIDIA's toolkit (`cdi-devices.noderesource.dev`) and
+GKE's."""
 
 GPU_RESOURCE_PATTERN = (
     r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$|^deviceclass[.]resource[.]kubernetes[.]io/(.*[.])?(gpu|mig)[.]nvidia[.]com$"
 )
-"""Resources of NVIDIA's device plugin (whole GPUs, replicas of GPUs, MIG slices), and classes of its DRA driver by the
-names that extended resources have."""
+"""Resources of NVIDIA's device plugin (whole GPUs, replicas of GPUs, MIG slices), and classes of its DRA driver under
+the names of extended resources."""
 
 
 def _loosely(path: str) -> str:
-    """Return a pattern of a path without its first slash, however slashes are written: `//`, `/./`."""
+    """Return a pattern of a path without its first slash, for any spelling of slashes: `//`, `/./`."""
     return path[1:].replace(".", "[.]").replace("/", "/([.]?/)*")
 
 
@@ -69,17 +69,17 @@ RESERVED_MOUNT_PATTERN = (
     rf"(?s)^([.]?/)*((var/([.]?/)*)?{_loosely(VOLUME_MOUNT_PATH)}|{_loosely(PRELOAD_PATH)}|"
     r"proc|dev/([.]?/)*(fd|std(in|out|err)|core))(/.*)?$|^(.*/)?[.][.](/.*)?$"
 )
-"""Paths of containers that lead to the tenant's directory or the hook's file, as a kubelet and a runtime read them: a
-relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere. So may the kernel's links below
+"""Paths of containers that lead to the tenant's directory or the hook's file, as a kubelet and a runtime resolve them.
+A relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere. So may the kernel's links below
 /proc, and a runtime's links in /dev to them."""
 
 LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod says the share"
 
 NVIDIA_RUNTIME_PATTERN = r"^nvidia(-.*)?$"
-"""Runtime classes of NVIDIA's runtime: with one of them an image, too, can say which GPUs a container has."""
+"""Runtime classes of NVIDIA's runtime, under which an image can also choose a container's GPUs."""
 
 DEVICE_MOUNTS = "nvidia-container-devices"
-"""Part of mount paths that NVIDIA's runtime can be set up to take for names of GPUs."""
+"""Part of mount paths that NVIDIA's runtime can be configured to read as names of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,14 @@ class PodSettings:
 
 
 def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
-    """Return the PodSpec that a SharePod asks for, before it has a node: placement has to satisfy it.
+    """Return the PodSpec of a SharePod before it has a node: placement has to satisfy it.
 
-    Fields that are not a PodSpec's are left out, the configured tolerations are added, and `nodeName` beside a GPUID
+    Fields that are not a PodSpec's are left out, the configured tolerations are added, and `nodeName` with a GPUID
     becomes required node affinity.
     """
-    spec: dict[str, Any] = dict(sharepod.get("spec") or {})  # every change below replaces, none goes into a value
+    spec: dict[str, Any] = dict(
+        sharepod.get("spec") or {}
+    )  # every change below replaces values, none modifies one in place
     for name in OWN_FIELDS:
         spec.pop(name, None)
     node_name = spec.pop("nodeName", None)
@@ -119,14 +121,14 @@ def build_pod(
     line: bool = False,
     request: GpuRequest | None = None,
 ) -> dict[str, Any]:
-    """Build the manifest of the Pod for `sharepod` (as the API server gave it), behind its scheduling gate.
+    """Build the manifest of the Pod for `sharepod` (as the API server returned it), behind its scheduling gate.
 
-    `claim`: name of the ResourceClaim that attaches the GPUs; None: runtime class and CSI volume do. `line`: nodes
-    advertise the resources of the line, so that a Pod that carries it can be bound. `request`: what this SharePod asks
-    for, by somebody who has read it and checked its fields; None: both are done here.
+    - `claim`: name of the ResourceClaim that attaches the GPUs; None: runtime class and CSI volume do.
+    - `line`: nodes advertise the resources of the line, so that a Pod that carries it can be bound.
+    - `request`: the SharePod's request, if it was already read and its fields checked; None: both are done here.
 
-    Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
-    the device plugin, our volume's name or mount paths taken.
+    Raises `SpecError` where the SharePod contradicts the Pod's needs: a runtime class of its own, GPUs from the device
+    plugin, a volume or mount path with SharePod's name.
     """
     if request is None:
         request = effective(sharepod)
@@ -144,7 +146,7 @@ def build_pod(
 
 
 def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool) -> None:
-    """Have the runtime class attach the GPUs and a CSI volume the tenant's directory, in place."""
+    """Attach the GPUs by the runtime class and the tenant's directory by a CSI volume, in place."""
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
     spec["volumes"] = [*(spec.get("volumes") or []), attached_volume.volume()]
@@ -154,8 +156,8 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
 
 
 def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
-    """Have a claim attach GPUs and the tenant's directory, in place. The runtime class for GPUs is not needed then, and
-    may not be there."""
+    """Attach GPUs and the tenant's directory by a claim, in place. This needs no runtime class for GPUs, which may not
+    exist."""
     own = spec.get("runtimeClassName")
     if own == settings.runtime_class or re.match(NVIDIA_RUNTIME_PATTERN, str(own)):
         spec.pop("runtimeClassName", None)
@@ -170,8 +172,8 @@ def open_gate(
 ) -> list[dict[str, Any]]:
     """Return the JSON Patch that gives a Pod its share: pin it to `node`, name its GPUs, remove the gate.
 
-    The API server refuses the patch if the Pod is another one, if the gate is open already, or if the Pod's affinity
-    is no longer `affinity`.
+    The API server refuses the patch if it is another Pod, if the gate is already open, or if the Pod's affinity is no
+    longer `affinity`.
 
     Args:
         uid: Of the Pod.
@@ -193,9 +195,9 @@ def open_gate(
 
 
 def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the JSON Patch that keeps a Pod, once it is deleted, until `let_go`; refused for any other version of it.
+    """Return the JSON Patch that keeps a deleted Pod until `let_go`; refused for any other version of the Pod.
 
-    No Job counts it from then on: it never ran. `finalizers`: those that the Pod has.
+    From then on no Job counts the Pod, because it never ran. `finalizers`: those that the Pod has.
     """
     kept = [finalizer for finalizer in finalizers if finalizer != JOB_TRACKING]
     return [
@@ -206,9 +208,9 @@ def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[d
 
 
 def let_go(uid: str, finalizers: Sequence[str], *, counts: bool) -> list[dict[str, Any]]:
-    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers are no longer those.
+    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers have changed.
 
-    `counts`: it is the Pod of a Job and runs, so that the Job counts it again.
+    `counts`: the Pod belongs to a Job and runs, so that the Job counts it again.
     """
     kept = [finalizer for finalizer in finalizers if finalizer not in (TAKEN_BACK, JOB_TRACKING)]
     if counts:
@@ -221,9 +223,9 @@ def let_go(uid: str, finalizers: Sequence[str], *, counts: bool) -> list[dict[st
 
 
 def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None:
-    """Raise `SpecError` for what a Pod with shared GPUs cannot have.
+    """Raise `SpecError` for fields that a Pod with shared GPUs cannot have.
 
-    The admission policy refuses the same at once, except for the runtime class, which it cannot know.
+    The admission policy refuses the same at apply, except for the runtime class, which it does not know.
     """
     for name in sharepod["metadata"].get("annotations") or {}:
         if re.match(INJECTION_PATTERN, name):
@@ -310,8 +312,8 @@ def _selects(term: Mapping[str, Any]) -> bool:
 
 
 def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
-    """Return the container with its GPUs and the tenant's volume. Our variables come first, so that the user's may
-    refer to them."""
+    """Return the container with its GPUs and the tenant's volume. SharePod's variables come first, so that the user's
+    may refer to them."""
     own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
     env = attached_volume.variables([variable.get("name") for variable in own])
     mounts = attached_volume.mounts(hook=hook)
@@ -324,7 +326,7 @@ def _with_line(container: Mapping[str, Any], gpu: GpuRequest) -> dict[str, Any]:
 
 
 def _with_claim(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container with the claim. The user's own NVIDIA_VISIBLE_DEVICES would contradict it."""
+    """Return the container with the claim, without the user's own NVIDIA_VISIBLE_DEVICES, which would contradict it."""
     resources = container.get("resources") or {}
     made = {
         **container,

@@ -1,7 +1,7 @@
-"""The two resources of the line: what Pods carry of them, and what the Pod of a SharePod is given to carry. Pure.
+"""The two resources of the line: their amounts in Pods, and in the Pod of a SharePod. Pure.
 
 Guarantees:
-- The Pod of a SharePod carries what the SharePod asks for, rounded up to whole MiB: a quota never counts less.
+- The Pod of a SharePod carries the SharePod's request, rounded up to whole MiB: a quota never counts less.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ NOTHING = Carried()
 
 
 def carried(gpu: GpuRequest, *, most_milli: Milli | None = None) -> Carried:
-    """Return what a Pod carries whose line asks for this. Memory that is not said is not carried.
+    """Return the amounts in a Pod whose line has this request. Memory that is not set is not carried.
 
-    `most_milli`: thousandths of each GPU that the line says, where an annotation asks for less.
+    `most_milli`: thousandths of each GPU in the line, where an annotation requests less.
     """
     memory = 0 if gpu.memory is None else -(-gpu.memory // MIB)
     return Carried((gpu.request_milli if most_milli is None else most_milli) * gpu.count, memory * gpu.count)
 
 
 def line_of(gpu: GpuRequest) -> dict[str, str]:
-    """Return the limits by which the Pod of a SharePod carries its line. Memory is left out where it is not said."""
+    """Return the limits by which the Pod of a SharePod carries its line. Memory is left out if it is not set."""
     said = carried(gpu)
     return {MILLI: str(said.milli), **({} if gpu.memory is None else {MEMORY: str(said.mib)})}

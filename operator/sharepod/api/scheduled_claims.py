@@ -1,13 +1,13 @@
 """Claims that kube-scheduler allocates: ResourceClaims of class `scheduler.sharepod.dev`, of nodes of pool `scheduler`.
 
-A claim says time, limit and memory by `capacity.requests`, in the names of class `sharepod.dev`. kube-scheduler picks
-the device and writes what it took into the result's `consumedCapacity`.
+A claim gives time, limit and memory by `capacity.requests`, with the names of class `sharepod.dev`. kube-scheduler
+chooses the device and writes the consumed amounts into the result's `consumedCapacity`.
 
 Guarantees:
-- Results become a `ScheduledShare` or a `SpecError`, whatever they are: nothing else is raised.
-- A share is what the results say, to the thousandth and the byte. Where they say less than a share has, or more than
-  one row can, there is none.
-- What the operator offers beyond sizes is refused, since kube-scheduler does not know it.
+- Any results become a `ScheduledShare` or a `SpecError`; no other exception is raised.
+- A share equals the results, to the thousandth and the byte. Results with less than a share needs, or more than one row
+  can have, give none.
+- Features of the operator beyond sizes are refused, because kube-scheduler does not have them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANNOTATED = (
     f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates by size alone; remove it, or use "
     f"class {DEVICE_CLASS} on nodes of another pool"
 )
-"""Message of an annotation that such a claim cannot have."""
+"""Message for an annotation, which such a claim cannot have."""
 ADMIN_ACCESS = "goes past every share; leave it out"
 SEVERAL = (
     f"has several requests of class {SCHEDULER_CLASS}; all GPUs of a claim have equal shares: write one request with "
@@ -42,7 +42,7 @@ _RESULTS = "status.allocation.devices.results"
 
 @dataclass(frozen=True, slots=True)
 class ScheduledShare:
-    """Share that kube-scheduler has given a claim: so much of each of `devices`. `memory`: bytes."""
+    """Share that kube-scheduler has allocated to a claim: this amount of each of `devices`. `memory`: bytes."""
 
     node: str
     """Pool of the devices, which is the name of their node."""
@@ -54,7 +54,7 @@ class ScheduledShare:
 
 
 def is_scheduled(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim asks for a device of the class in any of its requests."""
+    """Return whether a claim requests a device of the class in any of its requests."""
     return any(asked.get("deviceClassName") == SCHEDULER_CLASS for _, asked in _asked(claim))
 
 
@@ -69,7 +69,7 @@ def hold_entry(node: str, uid: str) -> dict[str, str]:
 
 
 def fault(claim: Mapping[str, Any]) -> SpecError | None:
-    """Return what a claim says that cannot be had where kube-scheduler allocates; None if there is nothing."""
+    """Return the part of a claim that kube-scheduler cannot allocate; None if there is none."""
     if (why := beyond(claim)) is not None:
         return SpecError("spec", f"{why}; write a smaller claim")
     metadata = claim.get("metadata")
@@ -86,7 +86,7 @@ def fault(claim: Mapping[str, Any]) -> SpecError | None:
 
 
 def share(results: Sequence[Mapping[str, Any]]) -> ScheduledShare | SpecError | None:
-    """Return the share that the results of an allocation give, or why they give none; None if none is of the driver."""
+    """Return the share in the results of an allocation, or why there is none; None if no result is of the driver."""
     mine = [result for result in results if result.get("driver") == SCHEDULER_DRIVER]
     if not mine:
         return None
@@ -117,7 +117,7 @@ def _share(results: Sequence[Mapping[str, Any]]) -> ScheduledShare:
 
 
 def _taken(result: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Read what one result consumes."""
+    """Read the consumed capacity of one result."""
     consumed = result.get("consumedCapacity")
     found: list[tuple[str, int]] = []
     for name in CAPACITIES:
@@ -133,7 +133,7 @@ def _taken(result: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _asked(claim: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield what a claim asks for, alternatives included, each with the number of its request."""
+    """Yield the requests of a claim, including alternatives, each with the number of its request."""
     spec = claim.get("spec")
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     requests = devices.get("requests") if isinstance(devices, Mapping) else None

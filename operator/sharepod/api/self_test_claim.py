@@ -1,10 +1,10 @@
-"""Claim of a node's self-test: a ResourceClaim of no share, by which a container gets what a tenant's brings. Pure.
+"""Claim of a node's self-test: a ResourceClaim without a share, whose container gets the same as a tenant's. Pure.
 
 A Pod of the DaemonSet `sharepod-self-test-claim` has one. The operator allocates it without a row in a ledger, and the
 agent attaches the directory of the self-test by it.
 
 Guarantees:
-- Only claims of the system's own namespace count: there whoever may create Pods may do more than this.
+- Only claims of the system's own namespace count: a user who may create Pods there has greater rights anyway.
 - The allocation names no node: the Pod's own affinity does.
 """
 
@@ -17,7 +17,7 @@ from .objects import CLAIM_DRIVER, SELF_TEST_CLAIM, SELF_TEST_CLASS, SELF_TEST_P
 
 
 def has_name_of_self_test(name: str) -> bool:
-    """Return whether a claim of the system's namespace is one of the self-test, as far as its name says."""
+    """Return whether the name of a claim in the system's namespace is that of a self-test."""
     return name.startswith(f"{SELF_TEST_CLAIM}-")
 
 

@@ -1,12 +1,12 @@
-"""Claim of a SharePod's Pod: the ResourceClaim by which the Pod's GPUs are attached where CSI does not do it. Pure.
+"""Claim of a SharePod's Pod: the ResourceClaim by which the Pod's GPUs are attached instead of by CSI. Pure.
 
-The operator makes it with the Pod and allocates it. Size and limits are in the ledger, so the claim says only how many
-GPUs it is for; it needs no capacity, and so no feature gate.
+The operator creates it with the Pod and allocates it. Size and limits are in the ledger, so the claim has only the
+number of GPUs. It needs no capacity, and so no feature gate.
 
 Guarantees:
-- The mark of such a claim is its spec, which is immutable: one request named `sharepod` without capacity.
-- The Pod owns its claim, so that the claim goes with the Pod.
-- The finalizer is there from the start: an allocated claim that somebody deletes stays until its Pod is gone.
+- Such a claim is recognized by its spec, which is immutable: one request named `sharepod` without capacity.
+- The Pod owns its claim, so that the claim is deleted with the Pod.
+- The finalizer is set at creation: an allocated claim that a user deletes stays until its Pod is deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .claims import API_VERSION, KIND
 from .objects import CLAIM_FINALIZER, DEVICE_CLASS, SHARE_REQUEST, only_request
 
 _NAME_MAX = 240
-"""Characters of the Pod's name that the claim's name begins with: 253 are allowed in all."""
+"""Characters of the Pod's name at the beginning of the claim's name, which may have 253 in total."""
 
 
 class Attach(StrEnum):
@@ -31,7 +31,7 @@ class Attach(StrEnum):
 
 
 def claim_name(pod: str, token: str) -> str:
-    """Return the name of the claim for a Pod. `token`: 8 lowercase letters and digits, another one for each Pod."""
+    """Return the name of the claim for a Pod. `token`: 8 lowercase letters and digits, different for each Pod."""
     return f"{pod[:_NAME_MAX].rstrip('-.')}-{token}"
 
 
@@ -54,7 +54,7 @@ def build_claim(name: str, namespace: str, pod: str, pod_uid: str, count: int) -
 
 
 def is_share_claim(claim: Mapping[str, Any]) -> bool:
-    """Return whether a claim has the mark of those that the operator makes for SharePods."""
+    """Return whether a claim is one that the operator creates for SharePods."""
     request = only_request(claim)
     if request is None:
         return False

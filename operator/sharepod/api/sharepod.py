@@ -24,10 +24,10 @@ KIND = "SharePod"
 PLURAL = "sharepods"
 
 TTL = "ttlSecondsAfterFinished"
-"""Field of `spec` beside `gpu` and the PodSpec: seconds after its end at which a SharePod is deleted."""
+"""Field of `spec` next to `gpu` and the PodSpec: seconds after its end at which a SharePod is deleted."""
 MAX_TTL_S = (1 << 31) - 1
 REPLICAS = "replicas"
-"""Field of `spec` beside `gpu` and the PodSpec, always 1: by it a PodDisruptionBudget counts SharePods."""
+"""Field of `spec` next to `gpu` and the PodSpec, always 1: by it a PodDisruptionBudget counts SharePods."""
 ONE_POD = "a SharePod is one pod; create as many SharePods as you need pods"
 OWN_FIELDS = ("gpu", REPLICAS, TTL)
 """Fields of `spec` that are not a PodSpec's."""
@@ -40,7 +40,7 @@ CHANGEABLE = ", ".join(f"gpu.{field}" for field in MUTABLE) + f" and {TTL}"
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 NO_GROUP = "None"
-"""Value of `group`, in any case, of a tenant that is in none, although its controller makes it one of several."""
+"""Value of `group`, in any case, of a tenant in no group, even if its controller implies one."""
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
 Total = Annotated[int, Field(ge=0, le=MAX_COUNTER)]
@@ -54,8 +54,8 @@ class PlacementPolicy(StrEnum):
 
 
 class SpecError(ValueError):
-    """Invalid field of a SharePod. `field` is its path; the message says what is wrong and what to write. Both are
-    clipped: they quote what users wrote."""
+    """Invalid field of a SharePod. `field` is its path; the message has the fault and the remedy. Both are clipped,
+    because they quote users' text."""
 
     def __init__(self, field: str, message: str) -> None:
         field, message = clipped(field, MAX_FIELD), clipped(message, MAX_MESSAGE - MAX_FIELD)
@@ -89,9 +89,10 @@ class GpuSpec(Model):
 class GpuRequest:
     """Request of a tenant for a share of each of its `count` GPUs.
 
-    `request_milli`, `limit_milli`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's
-    memory. `group`: tenants of the namespace that are granted together, `NO_GROUP`: none, even by default; None: the
-    default. `movable`: whether it may be restarted elsewhere to make room; None: only instead of being preempted.
+    - `request_milli`, `limit_milli`: thousandths of each GPU's time.
+    - `memory`: bytes on each; None: request x the GPU's memory.
+    - `group`: tenants of the namespace that are granted together; `NO_GROUP`: none, even by default; None: the default.
+    - `movable`: whether it may be restarted elsewhere to free a place; None: only instead of being preempted.
     """
 
     request_milli: Milli
@@ -121,10 +122,9 @@ class GpuRequest:
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:
-    """Fill the defaults of a gpu block and check what no schema can.
+    """Fill the defaults of a gpu block and check rules that no schema can express.
 
-    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is the second line of
-    defence.
+    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is a second check.
     """
 
     def fraction(name: str, value: float | int) -> Milli:
@@ -201,7 +201,7 @@ class Phase(StrEnum):
     """Phase of a SharePod."""
 
     PENDING = "Pending"
-    """No GPU yet; condition `Placed` says why."""
+    """No GPU yet; condition `Placed` has the reason."""
     PLACED = "Placed"
     """The share is reserved; the pod is being created or has not started."""
     RUNNING = "Running"
@@ -210,7 +210,7 @@ class Phase(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """`spec.restartPolicy`, as a Pod has it: whether a run that ended is followed by another."""
+    """`spec.restartPolicy`, as a Pod has it: whether another run follows one that ended."""
 
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"
@@ -218,7 +218,7 @@ class RestartPolicy(StrEnum):
 
 
 class AssignedGpu(Model):
-    """GPU that the SharePod has a share of."""
+    """GPU of which the SharePod has a share."""
 
     uuid: str
     """UUID of the GPU."""
@@ -229,7 +229,7 @@ class AssignedGpu(Model):
 
 
 class GrantedShare(Model):
-    """Share as the ledger has it. It may differ from the spec while a raise waits."""
+    """Share in the ledger. It may differ from the spec while a raise waits."""
 
     request_milli: int
     """Guaranteed time of each GPU, in thousandths."""
@@ -262,16 +262,16 @@ class Usage(Model):
     memory_shown: str = ""
     """The memory in use as kubectl get shows it."""
     progress: str | None = None
-    """Work of the last 10 s as a fraction of the work that it would have done with its GPUs to itself."""
+    """Work of the last 10 s as a fraction of the work possible with its GPUs to itself."""
 
 
 class GpuTotals(Model):
-    """GPU time and memory that were had, each GPU counted."""
+    """GPU time and memory usage, each GPU counted."""
 
     held_seconds: Total = 0
     """GPU time held, in seconds of one GPU."""
     borrowed_seconds: Total = 0
-    """Part of heldSeconds beyond what was guaranteed."""
+    """Part of heldSeconds beyond the guaranteed time."""
     reserved_seconds: Total = 0
     """GPU time reserved, in seconds of one GPU."""
     memory_mebibyte_seconds: Total = 0
@@ -282,11 +282,11 @@ class SharePodConsumption(GpuTotals):
     """Totals of a SharePod over all of its runs, as its agents have counted them."""
 
     since: str
-    """When they were 0: its first share was in force."""
+    """Time at which they were 0: the begin of its first share."""
     counted_since: str
-    """When its agent began to count for its last share: names that count."""
+    """Time at which its agent began to count for its last share; identifies that count."""
     former: GpuTotals = GpuTotals()
-    """Part of the totals that earlier shares had."""
+    """Part of the totals from earlier shares."""
 
 
 CONDITION_PLACED = "Placed"
@@ -298,9 +298,9 @@ CONDITION_RESIZED = "Resized"
 CONDITION_READY = "Ready"
 """The one condition to wait for: True while the SharePod's Pod is ready, and once it has succeeded."""
 CONDITION_RECONCILING = "Reconciling"
-"""Present, and True, while the SharePod is on its way and needs nothing of its owner."""
+"""Present, and True, while the SharePod progresses and needs nothing from its owner."""
 CONDITION_STALLED = "Stalled"
-"""Present, and True, while nothing goes on before somebody has changed something."""
+"""Present, and True, while the SharePod cannot progress without a change by a user."""
 
 
 class LastEnd(Model):
@@ -311,44 +311,43 @@ class LastEnd(Model):
     node: str | None = None
     """Node of that run."""
     cause: str = ""
-    """Why it ended: Drained, Deleted, ContainerFailed and so on."""
+    """Cause of the end: Drained, Deleted, ContainerFailed and so on."""
     message: str = ""
-    """Why it ended, in words."""
+    """Cause of the end, in words."""
     ended_at: str | None = None
-    """When it ended."""
+    """Time of the end."""
     retry_at: str | None = None
-    """When the next run may begin."""
+    """Earliest begin of the next run."""
     attempts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    """Runs in a row that did not last."""
+    """Consecutive runs that did not last."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """Restarts of its containers and Pods until then."""
 
 
 class KeptPlace(Model):
-    """Place that is kept for a SharePod while it is moved."""
+    """Place that is reserved for a SharePod while it is moved."""
 
     node: Annotated[str, Field(max_length=253)]
-    """Node that it goes to."""
+    """Node of the place."""
     gpus: Annotated[tuple[str, ...], Field(max_length=MAX_GPUS)]
     """UUIDs of its GPUs there."""
     priority: int = 0
-    """Priority for which they are kept."""
+    """Priority for which the place is reserved."""
 
 
 class SharePodStatus(Model):
-    """Status of a SharePod, written by the operator alone."""
+    """Status of a SharePod, written only by the operator."""
 
     phase: Annotated[str, Field(max_length=64)] = Phase.PENDING
-    """Pending, Placed, Running, Succeeded or Failed, or one of a newer operator. It is shown, and nothing is decided
-    by it."""
+    """Pending, Placed, Running, Succeeded or Failed, or one of a newer operator. For display: no decision uses it."""
     node: str | None = None
     """Node of its share."""
     gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
-    """GPUs that it has a share of."""
+    """GPUs of which it has a share."""
     gpu_indexes: str | None = None
     """Indexes of its GPUs, as kubectl get shows them: `0,1`."""
     summary: str | None = None
-    """STATUS as kubectl get shows it: the Pod's, or why there is none that runs."""
+    """STATUS as kubectl get shows it: the Pod's, or why no Pod runs."""
     ready_containers: str | None = None
     """READY as kubectl get shows it: `1/2`."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
@@ -358,40 +357,40 @@ class SharePodStatus(Model):
     pod_name: str | None = None
     """Name of its Pod."""
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
-    """UID of its Pod; absent between two runs. Once it is there, a missing Pod means the end of a run."""
+    """UID of its Pod; absent between two runs. Once it is set, a missing Pod means the end of a run."""
     start_time: str | None = None
-    """When the kubelet took the Pod of the present run."""
+    """Time at which the kubelet accepted the Pod of the current run."""
     end_time: str | None = None
-    """When the SharePod ended, for good."""
+    """Time of the SharePod's final end."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    """Times that containers were restarted, or the Pod replaced by another one."""
+    """Restarts of containers, and replacements of the Pod by another one."""
     last_end: LastEnd | None = None
     """End of the last run that is, or will be, followed by another."""
     moves_to: KeptPlace | None = None
-    """Where it is placed next; present while it is moved."""
+    """Next place; present while it is moved."""
     granted: GrantedShare | None = None
-    """Share in force."""
+    """Applied share."""
     share: ShownShare | None = None
     """Share as kubectl get shows it."""
     usage: Usage | None = None
     """Use of its GPUs."""
     consumed: SharePodConsumption | None = None
-    """GPU time and memory that it has had: as of its last write, final once it has no share."""
+    """GPU time and memory usage at the last write; final once it has no share."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     """Conditions: Ready, Placed, PodReady, Enforced and others."""
     observed_generation: int | None = None
     """Generation of the spec that the status describes."""
 
     def dump(self) -> dict[str, object]:
-        """Return the status as it is written to the API. Without GPUs it has no list of them: an empty one, once
-        applied, would be what nobody owns."""
+        """Return the status in its API form. Without GPUs it has no list of them: an applied empty list would have no
+        owner."""
         return {key: value for key, value in super().dump().items() if key != "gpus" or value}
 
     @property
     def ended(self) -> bool:
-        """True once the SharePod has ended for good: `endTime` says so.
+        """True once the SharePod has finally ended: `endTime` is set.
 
-        A status without condition Ready was written before there was an `endTime`: its phase says so.
+        A status without condition Ready is older than `endTime`: its phase decides.
         """
         return self.end_time is not None or (self._ready is None and self.phase in (Phase.SUCCEEDED, Phase.FAILED))
 
@@ -406,5 +405,5 @@ class SharePodStatus(Model):
 
     @property
     def former_pod(self) -> str | None:
-        """Uid of the Pod of the last run that has ended; None if none has, or none is followed by another."""
+        """Uid of the Pod of the last ended run; None if no run has ended, or none is followed by another."""
         return self.last_end.pod_uid if self.last_end is not None else None

@@ -1,8 +1,8 @@
-"""GPUStatement: what one namespace has had of GPUs, by month and model, and the counters from which that was summed.
+"""GPUStatement: GPU usage of one namespace, by month and model, and the counters that it was summed from.
 
 Guarantees:
 - It is named after its namespace, and stays when the namespace is deleted.
-- The operator alone writes it.
+- Only the operator writes it.
 
 Docstrings of models become descriptions in the CRD.
 """
@@ -20,18 +20,18 @@ STATEMENT_KIND = "GPUStatement"
 STATEMENT_PLURAL = "gpustatements"
 
 MAX_SERIES = 2048
-"""Series in one statement: two of each node of a cluster of 1,000, in some 650 kB, with the longest names in 1.4 MB;
-etcd takes 1.5 MiB. Where there are more, those that have not grown for the longest time are forgotten."""
+"""Most series in one statement: two of each node of a cluster of 1,000, in some 650 kB, with the longest names in 1.4
+MB; etcd takes 1.5 MiB. Beyond that, series that have not grown for the longest time are dropped."""
 MAX_MONTHS = 13
-"""Months in a statement: this one, and a year."""
+"""Most months in a statement: the current one, and a year."""
 MAX_MODELS = 64
-"""Models of GPU in one statement."""
+"""Most models of GPU in one statement."""
 
 MonthField = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$")]
 
 
 class StatementSeries(Model):
-    """Counters of one series of one node, as far as they were taken in."""
+    """Counters of one series of one node that are already added."""
 
     series: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=64)]
     """Name of the series."""
@@ -40,13 +40,13 @@ class StatementSeries(Model):
     model: Annotated[str, Field(max_length=MAX_MODEL)]
     """Model of the GPUs."""
     since: TimestampField
-    """When the counters were 0."""
+    """Time at which the counters were 0."""
     at: TimestampField
-    """When the counters were as here."""
+    """Time of these counters."""
     held_milliseconds: CounterField = 0
     """GPU time held, in milliseconds of one GPU."""
     borrowed_milliseconds: CounterField = 0
-    """Part of heldMilliseconds beyond what was guaranteed."""
+    """Part of heldMilliseconds beyond the guaranteed time."""
     reserved_milliseconds: CounterField = 0
     """Request x time, in milliseconds of one GPU."""
     memory_mebibyte_seconds: CounterField = 0
@@ -61,7 +61,7 @@ class StatementAmount(Model):
     held_milliseconds: Annotated[int, Field(ge=0)] = 0
     """GPU time held, in milliseconds of one GPU."""
     borrowed_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Part of heldMilliseconds beyond what was guaranteed."""
+    """Part of heldMilliseconds beyond the guaranteed time."""
     reserved_milliseconds: Annotated[int, Field(ge=0)] = 0
     """Request x time, in milliseconds of one GPU."""
     memory_mebibyte_seconds: Annotated[int, Field(ge=0)] = 0
@@ -89,20 +89,20 @@ class StatementShown(Model):
 
 
 class GPUStatementSpec(Model):
-    """Empty: nobody asks for a statement."""
+    """Empty: statements have no input."""
 
 
 class GPUStatementStatus(Model):
-    """Sums, written by the operator alone."""
+    """Sums, written only by the operator."""
 
     shown: StatementShown | None = None
     """Hours of the latest month, of all models together."""
     totals: Annotated[tuple[StatementAmount, ...], Field(max_length=MAX_MODELS)] = ()
-    """Everything that the namespace has had, by model."""
+    """Total usage of the namespace, by model."""
     months: Annotated[tuple[StatementMonth, ...], Field(max_length=MAX_MONTHS)] = ()
-    """This month and those before."""
+    """The current month and those before."""
     series: Annotated[tuple[StatementSeries, ...], Field(max_length=MAX_SERIES)] = ()
     """Counters of the nodes from which the sums were made."""
     forgotten_until: TimestampField | None = None
-    """The latest begin of a series that was forgotten for want of room: what began until then and is not known counts
-    from its next reading on."""
+    """The latest begin of a series that was dropped for lack of room. An unknown series that began before counts from
+    its next reading on."""

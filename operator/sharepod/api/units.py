@@ -17,13 +17,13 @@ Milli = NewType("Milli", int)
 """Thousandths of one GPU's time, 0 to 1000."""
 
 Bytes = NewType("Bytes", int)
-"""A size in bytes."""
+"""Size in bytes."""
 
 GpuUuid = NewType("GpuUuid", str)
-"""The UUID of a physical GPU as NVML prints it, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`."""
+"""UUID of a physical GPU as NVML prints it, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`."""
 
 TenantId = NewType("TenantId", str)
-"""The UID of the SharePod that a reservation is for, or of the plain pod."""
+"""UID of the SharePod that a reservation is for, or of the claim or plain pod."""
 
 MIB = 1 << 20
 """Bytes of one MiB."""
@@ -40,20 +40,20 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15,
 """Powers of ten by suffix."""
 
 _MAX_EXPONENT = 30
-"""Largest exponent of a quantity, either way: 1e30 is far more than 64 bits hold."""
+"""Largest exponent of a quantity, either way: 1e30 is far beyond 64 bits."""
 
 _REMEMBERED = 4096
-"""Quantities whose value is remembered: a cluster's pods ask for few different ones. Under 1 MB."""
+"""Most quantities whose value is cached: a cluster's pods use few different ones. Under 1 MB."""
 
 
 class UnitError(ValueError):
-    """Fraction or size that cannot be read. The message says what was given and what to write."""
+    """Fraction or size that cannot be read. The message has the input and the remedy."""
 
 
 def parse_fraction(value: float | int | str) -> Milli:
     """Parse a fraction of a GPU, 0 to 1 with at most three decimals, as thousandths.
 
-    Raises `UnitError` for what is no number, is outside 0 to 1, or is finer than a thousandth.
+    Raises `UnitError` for input that is no number, is outside 0 to 1, or is finer than a thousandth.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not _short(value):
         raise UnitError(_no_fraction(value))
@@ -96,7 +96,7 @@ def format_fraction(milli: int) -> str:
 def parse_quantity(value: int | float | str) -> Bytes:
     """Parse a Kubernetes quantity (`4Gi`, `512Mi`, `1e9`, `4294967296`) as bytes, rounded up as Kubernetes does.
 
-    Raises `UnitError` for what is no quantity or is negative.
+    Raises `UnitError` for input that is no quantity or is negative.
     """
     return Bytes(_parse_scaled(value, scale=0, example="a size such as 4Gi"))
 
@@ -104,15 +104,15 @@ def parse_quantity(value: int | float | str) -> Bytes:
 def parse_cpu(value: int | float | str) -> int:
     """Parse a Kubernetes CPU quantity (`500m`, `2`, `0.5`) as thousandths of a core, rounded up as Kubernetes does.
 
-    Raises `UnitError` for what is no quantity or is negative.
+    Raises `UnitError` for input that is no quantity or is negative.
     """
     return _parse_scaled(value, scale=3, example="a number of cores such as 2 or 500m")
 
 
 def parse_whole(value: int | float | str) -> int:
-    """Parse a Kubernetes quantity that is a whole number, however it is written (`1000`, `1k`).
+    """Parse a Kubernetes quantity that is a whole number, in any notation (`1000`, `1k`).
 
-    Raises `UnitError` for what is no quantity, is negative or has a fraction.
+    Raises `UnitError` for input that is no quantity, is negative or has a fraction.
     """
     example = "a whole number such as 400"
     billionths = _parse_scaled(value, scale=9, example=example)
@@ -122,7 +122,7 @@ def parse_whole(value: int | float | str) -> int:
 
 
 def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
-    """Parse a quantity times 10 to the power `scale`, rounded up. `example` is what error messages advise."""
+    """Parse a quantity times 10 to the power `scale`, rounded up. `example`: advice for error messages."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UnitError(_no_quantity(value, scale, example))
     if not _short(value):
@@ -151,10 +151,10 @@ def _no_quantity(value: object, scale: int, example: str) -> str:
 
 @lru_cache(_REMEMBERED)
 def _scaled(text: str, scale: int) -> int:
-    """Return a quantity times 10 to the power `scale`, rounded up: in whole numbers, so exactly.
+    """Return a quantity times 10 to the power `scale`, rounded up, in exact whole numbers.
 
-    Raises `ValueError` for what is no quantity, `ArithmeticError` for a negative one and its child `OverflowError` for
-    one that 63 bits do not hold.
+    Raises `ValueError` for input that is no quantity, `ArithmeticError` for a negative one and its child
+    `OverflowError` for one that 63 bits do not hold.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or not (match[2] or match[3]):

@@ -1,12 +1,12 @@
-"""Building blocks of our admission policies in CEL. Pure.
+"""Building blocks of SharePod's admission policies in CEL. Pure.
 
 Guarantees:
-- A change that touches neither spec nor annotations always passes, and so does every change of an object that is being
-  deleted: a policy that became stricter must not keep a finalizer from being removed.
-- A policy on SharePods is evaluated only for objects that may break one of its rules. The API server works out each
-  message of a policy that is evaluated, also where every rule holds.
-- Validations keep their order. The API server shows the first refusal of a policy, so they stand in the order in which
-  a user should fix them.
+- A change of neither spec nor annotations always passes, and so does every change of an object that is being deleted. A
+  policy that became stricter must not keep a finalizer from being removed.
+- A policy on SharePods is evaluated only for objects that may break one of its rules. The reason: the API server
+  computes each message of an evaluated policy, even if every rule holds.
+- Validations keep their order. The API server shows the first refusal of a policy, so they are in the order in which a
+  user should fix them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEW_OR_ANNOTATED = (
     "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
     "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
 )
-"""Expression that is true of an object that is new, or has got other annotations: its spec cannot change."""
+"""Expression that is true for an object that is new, or whose annotations change: its spec cannot change."""
 
 
 def policy(
@@ -45,10 +45,10 @@ def policy(
 
     Args:
         name: Name of both.
-        operations: Operations that are looked at.
+        operations: Operations that are checked.
         variables: Names and expressions that validations use.
         validations: The rules.
-        suspect: Expression without variables, cheaper than the rules, that is true of each object that breaks one.
+        suspect: Expression without variables, cheaper than the rules, that is true for each object that breaks one.
     """
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
@@ -78,8 +78,8 @@ def in_force(
 
     Args:
         name: Name of both.
-        rule: Kinds and operations that are looked at.
-        conditions: Expressions by name, without variables, that are true of each object that may break a rule.
+        rule: Kinds and operations that are checked.
+        conditions: Expressions by name, without variables, that are true for each object that may break a rule.
         validations: The rules.
         variables: Names and expressions that validations use; None: there are none.
     """
@@ -114,7 +114,7 @@ def refuse(unless: str, message: str) -> Validation:
 
 
 def listed(path: str) -> str:
-    """Return the CEL list at an optional path; empty where it is absent or null, as claims without requests have it."""
+    """Return the CEL list at an optional path; empty if it is absent or null, as in claims without requests."""
     found = f"{path}.orValue([])"
     return f"(dyn({found}) == null ? [] : {found})"
 

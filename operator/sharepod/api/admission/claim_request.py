@@ -1,7 +1,7 @@
-"""Admission policy on claims of class `sharepod.dev` and their templates: what cannot be had is refused at apply. Pure.
+"""Admission policy on claims of class `sharepod.dev` and their templates: refuses unsupported requests at apply. Pure.
 
-It refuses what `claims.lower` would refuse later, in nearly the same words, from the same tables. It leaves to
-`claims.lower` what a rule can hardly say: selectors that contradict each other, and sums over requests.
+It refuses the same as `claims.lower` does later, in nearly the same words, from the same tables. It leaves to
+`claims.lower` the rules that CEL can hardly express: selectors that contradict each other, and sums over requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, re
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
-"""Fields of the request of a line's claim. With any other, such as tolerations, it would be none (`claims.of_line`)."""
+"""Fields of the request of a line's claim. A request with any other field, such as tolerations, is no line's
+(`claims.of_line`)."""
 
 NAME = "sharepod-claims"
 
@@ -38,7 +39,7 @@ _ONE = (
     rf"\s*(==\s*{_TEXT}|in\s*\[\s*{_TEXT}(\s*,\s*{_TEXT})*\s*\])\s*"
 )
 _EXPRESSION = f"^{_ONE}(&&{_ONE})*$"
-"""Regular expression of the selectors that are understood."""
+"""Regular expression of the supported selectors."""
 
 _REQUESTS = "variables.devices.?requests.orValue([])"
 
@@ -80,8 +81,8 @@ def claim_policy() -> list[dict[str, Any]]:
 
 
 def _of_line(template: str) -> str:
-    """Return whether an object is of a Pod's resource line, which says the sizes: a template of that name, or a claim
-    that a Pod owns."""
+    """Return whether an object belongs to a Pod's resource line, which has the sizes: a template of that name, or a
+    claim that a Pod owns."""
     owned = "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Pod' && o.?controller.orValue(false))"
     return (
         f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "
@@ -91,7 +92,7 @@ def _of_line(template: str) -> str:
 
 
 def _annotations() -> list[Validation]:
-    """Refuse annotations that a claim cannot have, and values that they cannot have."""
+    """Refuse annotations that a claim cannot have, and invalid values."""
     unknown = f"variables.present.filter(k, !(k in {texts(ANNOTATIONS)}))"
     known = ", ".join(ANNOTATIONS)
     choices: dict[str, list[str]] = {
@@ -150,7 +151,7 @@ def _annotations() -> list[Validation]:
 
 
 def _supported() -> list[Validation]:
-    """Refuse what a claim of our class cannot ask for."""
+    """Refuse unsupported requests of a claim of SharePod's class."""
     return [
         refuse(
             "variables.devices.?constraints.orValue([]).size() == 0",
@@ -225,7 +226,7 @@ def _capacity() -> list[Validation]:
             "size(r.?exactly.?capacity.?requests.orValue({})) > 0)",
             f"'spec.devices.requests: name: {NAMED_AS_LINE}'",
         ),
-        refuse(  # a claim of that name is refused when it is made: too late for its template
+        refuse(  # a claim with that name is refused at its creation: too late for its template
             f"object.kind != 'ResourceClaimTemplate' || {_REQUESTS}.size() != 1 || "
             f"{_REQUESTS}.all(r, r.name != {text(SHARE_REQUEST)}) || variables.amounts.all(a, size(a) > 0)",
             f"'spec.devices.requests: name: {NAMED_AS_SHARE}'",

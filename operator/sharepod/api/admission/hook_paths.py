@@ -1,7 +1,7 @@
 """Refusal of paths in containers that lead to the tenant's directory or the hook's file. Pure.
 
-A kubelet and a runtime mount something at three kinds of paths that a Pod chooses: volumes, block devices and the
-message of a container's end.
+A kubelet and a runtime mount something at three kinds of paths that a Pod chooses: volumes, block devices and
+termination messages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TERMINATION = "terminationMessagePath"
 
 
 def is_reserved(path: str) -> str:
-    """Return the condition that a path leads to what SharePod mounts."""
+    """Return the condition that a path leads to a mount of SharePod."""
     return f"{path}.matches('{RESERVED_MOUNT_PATTERN}')"
 
 
 def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list[tuple[str, str]]:
-    """Return for each kind of path the condition that a container `c` has such a path, and the message's part that
-    names field and path, as CEL within a string.
+    """Return a condition and a part of the message for each kind of path. The condition holds if a container `c` has
+    such a path; the text names field and path, as CEL within a string.
 
     Args:
         reserved: Condition on a path.
@@ -42,7 +42,7 @@ def taking(reserved: Callable[[str], str], *, but_of: str | None = None) -> list
 
 
 def hook_paths_policy() -> list[dict[str, Any]]:
-    """Refuse Pods with claims, or with SharePod's volume, whose containers have such a path, whoever creates them."""
+    """Refuse Pods with claims, or with SharePod's volume, whose containers have such a path, from any user."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     ours = f"object.spec.?volumes.orValue([]).exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')"
     return in_force(

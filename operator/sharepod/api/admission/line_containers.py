@@ -1,7 +1,7 @@
-"""Refusals of containers that go past the line of their Pod: GPUs by another way, a part of its claim, a mount over the
+"""Refusals of containers that evade the line of their Pod: GPUs by another way, a part of its claim, a mount over the
 hook. Pure.
 
-They are for the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
+They belong to the policy on Pods with a resource line, whose variables `containers` and `asking` they use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .cel import Validation, refuse, text
 from .hook_paths import is_reserved, taking
 
 _MADE = "request.operation != 'CREATE' || variables.asking.size() == 0"
-"""True where there is nothing to look at: containers change only as images do, and admission judged them."""
+"""True if there is nothing to check: an update changes only images of containers, and admission checked the rest at
+creation."""
 
 
 def past_the_line(own_volume: str | None = None) -> list[Validation]:
@@ -43,7 +44,7 @@ def past_the_line(own_volume: str | None = None) -> list[Validation]:
 
 
 def _none(wrong: str, message: str) -> Validation:
-    """Refuse a Pod with a container `c` of which `wrong` is true. `message`: what follows its name."""
+    """Refuse a Pod with a container `c` for which `wrong` is true. `message`: its text after the container's name."""
     listed = "(object.spec.containers.exists(o, o.name == c.name) ? 'containers[' : 'initContainers[')"
     return refuse(
         f"{_MADE} || !variables.containers.exists(c, {wrong})",

@@ -1,8 +1,8 @@
-"""Admission of plain Pods with a resource line: one policy gives each its claim, one refuses what cannot be meant, one
-keeps their claims for them. Pure.
+"""Admission of plain Pods with a resource line: one policy gives each its claim, one refuses invalid lines, one keeps
+their claims for them. Pure.
 
-The line is refused in nearly the words of `plain_pods.lower`, from the same tables. Left to `lower`, whose refusal is
-an Event on the Pod, are sums in which init containers with a line count.
+The messages are nearly those of `plain_pods.lower`, from the same tables. Sums over init containers with a line are
+left to `lower`, whose refusal is an Event on the Pod.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def plain_pod_mutation() -> list[dict[str, Any]]:
 
 
 def refusing_policies() -> list[dict[str, Any]]:
-    """Return the policies that refuse Pods whose line cannot be meant or has no claim, and keep those claims."""
+    """Return the policies that refuse Pods with an invalid line or without a claim for it, and keep those claims."""
     everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
     return [
         policy_object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refused_without_claim()),
@@ -130,7 +130,7 @@ def translated_pods() -> list[dict[str, str]]:
 
 
 def line_pods(of_no_sharepod: str = OF_NO_SHAREPOD) -> list[dict[str, str]]:
-    """Return the conditions of a Pod with a line that is no SharePod's and no placeholder."""
+    """Return the conditions of a Pod with a line that is neither a SharePod's nor a placeholder."""
     return [
         {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
         {"name": "of-no-sharepod", "expression": of_no_sharepod},
@@ -139,7 +139,7 @@ def line_pods(of_no_sharepod: str = OF_NO_SHAREPOD) -> list[dict[str, str]]:
 
 
 def _refused_without_claim() -> dict[str, Any]:
-    """Refuse lines and annotations that cannot be meant, and Pods with a line that have no claim for it."""
+    """Refuse invalid lines and annotations, and Pods with a line that have no claim for it."""
     from_template = (
         "object.spec.?resourceClaims.orValue([]).exists(r, "
         f"r.?resourceClaimTemplateName.orValue('') == {text(LINE_CLAIM)})"
@@ -148,12 +148,12 @@ def _refused_without_claim() -> dict[str, Any]:
 
 
 def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dict[str, Any]:
-    """Return the policy that refuses lines and annotations that cannot be meant.
+    """Return the policy that refuses invalid lines and annotations.
 
     Args:
-        or_also: CEL expression of Pods that are looked at although they have no line.
+        or_also: CEL expression of Pods that are checked although they have no line.
         made_with: The annotation with the GPUs of a new Pod.
-        attached: Refusals of what is not attached as it must be.
+        attached: Refusals of Pods that are not attached as required.
     """
     ours = f"k.startsWith({text(PREFIX)})"
     said = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
@@ -218,7 +218,7 @@ def limit_field(name: str, container: str) -> str:
 
 
 def _lines() -> list[Validation]:
-    """Refuse what a single container cannot say."""
+    """Refuse lines that are invalid within a single container."""
     unknown = f"k, k.startsWith({text(PREFIX)}) && !(k in {texts(RESOURCES)})"
     here = f"c.?resources.?limits.orValue({{}}).exists({unknown})"
     bad = f"variables.containers.filter(c, {here})"
@@ -229,7 +229,7 @@ def _lines() -> list[Validation]:
         name: f"variables.{which}.filter(c, {_amount(name)}.asInteger() == 0)"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
-    more = {  # compared as quantities: a larger one may be no integer of CEL's
+    more = {  # compared as quantities: a larger one may not fit into an integer of CEL
         name: f"variables.{which}.filter(c, {_amount(name)}.isGreaterThan(quantity('{most}')))"
         for name, which, most in ((MILLI, "asking", MAX_GPUS * 1000), (MEMORY, "inMemory", MAX_MIB))
     }
@@ -299,7 +299,7 @@ def _sizes() -> list[Validation]:
 
 
 def _exclusive() -> list[Validation]:
-    """Refuse what an Exclusive Pod cannot say."""
+    """Refuse fields that an Exclusive Pod cannot have."""
     line, memory = limit_field(MILLI, "variables.asking[0]"), limit_field(MEMORY, "variables.inMemory[0]")
     mode = f"the annotation {NATIVE_PREFIX}mode"
     return [
@@ -362,7 +362,7 @@ def _refined() -> list[Validation]:
 
 
 def _operators(made_with: str) -> list[Validation]:
-    """Refuse what only the operator may write, and changes that are not followed."""
+    """Refuse fields that only the operator may write, and changes without effect."""
     now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
     gpus = f"[?{text(GPUS_ANNOTATION)}].orValue('')"
     fixed = texts(name for key in KEYS for name in key.annotations if name not in _MUTABLE)
@@ -384,7 +384,7 @@ def _operators(made_with: str) -> list[Validation]:
 
 
 def _left_out() -> Validation:
-    """Refuse a line in a namespace that is left out, also of a Pod that says all that would have been added to it."""
+    """Refuse a line in an opted-out namespace, also in a Pod that already has all additions."""
     label = f"namespaceObject.metadata.?labels[?{text(OPT_OUT_LABEL)}].orValue('')"
     return refuse(
         f"request.operation != 'CREATE' || variables.asking.size() == 0 || {label} != {text(DISABLED)}",
@@ -394,7 +394,8 @@ def _left_out() -> Validation:
 
 
 def _translated() -> list[Validation]:
-    """Refuse a Pod with a line and no claim for it: it would be bound without a GPU. Nothing else has such a claim."""
+    """Refuse a Pod with a line and no claim for it, which would be bound without a GPU. Refuse any other use of such a
+    claim."""
     entries = "object.spec.?resourceClaims.orValue([])"
     name = text(LINE_CLAIM)
     mine = f"r.name == {name} && r.?resourceClaimTemplateName.orValue('') == {name}"
@@ -441,7 +442,7 @@ def no_node() -> Validation:
 
 
 def _kept_claims() -> dict[str, Any]:
-    """Keep the template's name for the template without sizes, and each claim from it for the Pod that owns it."""
+    """Reserve the template's name for the template without sizes, and each claim from it for the Pod that owns it."""
     template = "object.kind == 'ResourceClaimTemplate'"
     requests = listed(f"({template} ? object.spec.?spec : object.?spec).?devices.?requests")
     sizeless = (

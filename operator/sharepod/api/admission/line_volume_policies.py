@@ -1,7 +1,7 @@
-"""Policy on plain Pods with a resource line where the cluster has no claims: it refuses what cannot be meant, and a
-line that was not turned into a volume. Pure.
+"""Policy on plain Pods with a resource line where the cluster has no claims: refuses invalid lines, and lines without a
+volume. Pure.
 
-How such a Pod must be made, `sharepod-tenant-label` says, which is in force in every cluster.
+The required form of such a Pod is checked by `sharepod-tenant-label`, which is in effect in every cluster.
 """
 
 from __future__ import annotations

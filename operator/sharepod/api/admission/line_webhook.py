@@ -18,12 +18,12 @@ WEBHOOK_NAME = "line.plain-pods.sharepod.dev"
 BY_CLAIM, BY_VOLUME = "line", "line-volume"
 """Kopf's handlers."""
 HANDLERS: Final[Mapping[str, str]] = {"/line": BY_CLAIM, "/line-volume": BY_VOLUME}
-"""Path of a question, and the handler that answers it."""
+"""Path of a request, and the handler that answers it."""
 
 
 def plain_pod_webhook() -> dict[str, Any]:
     """Return the webhook that gives Pods with a line their claims where MutatingAdmissionPolicy is not served. The
-    leading operator writes the certificates that it is trusted by."""
+    leading operator writes its CA bundle."""
     return _webhook(BY_CLAIM, translated_pods())
 
 

@@ -1,7 +1,7 @@
-"""Admission policies for what a CRD's own rules cannot see: containers, and the object before the change. Pure.
+"""Admission policies for rules that a CRD cannot express: on containers, and on the object before the change. Pure.
 
-They refuse at `kubectl apply` what `check_pod_fields` would refuse later, and every change of an immutable field. Each
-message names the field and says what to write instead. `request_policy` has the rules for annotations.
+They refuse at `kubectl apply` the same as `check_pod_fields` does later, and every change of an immutable field. Each
+message names the field and the remedy. `request_policy` has the rules for annotations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _AMOUNTS = ("limits", "requests")
 
 
 def pod_fields_policy() -> list[dict[str, Any]]:
-    """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
+    """Refuse fields that a Pod with shared GPUs cannot have: GPUs by another way, and the name and mounts of SharePod's
+    volume."""
     path, device = "'spec.containers[' + c.name + ']", f"k.matches('{INJECTION_PATTERN}')"
 
     plugin = f"r.matches('{GPU_RESOURCE_PATTERN}')"
@@ -104,11 +105,12 @@ SUSPECT = {
     "resources": ("nvidia.com", PREFIX),
     "mounts": ("sharepod", "ld.so.preload", DEVICE_MOUNTS, "..", "proc", "fd", "std", "core"),
 }
-"""Texts of which one is in each annotation, resource and mount path that a rule refuses; cheaper than its pattern."""
+"""Texts of which each annotation, resource and mount path that a rule refuses contains one; cheaper to test than its
+pattern."""
 
 
 def _suspect() -> str:
-    """Return a condition that holds of each SharePod with something of ours, of NVIDIA's or of a device injector."""
+    """Return a condition that holds for each SharePod with something of SharePod, of NVIDIA or of a device injector."""
 
     def suspect(kind: str, value: str) -> str:
         return " || ".join(f"{value}.contains({text(part)})" for part in SUSPECT[kind])

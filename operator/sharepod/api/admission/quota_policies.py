@@ -1,15 +1,15 @@
-"""Admission policies for namespaces in which a ResourceQuota names the resources of the line: what no quota can count
-is refused. Pure.
+"""Admission policies for namespaces in which a ResourceQuota names the resources of the line: refuse requests that no
+quota can count. Pure.
 
-Each policy takes the namespace's quotas as its parameters, so the API server asks for each of them.
+Each policy takes the namespace's quotas as its parameters, so the API server evaluates it for each of them.
 
 Guarantees, in a namespace whose quota names a resource of the line:
-- No claim of class `sharepod.dev` or `scheduler.sharepod.dev` is made but for a Pod with a line, or by those who write
-  the ledgers.
-- Where memory is counted, each Pod with a line and each SharePod says how much it has.
+- A claim of class `sharepod.dev` or `scheduler.sharepod.dev` is created only for a Pod with a line, or by the writers
+  of ledgers.
+- Where memory is counted, each Pod with a line and each SharePod sets its memory.
 - The Pod of a SharePod carries a line.
 
-Anywhere, who gives a LimitRange a default for a resource of the line is warned: each container would get it.
+In any namespace, a LimitRange with a default for a resource of the line causes a warning: each container would get it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _claims() -> list[dict[str, Any]]:
 
 
 def _limit_ranges() -> list[dict[str, Any]]:
-    """Warn of a default for every container. The API server takes `max` for the default where none is said."""
+    """Warn of a default for every container. The API server uses `max` as the default if there is none."""
     given = f"l.?default.orValue({{}}).exists(k, k in {texts((MILLI, MEMORY))})"
     limits = "object.spec.limits"
     first = f"{limits}.filter(l, {given})[0].default.filter(k, k in {texts((MILLI, MEMORY))})[0]"
@@ -153,7 +153,7 @@ def _policy(
     warns: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a policy on objects of one API group, and its binding. `of`: group, version, resources, operations;
-    `warns`: it asks for no quota, and warns instead of refusing."""
+    `warns`: it takes no quota, and warns instead of refusing."""
     group, version, resources, operations = of
     rule = {
         "apiGroups": [group],

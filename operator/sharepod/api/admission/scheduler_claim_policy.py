@@ -1,8 +1,8 @@
-"""Admission policy on claims of class `scheduler.sharepod.dev` and their templates: what kube-scheduler cannot give, or
-would give otherwise than it is meant, is refused at apply. Pure.
+"""Admission policy on claims of class `scheduler.sharepod.dev` and their templates: refuses requests that
+kube-scheduler cannot fulfil as intended. Pure.
 
-It refuses what `scheduled_claims.fault` would refuse later, in nearly the same words, and sizes by which kube-scheduler
-would take more than was meant: it gives all of what a claim does not name.
+It refuses the same as `scheduled_claims.fault` does later, in nearly the same words. It also refuses sizes with which
+kube-scheduler would allocate more than intended: it allocates all of an amount that a claim does not name.
 """
 
 from __future__ import annotations

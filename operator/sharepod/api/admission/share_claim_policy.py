@@ -1,6 +1,6 @@
-"""Admission policy on claims of SharePods' Pods: the operator alone makes them, each for one Pod. Pure.
+"""Admission policy on claims of SharePods' Pods: only the operator creates them, each for one Pod. Pure.
 
-Otherwise a second Pod could name such a claim and use the share beside and after the Pod that it was made for.
+Otherwise a second Pod could name such a claim and use the share during and after the life of its own Pod.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MARKED = (
     f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
     "r.?exactly.?capacity.?requests.orValue({}).size() == 0))"
 )
-"""CEL expression: the object is a claim with the mark of those that the operator makes for SharePods."""
+"""CEL expression: the object is a claim of the kind that the operator creates for SharePods."""
 
 NAMED_AS_SHARE = (
     f"{SHARE_REQUEST} without capacity is of a claim that the operator makes for a SharePod; use another name, and "
     "write capacity unless the claim is Exclusive"
 )
-"""Message of such a claim, or template, of somebody else."""
+"""Message for such a claim, or template, of another user."""
 
 _PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
 

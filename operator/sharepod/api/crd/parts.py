@@ -1,4 +1,4 @@
-"""Parts that CustomResourceDefinitions are put together from: the frame, printer columns, CEL rules."""
+"""Parts of CustomResourceDefinitions: the frame, printer columns, CEL rules."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def definition(
 
 
 def column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
-    """Return a column that kubectl get prints; one of priority 1 only with -o wide."""
+    """Return a column that kubectl get prints; a column of priority 1 only with -o wide."""
     result: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
     if description:
         result["description"] = description
@@ -82,7 +82,7 @@ def column(name: str, kind: str, path: str, description: str = "", *, priority: 
 
 
 def rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
-    """Return a CEL rule. `message` is shown where `expression`, which may quote values, is missing or fails."""
+    """Return a CEL rule. `message` is shown if `expression`, which may quote values, is missing or fails."""
     result = {"rule": rule, "message": message}
     if expression:
         result["messageExpression"] = expression
@@ -94,9 +94,10 @@ def rule(rule: str, message: str, *, expression: str = "", field: str = "", reas
 
 
 def fix(schema: Schema, names: Sequence[str], allowed: str) -> None:
-    """Let fields of an object not change: add a rule to each.
+    """Make fields of an object immutable: add a rule to each.
 
-    The API server works out all rules at each write, of a status too. A rule of a field costs only where the field is.
+    The API server evaluates all rules at each write, including status writes. The rule of a field costs only if the
+    field is present.
     """
     for name in names:
         rules = schema["properties"][name].setdefault("x-kubernetes-validations", [])

@@ -1,7 +1,7 @@
-"""Structural OpenAPI schemas for our CRDs. Pure: models and documents in, schemas out.
+"""Structural OpenAPI schemas for SharePod's CRDs. Pure: models and documents in, schemas out.
 
 The API server takes only structural schemas in a CRD: no `$ref`, no `anyOf` around types, every node typed. Two sources
-are brought to that form: our pydantic models, and the PodSpec of a real API server's OpenAPI v3 document.
+are converted to that form: SharePod's pydantic models, and the PodSpec of a real API server's OpenAPI v3 document.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _BOUNDS = (
 
 
 class SchemaError(ValueError):
-    """Document of which no schema can be made."""
+    """Document that cannot be converted to a schema."""
 
 
 def model_schema(model: type[BaseModel]) -> Schema:
-    """Return the structural schema of one of our models, as it looks in YAML (camelCase). None means absent, not
+    """Return the structural schema of one of SharePod's models, in YAML form (camelCase). None means absent, not
     null."""
     document = model.model_json_schema(by_alias=True, mode="validation")
     for known in (model, *_models(BaseModel)):
@@ -86,7 +86,7 @@ def model_schema(model: type[BaseModel]) -> Schema:
 
 
 def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield every model that there is."""
+    """Yield every model."""
     for model in base.__subclasses__():
         yield model
         yield from _models(model)
