@@ -111,7 +111,7 @@ PODS: tuple[Case, ...] = (
         Case(
             f"the line of a plain Pod among {kind}",
             f"spec.containers[main].resources.{kind}[sharepod.dev/gpu-milli]",
-            "spec.gpu of the SharePod says the share",
+            "spec.gpu of the SharePod sets the share",
             SHARE,
             container={"resources": {kind: {"sharepod.dev/gpu-milli": "400"}}},
         )

@@ -76,7 +76,7 @@ NAMED_AS_LINE = f"{LINE_REQUEST} without capacity is for claims that the resourc
 EXAMPLE = 'device.attributes["gpu.sharepod.dev"].model == "NVIDIA A100-SXM4-80GB"'
 FIELDS = {
     "constraints": "are not supported: the GPUs of a claim are of one node, the nearest to each other",
-    "config": f"is not read: capacity and the annotations {NATIVE_PREFIX}* say all that a share has",
+    "config": f"is not read: set the share by capacity and the annotations {NATIVE_PREFIX}*",
     "firstAvailable": (
         "alternatives are not supported: the operator chooses among all GPUs; write one request under exactly"
     ),
@@ -117,7 +117,7 @@ def lower(claim: Mapping[str, Any]) -> ClaimRequest:
     """Read a claim of SharePod's class. Raises `SpecError`."""
     if (why := beyond(claim)) is not None:
         raise SpecError("spec", f"{why}; write a smaller claim")
-    said = _annotations(claim)
+    annotated = _annotations(claim)
     devices = _map(_map(claim.get("spec"), "spec").get("devices"), "spec.devices")
     _refuse_unsupported(devices)
     requests = _list(devices.get("requests"), "spec.devices.requests")
@@ -136,7 +136,7 @@ def lower(claim: Mapping[str, Any]) -> ClaimRequest:
         raise SpecError(
             f"{first.path}.count", f"{count} GPUs are more than a node has; write at most {MAX_GPUS} in all"
         )
-    gpu = _request(first, count, said)
+    gpu = _request(first, count, annotated)
     for number, item in enumerate(read):
         if item.name == LINE_REQUEST and not item.capacity:
             raise SpecError(f"spec.devices.requests[{number}].name", NAMED_AS_LINE)
@@ -255,17 +255,17 @@ def _refuse_value(name: str, value: int, written: object, path: str) -> None:
         raise SpecError(path, "0 would never run; write at least 1 or leave it out")
 
 
-def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest:
-    """Combine spec and annotations. `said`: values of the annotations by field."""
+def _request(first: _Exactly, count: int, annotated: Mapping[str, Any]) -> GpuRequest:
+    """Combine spec and annotations. `annotated`: values of the annotations by field."""
     asked = dict(first.capacity)
     capacity = f"{first.path}.capacity"
-    exclusive = said.get("mode") == Mode.EXCLUSIVE
-    latency = Latency(said.get("latency", Latency.NORMAL))
+    exclusive = annotated.get("mode") == Mode.EXCLUSIVE
+    latency = Latency(annotated.get("latency", Latency.NORMAL))
     if exclusive:
         if asked:
             text = f"an Exclusive claim has whole GPUs; leave it out or remove the annotation {NATIVE_PREFIX}mode"
             raise SpecError(capacity, text)
-        if "request" in said:
+        if "request" in annotated:
             text = f"an Exclusive claim has whole GPUs; remove it or the annotation {NATIVE_PREFIX}mode"
             raise SpecError(_annotation("request"), text)
         if latency is Latency.INTERACTIVE:
@@ -286,32 +286,34 @@ def _request(first: _Exactly, count: int, said: Mapping[str, Any]) -> GpuRequest
         if request == 0 and latency is Latency.INTERACTIVE:
             text = f"Interactive spends guaranteed time, and {TIME} is 0; write a {TIME} such as 300, or remove it"
             raise SpecError(_annotation("latency"), text)
-        request = _lowered(request, memory, said)
+        request = _lowered(request, memory, annotated)
     return GpuRequest(
         request_milli=request,
         limit_milli=limit,
         memory=memory,
         count=count,
         mode=Mode.EXCLUSIVE if exclusive else Mode.SHARED,
-        memory_isolation=MemoryIsolation(said.get("memoryIsolation", MemoryIsolation.ENFORCED)),
+        memory_isolation=MemoryIsolation(annotated.get("memoryIsolation", MemoryIsolation.ENFORCED)),
         latency=latency,
-        co_running=CoRunningPolicy(said.get("coRunning", CoRunningPolicy.ALLOW)),
-        group=said.get("group"),
+        co_running=CoRunningPolicy(annotated.get("coRunning", CoRunningPolicy.ALLOW)),
+        group=annotated.get("group"),
         labels=SchedulingLabels(
-            affinity=said.get("affinity"), anti_affinity=said.get("antiAffinity"), exclusion=said.get("exclusion")
+            affinity=annotated.get("affinity"),
+            anti_affinity=annotated.get("antiAffinity"),
+            exclusion=annotated.get("exclusion"),
         ),
-        placement=PlacementPolicy(said.get("placement", PlacementPolicy.BINPACK)),
-        uuids=_one_of(first, "uuids", first.uuids, said, count),
-        models=_one_of(first, "models", first.models, said, count),
-        movable=said.get("movable"),
+        placement=PlacementPolicy(annotated.get("placement", PlacementPolicy.BINPACK)),
+        uuids=_one_of(first, "uuids", first.uuids, annotated, count),
+        models=_one_of(first, "models", first.models, annotated, count),
+        movable=annotated.get("movable"),
     )
 
 
-def _lowered(request: Milli, memory: Bytes | None, said: Mapping[str, Any]) -> Milli:
+def _lowered(request: Milli, memory: Bytes | None, annotated: Mapping[str, Any]) -> Milli:
     """Return the share of the annotation instead of the spec's."""
-    if "request" not in said:
+    if "request" not in annotated:
         return request
-    asked = Milli(round(said["request"] * WHOLE_GPU))
+    asked = Milli(round(annotated["request"] * WHOLE_GPU))
     if asked > request:
         text = f"asks for more than {TIME} {request}, which is the most that the claim may have; write less"
         raise SpecError(_annotation("request"), text)
@@ -322,12 +324,12 @@ def _lowered(request: Milli, memory: Bytes | None, said: Mapping[str, Any]) -> M
 
 
 def _one_of(
-    first: _Exactly, field: str, selected: tuple[str, ...] | None, said: Mapping[str, Any], count: int
+    first: _Exactly, field: str, selected: tuple[str, ...] | None, annotated: Mapping[str, Any], count: int
 ) -> tuple[str, ...]:
     """Return the GPUs or models that a claim allows, by selectors or by annotation; empty: any."""
-    if selected is not None and field in said:
+    if selected is not None and field in annotated:
         raise SpecError(_annotation(field), f"duplicates a selector of {first.path}; set only one of them")
-    found: tuple[str, ...] = selected if selected is not None else said.get(field, ())
+    found: tuple[str, ...] = selected if selected is not None else annotated.get(field, ())
     named = len(set(found))
     if field == "uuids" and 0 < named < count:
         where = _annotation(field) if selected is None else f"{first.path}.selectors"
@@ -346,14 +348,14 @@ def _annotations(claim: Mapping[str, Any]) -> dict[str, Any]:
     annotations = _map(metadata.get("annotations") or {}, "metadata.annotations")
     if len(annotations) > MAX_ITEMS:
         raise SpecError("metadata.annotations", f"has {len(annotations)} entries; write at most {MAX_ITEMS}")
-    said: dict[str, Any] = {}
+    annotated: dict[str, Any] = {}
     for name in sorted(name for name in annotations if isinstance(name, str) and is_dialect(name)):
         if name not in ANNOTATIONS:
             known = ", ".join(ANNOTATIONS)
-            text = f"is not known on a claim, which says size and number in its spec; use one of {known}, or remove it"
+            text = f"is not known on a claim, whose spec has size and number; use one of {known}, or remove it"
             raise SpecError(f"metadata.annotations[{name}]", text)
-        said[FIELD_OF[name]] = parse_annotation(name, str(annotations[name]))
-    return said
+        annotated[FIELD_OF[name]] = parse_annotation(name, str(annotations[name]))
+    return annotated
 
 
 # Selectors

@@ -129,11 +129,11 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
         if len(entries) > MAX_ITEMS:
             raise SpecError(f"metadata.{name}", f"has {len(entries)} entries; write at most {MAX_ITEMS}")
     spec = sharepod.get("spec") or {}
-    said = annotations_of(sharepod)
+    annotated = annotations_of(sharepod)
     block = spec.get("gpu")
-    if block is not None and said:
+    if block is not None and annotated:
         raise SpecError(
-            f"metadata.annotations[{min(said)}]",
+            f"metadata.annotations[{min(annotated)}]",
             "conflicts with spec.gpu; set only one of them",
         )
     if spec.get("nodeName") and not asks_for_node(sharepod):
@@ -141,32 +141,32 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
             "spec.nodeName",
             "would go past placement and the scheduler; remove it and use a nodeSelector on kubernetes.io/hostname",
         )
-    if block is None and not said:
+    if block is None and not annotated:
         raise SpecError("spec.gpu", "is required; write at least request, such as {request: 0.4}, or mode: Exclusive")
-    return resolved(_from_block(block) if block is not None else from_annotations(said), said)
+    return resolved(_from_block(block) if block is not None else from_annotations(annotated), annotated)
 
 
-def resolved(gpu: GpuSpec, said: Mapping[str, str]) -> GpuRequest:
-    """Fill the defaults of a request and check it. Raises `SpecError`. `said`: annotations that it was read from."""
+def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
+    """Fill the defaults of a request and check it. Raises `SpecError`. `annotated`: its annotations."""
     try:
         request = resolve(gpu)
         _check(gpu, request)
     except SpecError as error:
-        raise _as_written(error, said) from None
+        raise _as_written(error, annotated) from None
     return request
 
 
 def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotations of a SharePod that belong to a dialect. Raises `SpecError` for an unknown key."""
     annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
-    said = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
-    for name in sorted(said):
+    annotated = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
+    for name in sorted(annotated):
         if name not in FIELD_OF:
             prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
             raise SpecError(
                 f"metadata.annotations[{name}]", f"is not known; use one of {known_keys(prefix)}, or remove it"
             )
-    return said
+    return annotated
 
 
 def known_keys(prefix: str) -> str:
@@ -192,11 +192,11 @@ def _from_block(block: Any) -> GpuSpec:
         raise SpecError(f"spec.gpu{path}", f"{first['msg']}; got {quoted(first['input'])}") from None
 
 
-def from_annotations(said: Mapping[str, str]) -> GpuSpec:
+def from_annotations(annotated: Mapping[str, str]) -> GpuSpec:
     """Read annotations of the dialects. Raises `SpecError` for an invalid one, and for a field that is set twice."""
     values: dict[str, Any] = {}
     first: dict[str, str] = {}
-    for name, text in sorted(said.items()):
+    for name, text in sorted(annotated.items()):
         field = FIELD_OF[name]
         if field in first:
             raise SpecError(
@@ -234,15 +234,15 @@ def _check(gpu: GpuSpec, request: GpuRequest) -> None:
             raise SpecError(f"spec.gpu.uuids[{index}]", _no_uuid(uuid))
 
 
-def _as_written(error: SpecError, said: Mapping[str, str]) -> SpecError:
+def _as_written(error: SpecError, annotated: Mapping[str, str]) -> SpecError:
     """Turn an error about a field of the block into one about the annotation that set it, or would have to set it."""
-    if not said or not error.field.startswith("spec.gpu."):
+    if not annotated or not error.field.startswith("spec.gpu."):
         return error
     field = re.split(r"[.\[]", error.field)[2]
     key = next(key for key in KEYS if key.field == field)
-    name = next((name for name in key.annotations if name in said), None)
+    name = next((name for name in key.annotations if name in annotated), None)
     if name is None:
-        used = (prefix for prefix in FOREIGN_PREFIXES if any(name.startswith(prefix) for name in said))
+        used = (prefix for prefix in FOREIGN_PREFIXES if any(name.startswith(prefix) for name in annotated))
         name = key.usual(next(used, PREFIXES[0]))
     return SpecError(f"metadata.annotations[{name}]", error.message)
 

@@ -46,12 +46,12 @@ def with_volume(pod: Mapping[str, Any], runtime_class: str) -> dict[str, Any]:
     if runtime_class and not spec.get("runtimeClassName"):
         changed["runtimeClassName"] = runtime_class
     labels = _map(metadata.get("labels"))
-    said: dict[str, Any] = {}
+    added: dict[str, Any] = {}
     if missing := {name: value for name, value in _LABELS.items() if labels.get(name) != value}:
-        said["labels"] = missing
+        added["labels"] = missing
     if GPUS_ANNOTATION not in annotations:
-        said["annotations"] = {GPUS_ANNOTATION: NO_GPUS}
-    return {**({"metadata": said} if said else {}), **({"spec": changed} if changed else {})}
+        added["annotations"] = {GPUS_ANNOTATION: NO_GPUS}
+    return {**({"metadata": added} if added else {}), **({"spec": changed} if changed else {})}
 
 
 def _attached(container: Any, *, hook: bool) -> Any:

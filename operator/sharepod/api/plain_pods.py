@@ -37,7 +37,7 @@ MEMORY_ALONE = (
     f"stands without {MILLI}; write {MILLI} beside it or remove it (a LimitRange with a default for it gives it to "
     "every container: remove that default)"
 )
-MEMORY_BY_ANNOTATION = f"a plain Pod says its memory among its limits; write {MEMORY} there and remove the annotation"
+MEMORY_BY_ANNOTATION = f"a plain Pod sets its memory among its limits; write {MEMORY} there and remove the annotation"
 _LISTS = ("containers", "initContainers")
 
 
@@ -64,18 +64,18 @@ def lower(pod: Mapping[str, Any]) -> ClaimRequest:
         raise SpecError(f"spec.containers: resources.limits[{MILLI}]", 'is required; write thousandths such as "400"')
     without = next((line for line in lines if line.memory is None), None)
     if without is not None and any(line.memory is not None for line in lines):
-        text = "is said by another container of the Pod alone; write it in each container with a line, or in none"
+        text = "is set only in another container of the Pod; write it in each container with a line, or in none"
         raise SpecError(f"{without.path}[{MEMORY}]", text)
-    said = _annotations(pod)
+    annotated = _annotations(pod)
     milli = _effective(lines, lambda line: line.milli)
     memory = None if without is not None else _effective(lines, lambda line: line.memory or 0)
-    return _request(lines[0].path, milli, memory, said)
+    return _request(lines[0].path, milli, memory, annotated)
 
 
-def _request(path: str, milli: int, memory: int | None, said: Mapping[str, str]) -> ClaimRequest:
+def _request(path: str, milli: int, memory: int | None, annotated: Mapping[str, str]) -> ClaimRequest:
     """Combine line and annotations. `path`: limits that an error about the line names."""
-    gpu = from_annotations(said)
-    by_annotation = {FIELD_OF[name]: name for name in said}
+    gpu = from_annotations(annotated)
+    by_annotation = {FIELD_OF[name]: name for name in annotated}
     count = _count(path, milli, gpu.count if "count" in by_annotation else None)
     each = Milli(milli // count)
     if gpu.mode is Mode.EXCLUSIVE:
@@ -96,24 +96,26 @@ def _request(path: str, milli: int, memory: int | None, said: Mapping[str, str])
             _refuse_more(by_annotation["request"], Milli(round(gpu.request * WHOLE_GPU)), each, memory)
         if memory is not None:
             given["memory"] = _on_each(path, memory, count)
-    request: GpuRequest = resolved(gpu.model_copy(update=given), said)
+    request: GpuRequest = resolved(gpu.model_copy(update=given), annotated)
     return ClaimRequest(gpu=request, devices=((LINE_REQUEST, count),), most_milli=each)
 
 
-def _count(path: str, milli: int, said: int | None) -> int:
-    """Return the number of GPUs that thousandths are divided among. `said`: by annotation."""
+def _count(path: str, milli: int, annotated: int | None) -> int:
+    """Return the number of GPUs that thousandths are divided among. `annotated`: by annotation."""
     field = f"{path}[{MILLI}]"
-    if said is None:
+    if annotated is None:
         if milli > WHOLE_GPU and milli % WHOLE_GPU:
             raise SpecError(field, f"{milli} {NOT_A_SHARE}")
         count = max(1, milli // WHOLE_GPU)
         if count > MAX_GPUS:
             raise SpecError(field, f"{count} GPUs are more than a node has; write at most {MAX_GPUS * WHOLE_GPU}")
         return count
-    if milli % said or milli > said * WHOLE_GPU:
-        text = f"{milli} is no whole number from 1 to 1000 for each of {said} GPUs; write a multiple of {said}"
-        raise SpecError(field, f"{text} up to {said * WHOLE_GPU}, or change the annotation {NATIVE_PREFIX}count")
-    return said
+    if milli % annotated or milli > annotated * WHOLE_GPU:
+        text = (
+            f"{milli} is no whole number from 1 to 1000 for each of {annotated} GPUs; write a multiple of {annotated}"
+        )
+        raise SpecError(field, f"{text} up to {annotated * WHOLE_GPU}, or change the annotation {NATIVE_PREFIX}count")
+    return annotated
 
 
 def _on_each(path: str, memory: int, count: int) -> Bytes:
@@ -159,11 +161,11 @@ def _annotations(pod: Mapping[str, Any]) -> dict[str, str]:
         raise SpecError("metadata.annotations", f"is {quoted(annotations)}; write a map")
     if len(annotations) > MAX_ITEMS:
         raise SpecError("metadata.annotations", f"has {len(annotations)} entries; write at most {MAX_ITEMS}")
-    said = annotations_of({"metadata": {"annotations": annotations}})
-    for name in sorted(said):
+    annotated = annotations_of({"metadata": {"annotations": annotations}})
+    for name in sorted(annotated):
         if FIELD_OF[name] == "memory":
             raise SpecError(f"metadata.annotations[{name}]", MEMORY_BY_ANNOTATION)
-    return said
+    return annotated
 
 
 def _lines(pod: Mapping[str, Any]) -> Iterator[_Container]:
@@ -186,9 +188,9 @@ def _refuse_shape(path: str, name: str, limits: Mapping[str, Any], requests: Map
     if name not in RESOURCES:
         raise SpecError(field, f"is not known; use {', '.join(RESOURCES)}, or remove it")
     if name not in limits:
-        raise SpecError(field, "is required beside the request of the same name; write limits alone")
+        raise SpecError(field, "is required with the request of the same name; write only limits")
     if name in requests and _amount(path, name, requests) != _amount(path, name, limits):
-        text = f"{quoted(limits[name])} is not the request, {quoted(requests[name])}; write limits alone"
+        text = f"{quoted(limits[name])} is not the request, {quoted(requests[name])}; write only limits"
         raise SpecError(field, text)
 
 

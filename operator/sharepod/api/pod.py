@@ -73,7 +73,7 @@ RESERVED_MOUNT_PATTERN = (
 A relative path begins at the root, `//` and `/./` are `/`, and `..` may lead anywhere. So may the kernel's links below
 /proc, and a runtime's links in /dev to them."""
 
-LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod says the share"
+LINE_IN_SHAREPOD = "is for plain Pods; remove it: spec.gpu of the SharePod sets the share"
 
 NVIDIA_RUNTIME_PATTERN = r"^nvidia(-.*)?$"
 """Runtime classes of NVIDIA's runtime, under which an image can also choose a container's GPUs."""

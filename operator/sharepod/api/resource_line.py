@@ -52,5 +52,5 @@ def carried(gpu: GpuRequest, *, most_milli: Milli | None = None) -> Carried:
 
 def line_of(gpu: GpuRequest) -> dict[str, str]:
     """Return the limits by which the Pod of a SharePod carries its line. Memory is left out if it is not set."""
-    said = carried(gpu)
-    return {MILLI: str(said.milli), **({} if gpu.memory is None else {MEMORY: str(said.mib)})}
+    amounts = carried(gpu)
+    return {MILLI: str(amounts.milli), **({} if gpu.memory is None else {MEMORY: str(amounts.mib)})}

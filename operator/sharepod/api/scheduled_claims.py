@@ -27,7 +27,7 @@ HOLD_RESOURCE = "gpunodes"
 """Resource of the operator's own entry in `status.reservedFor`: the GPUNode whose ledger has the row."""
 
 ANNOTATED = (
-    f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates by size alone; remove it, or use "
+    f"is not for claims of class {SCHEDULER_CLASS}, which kube-scheduler allocates only by size; remove it, or use "
     f"class {DEVICE_CLASS} on nodes of another pool"
 )
 """Message for an annotation, which such a claim cannot have."""
@@ -123,7 +123,7 @@ def _taken(result: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     for name in CAPACITIES:
         value = consumed.get(name) if isinstance(consumed, Mapping) else None
         if value is None:
-            text = f"say no {name} in consumedCapacity: turn on the feature gate DRAConsumableCapacity everywhere"
+            text = f"have no {name} in consumedCapacity: turn on the feature gate DRAConsumableCapacity everywhere"
             raise SpecError(_RESULTS, text)
         try:
             found.append((name, parse_quantity(value) if name == MEMORY else parse_whole(value)))

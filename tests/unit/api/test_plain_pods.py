@@ -176,12 +176,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "request without limit": (
         pod({"name": "main", "resources": {"requests": {MILLI: "400"}}}),
         f"{LIMITS}[{MILLI}]",
-        "write limits alone",
+        "write only limits",
     ),
     "request unlike limit": (
         pod({"name": "main", "resources": {"limits": {MILLI: "400"}, "requests": {MILLI: "300"}}}),
         f"{LIMITS}[{MILLI}]",
-        "write limits alone",
+        "write only limits",
     ),
     "exclusive part": (
         pod(container("400"), annotations={"sharepod.dev/gpu-mode": "Exclusive"}),

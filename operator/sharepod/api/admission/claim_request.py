@@ -112,8 +112,8 @@ def _annotations() -> list[Validation]:
         ),
         refuse(
             f"{unknown}.size() == 0",
-            f"'metadata.annotations[' + {unknown}[0] + ']: is not known on a claim, which says size and number in its "
-            f"spec; use one of {known}, or remove it'",
+            f"'metadata.annotations[' + {unknown}[0] + ']: is not known on a claim, whose spec has size and number; "
+            f"use one of {known}, or remove it'",
         ),
         refuse(
             f"variables.present.all(k, size(variables.annotations[k]) <= {MAX_LIST_TEXT})",
@@ -121,29 +121,29 @@ def _annotations() -> list[Validation]:
         ),
     ]
     for name in ANNOTATIONS:
-        said = f"variables.annotations[?{text(name)}]"
+        value = f"variables.annotations[?{text(name)}]"
         if (field := FIELD_OF[name]) in choices:
             some = choices[field]
             rules.append(
                 refuse(
-                    f"!{said}.hasValue() || {said}.value() in {texts(some)}",
-                    f"'metadata.annotations[{name}]: \"' + {said}.value() + "
+                    f"!{value}.hasValue() || {value}.value() in {texts(some)}",
+                    f"'metadata.annotations[{name}]: \"' + {value}.value() + "
                     f"'\" is not known; write {' or '.join(some)}'",
                 )
             )
         elif name in labels:
             rules.append(
                 refuse(
-                    f"!{said}.hasValue() || {said}.value().matches('{LABEL_PATTERN}')",
-                    f"'metadata.annotations[{name}]: \"' + {said}.value() + '\" is not a label; write up to 63 "
+                    f"!{value}.hasValue() || {value}.value().matches('{LABEL_PATTERN}')",
+                    f"'metadata.annotations[{name}]: \"' + {value}.value() + '\" is not a label; write up to 63 "
                     'letters, digits, ".", "_" and "-", beginning and ending with a letter or digit\'',
                 )
             )
         elif field == "request":
             rules.append(
                 refuse(
-                    f"!{said}.hasValue() || {said}.value().matches('{DECIMAL_PATTERN}')",
-                    f"'metadata.annotations[{name}]: \"' + {said}.value() + '\" is not a fraction; write 0 to 1 "
+                    f"!{value}.hasValue() || {value}.value().matches('{DECIMAL_PATTERN}')",
+                    f"'metadata.annotations[{name}]: \"' + {value}.value() + '\" is not a fraction; write 0 to 1 "
                     'with at most three decimals, such as "0.4"\'',
                 )
             )

@@ -156,7 +156,7 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
         attached: Refusals of Pods that are not attached as required.
     """
     ours = f"k.startsWith({text(PREFIX)})"
-    said = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
+    with_line = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
         "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
@@ -165,7 +165,7 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
         "failurePolicy": "Fail",
         "matchConstraints": _rules("", "v1", ["CREATE", "UPDATE"], "pods"),
         "matchConditions": [
-            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {or_also}"},
+            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {with_line}) || {or_also}"},
             {"name": "of-no-sharepod", "expression": OF_NO_SHAREPOD},
             {"name": "no-placeholder", "expression": _OF_NO_PLACEHOLDER},
             {"name": "new-or-annotations-changed", "expression": changed},
@@ -259,7 +259,7 @@ def _lines() -> list[Validation]:
         ),
         refuse(
             f"variables.inMemory.size() == 0 || {without}.size() == 0",
-            f"{limit_field(MEMORY, f'{without}[0]')}is said by another container alone; write it in each with a line, "
+            f"{limit_field(MEMORY, f'{without}[0]')}is set only in another container; write it in each with a line, "
             "or in none'",
         ),
     ]
@@ -372,8 +372,8 @@ def _operators(made_with: str) -> list[Validation]:
         refuse(
             f"object.metadata.?annotations{gpus} == (request.operation == 'CREATE' ? '{made_with}' : "
             f"oldObject.metadata.?annotations{gpus}) || {PATCHES_LEDGER}",
-            f"'metadata.annotations[{GPUS_ANNOTATION}]: names the GPUs that the Pod has a share of, and is written by "
-            "the operator alone; remove it'",
+            f"'metadata.annotations[{GPUS_ANNOTATION}]: names the GPUs that the Pod has a share of, and is written "
+            "only by the operator; remove it'",
         ),
         refuse(
             f"request.operation != 'UPDATE' || {changed}.size() == 0",
@@ -406,7 +406,7 @@ def _translated() -> list[Validation]:
         refuse(
             "request.operation != 'CREATE' || variables.asking.size() == 0 || "
             f"!object.spec.?schedulingGates.orValue([]).exists(g, g.name == {text(SHARE_GATE)})",
-            f"'spec.schedulingGates[{SHARE_GATE}]: is opened for Pods of SharePods alone; remove it: a Pod with "
+            f"'spec.schedulingGates[{SHARE_GATE}]: is opened only for Pods of SharePods; remove it: a Pod with "
             f"{MILLI} waits for its claim'",
         ),
         refuse(
@@ -416,7 +416,7 @@ def _translated() -> list[Validation]:
         ),
         refuse(
             f"variables.asking.size() > 0 || !{entries}.exists(r, r.?resourceClaimTemplateName.orValue('') == {name})",
-            f"'spec.resourceClaims: resourceClaimTemplateName {LINE_CLAIM} is for Pods with {MILLI} alone; write "
+            f"'spec.resourceClaims: resourceClaimTemplateName {LINE_CLAIM} is only for Pods with {MILLI}; write "
             f"resources.limits[{MILLI}], or use another template'",
         ),
         refuse(

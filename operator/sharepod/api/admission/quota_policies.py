@@ -135,9 +135,9 @@ def _limit_ranges() -> list[dict[str, Any]]:
         [
             refuse(
                 f"!{limits}.exists(l, {given})",
-                f"'spec.limits[].default[' + {first} + ']: gives it to every container of the namespace that says "
-                "nothing, also to those that need no GPU (max is the default where there is no other); write it only "
-                "where each container has a line'",
+                f"'spec.limits[].default[' + {first} + ']: gives it to every container without a value, also to "
+                "containers that need no GPU (max is the default where there is no other); write it only where each "
+                "container has a line'",
             )
         ],
         warns=True,
