@@ -47,7 +47,7 @@ def test_a_share_is_what_the_results_consume() -> None:
     ("results", "said"),
     [
         ([result(consumedCapacity=None)], "turn on the feature gate DRAConsumableCapacity"),
-        ([result(consumedCapacity={**CONSUMED, "memory": None})], "say no memory"),
+        ([result(consumedCapacity={**CONSUMED, "memory": None})], "have no memory"),
         ([result(consumedCapacity={**CONSUMED, "timeMilli": "0.5"})], "timeMilli"),
         ([result(consumedCapacity={**CONSUMED, "timeMilli": "1001"})], "consume timeMilli 1001"),
         ([result(consumedCapacity={**CONSUMED, "limitMilli": "300"})], "write limitMilli no less than timeMilli"),
@@ -98,7 +98,7 @@ def test_a_claim_of_the_class_is_known_by_any_of_its_requests() -> None:
     ("body", "said"),
     [
         (claim(asks(), affinity="a"), "metadata.annotations[sharepod.dev/gpu-affinity]: is not for claims of class"),
-        (claim(asks(), mode="Exclusive"), "kube-scheduler allocates by size alone"),
+        (claim(asks(), mode="Exclusive"), "kube-scheduler allocates only by size"),
         (claim(asks(adminAccess=True)), "adminAccess goes past every share"),
         (claim(asks("one"), asks("two")), "write one request with count"),
     ],
