@@ -1,10 +1,12 @@
 /* The hook's own file descriptors among the program's.
  *
- * A program may close any descriptor, the hook's among them (background services close all from 3 on), and open a file
- * of its own under the same number. Guarantees:
- * - a kept descriptor is used, and closed, only while its number stands for the very file that was kept;
- * - kept numbers are taken from where programs seldom look, as long as there are free ones: a program gets the numbers
- *   that it would get without the hook.
+ * A program may close any descriptor, including the hook's: background services close all from 3 on. It may then open a
+ * file of its own under the same number.
+ *
+ * Guarantees:
+ * - A kept descriptor is used, and closed, only while its number still refers to the file that was kept.
+ * - Kept numbers are chosen high, where programs seldom look, while any are free. So a program gets the numbers that it
+ *   would get without the hook.
  */
 #ifndef SHAREPOD_DESCRIPTORS_H
 #define SHAREPOD_DESCRIPTORS_H
@@ -22,13 +24,13 @@ struct descriptor {
 
 #define DESCRIPTOR_NONE {.number = -1}
 
-/* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be told from others,
- * and is closed. */
+/* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be identified, and
+ * is closed. */
 bool descriptor_keep(struct descriptor *descriptor, int number);
 /* Return whether this process can open a quarter of its files still, and 32 at least, beyond one more of the hook's. */
 bool descriptor_room(void);
-/* Return a copy of a descriptor with a number beyond what programs count up to, or any if none of these is free; -1:
- * there is no room. */
+/* Return a copy of a descriptor with a number above the usual limit of programs, or any number if none of these is
+ * free; -1: there is no room. */
 int descriptor_copy(int number);
 /* Move a descriptor there, if there is room. Return its number; a negative one stays. */
 int descriptor_move(int number);

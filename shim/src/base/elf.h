@@ -1,9 +1,9 @@
 /* Loaded objects (ELF), read from their own tables: the hook looks symbols up without dlsym, which it interposes.
  *
  * Guarantees:
- * - no lookup calls a function of the program's or of another library's, but object_pin, which calls dlopen;
- * - the answer holds while the object stays loaded;
- * - finding an object that the program started with, and a symbol in it, takes no lock (with glibc).
+ * - No lookup calls a function of the program or of another library, except object_pin, which calls dlopen.
+ * - The answer holds while the object stays loaded.
+ * - Finding an object that was loaded at the program's start, and a symbol in it, takes no lock (with glibc).
  */
 #ifndef SHAREPOD_ELF_H
 #define SHAREPOD_ELF_H
@@ -25,7 +25,7 @@ struct object {
 
 /* Find the first loaded object whose file name begins with `prefix`. False: none is loaded. */
 bool object_find(const char *prefix, struct object *object);
-/* Return the address of a symbol that the object defines, of whatever version; NULL: it defines none. */
+/* Return the address of a symbol that the object defines, of any version; NULL: it defines none. */
 void *object_symbol(const struct object *object, const char *name);
 /* Return a symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL: it is not loaded.
  */

@@ -49,8 +49,8 @@ void entries_settle(void);
 enum entry entries_exported(const char *symbol);
 /* Return the entry of a function that the driver hands out under this name; ENTRY_COUNT: it is not wrapped. */
 enum entry entries_behind(const char *name, const void *function);
-/* Return the wrapped entry that cuGetProcAddress means by a name, a version of CUDA and its flags; ENTRY_COUNT: none,
- * or a version beyond the table's, which may have forms that it does not know. */
+/* Return the wrapped entry for a name, a version of CUDA and the flags of cuGetProcAddress; ENTRY_COUNT: none, or a
+ * version newer than the table, whose forms it may not know. */
 enum entry entries_meant(const char *name, int version, bool per_thread);
 /* Return whether the entry must never reach the driver unseen: it launches, allocates or resolves. */
 bool entries_must_pass(enum entry entry);

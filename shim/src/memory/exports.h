@@ -1,14 +1,14 @@
-/* Exported memory: whether any descriptor of it is still open, in whatever process.
+/* Exported memory: whether any descriptor of it is still open, in any process.
  *
- * The kernel takes a file out of an epoll instance when its last descriptor is closed, also one that was sent to
- * another process or inherited. So the hook puts each descriptor that the driver exports into an instance of its own,
- * and reads in /proc/thread-self/fdinfo which are left. The importing process keeps a copy of the descriptor for as
- * long as it has the memory; so the memory counts, with the process that made it, as long as any importer has it.
+ * The kernel removes a file from an epoll instance when its last descriptor is closed, including descriptors that were
+ * sent to other processes or inherited. So the hook adds each descriptor that the driver exports to an epoll instance
+ * of its own, and reads the remaining ones in /proc/thread-self/fdinfo. An importing process keeps a copy of the
+ * descriptor while it has the memory. So the memory is charged to the exporting process while any importer has it.
  *
  * Guarantees:
- * - a descriptor of the program's is never closed, nor does one get another number than without the hook, as long as
- *   that has free numbers beyond (descriptors.h);
- * - where descriptors cannot be watched (a file that does not poll), memory counts as if it had not been exported.
+ * - A descriptor of the program is never closed. It keeps the number that it would get without the hook, while higher
+ *   numbers are free (descriptors.h).
+ * - Where descriptors cannot be watched (a file that does not poll), memory counts as if it had not been exported.
  */
 #ifndef SHAREPOD_EXPORTS_H
 #define SHAREPOD_EXPORTS_H
@@ -28,7 +28,7 @@ void exports_count_seldom(void);
 int exports_keep(int descriptor);
 /* Close a kept copy, unless the program has closed it. */
 void exports_let_go(int copy);
-/* Close what a child of fork inherited. */
+/* Close the descriptors that a child of fork inherited. */
 void exports_after_fork(void);
 
 #endif

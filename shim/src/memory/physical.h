@@ -1,12 +1,12 @@
-/* Physical memory (cuMemCreate) and multicast objects, and the counts of what refers to them.
+/* Physical memory (cuMemCreate) and multicast objects, and the counts of their references.
  *
- * Linear memory of which a descriptor was made is physical memory too: its allocation counts as a mapping.
+ * Linear memory with an exported descriptor is physical memory too: its allocation counts as a mapping.
  *
  * Guarantees:
- * - The bytes of physical memory stay charged until the last handle is released, the last mapping and binding is gone
- *   and the last exported descriptor is closed, in whatever order.
- * - An object (multicast, or what a descriptor of several pieces is of) ends likewise, and then lets go of what is
- * bound to it.
+ * - Physical memory stays charged until its last reference ends: handles are released, mappings and bindings removed,
+ *   exported descriptors closed, in any order.
+ * - An object (multicast, or one behind a descriptor of several pieces) ends likewise, and then releases the memory
+ *   bound to it.
  */
 #ifndef SHAREPOD_PHYSICAL_H
 #define SHAREPOD_PHYSICAL_H
@@ -34,7 +34,7 @@ struct physical {
     uint32_t mappings;        /* references by mappings and bindings */
     uint32_t pins;            /* calls under way that refer to it */
     uint32_t exports;         /* descriptors that were open when last counted (exports.h) */
-    bool lingers;             /* it is in the list of what only exported descriptors refer to */
+    bool lingers;             /* it is in the list of memory to which only exported descriptors refer */
     int kept;                 /* copy of the descriptor that it was imported by; -1: none */
     struct binding *bindings; /* of an object */
     struct physical *next;    /* in that list */
@@ -45,10 +45,10 @@ struct physical {
 struct allocation *physical_begin(uint64_t bytes, int place);
 /* Enter the handle if the driver made it, and unpin; otherwise free both. */
 void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocationHandle handle);
-/* Return what a handle stands for; NULL: an unknown handle. With the lock. */
+/* Return the physical memory of a handle; NULL: an unknown handle. With the lock. */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
-/* Return what is mapped at an address, and how many bytes of the mapping lie from there on; NULL: nothing known. With
- * the lock. */
+/* Return the memory mapped at an address, and how many bytes of the mapping lie from there on; NULL: unknown. With the
+ * lock. */
 struct physical *physical_at(uint64_t address, uint64_t *left);
 /* Return the same, also of linear memory, which is physical memory from then on. NULL too if the kernel gives no
  * memory. With the lock. */
@@ -60,7 +60,7 @@ bool physical_bind(struct binding **list, struct physical *bound, uint64_t at, u
 /* Release the lock. Free `physical` first if nothing refers to it any more, and give its charge back after. May be
  * NULL. */
 void physical_unlock(struct physical *physical);
-/* Free what lingers and of which no descriptor is open any more. True if bytes went back. */
+/* Free lingering memory whose descriptors are all closed. True if bytes were returned. */
 bool physical_refresh(void);
 /* The same at regular times while anything lingers. Returns when to call again. Hook thread only. */
 uint64_t physical_step(uint64_t now);

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Count what was given back on a GPU (-1: on any). True if bytes went back. Without the lock. `driver`: it may be
- * asked. */
+/* Count the bytes that were returned on a GPU (-1: on any). True if there were any. Without the lock. `driver`: it may
+ * be asked. */
 bool memory_refresh(int place, bool driver);
 /* Do the same at regular times while it is of use, and give idle credits back. Returns when to call again. Hook thread
  * only. */

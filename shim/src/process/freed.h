@@ -1,10 +1,11 @@
-/* Linear memory that the program has freed on a stream (cuMemFreeAsync): it is in use until the stream comes to that.
+/* Linear memory that the program has freed on a stream (cuMemFreeAsync): it is in use until the stream reaches the
+ * free.
  *
  * Guarantees:
- * - its charge goes back once an event behind the free has passed, or the context of the stream has ended;
- * - the thread that frees it waits for nothing: the stream may wait for what that thread does next;
- * - before an allocation is refused it waits for all such events, a second at most; when the agent recalls credits
- *   they are asked about.
+ * - Its charge is returned once an event behind the free has completed, or the context of the stream has ended.
+ * - The freeing thread never waits: the stream may wait for that thread's next action.
+ * - An allocation waits for all such events, a second at most, before it is refused. When the agent recalls credits,
+ *   the events are queried.
  */
 #ifndef SHAREPOD_FREED_H
 #define SHAREPOD_FREED_H
@@ -27,8 +28,8 @@ struct freed_memory {
     uint64_t next_look; /* the hook thread's */
 };
 
-/* Give the charge of memory that was freed on that stream back in time. After the driver's call; `stream` by its one
- * name. Where no event can be recorded it goes back at once. */
+/* Return the charge of memory that was freed on that stream once the stream has reached the free. After the driver's
+ * call; `stream` by its one name. If no event can be recorded, the charge is returned at once. */
 void freed_add(struct freed_memory *freed, struct streams *streams, struct allocation *allocation, CUstream stream);
 /* Give back the charges of all memory that is free by now. True if there was any. */
 bool freed_refresh(struct freed_memory *freed, struct streams *streams);

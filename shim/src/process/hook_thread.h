@@ -1,11 +1,11 @@
-/* The hook thread: the one thread of the hook's own in a program. It receives the agent's frames and steps the session,
- * the token, the credits and the pools.
+/* The hook thread: the hook's only thread of its own in a program. It receives the agent's frames and steps the
+ * session, the token, the credits and the pools.
  *
  * Guarantees:
- * - it sleeps until something has come or is due: no work in the background;
- * - none of the program's signals is handled in it;
- * - it runs where the process may run (on the processors of its first thread), whichever thread has started it;
- * - it runs as promptly as other threads, where it may: a thread that starts it may be one that runs behind all others.
+ * - It sleeps until a frame or a deadline comes: no work in the background.
+ * - It handles none of the program's signals.
+ * - It may run on the processors of the process's first thread, whichever thread has started it.
+ * - It runs at least at normal priority, where permitted, even if the thread that starts it has the lowest priority.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
 #define SHAREPOD_HOOK_THREAD_H

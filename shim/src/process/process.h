@@ -1,17 +1,17 @@
-/* The hook in one process: storage of everything that it keeps, and its start.
+/* The hook in one process: storage of its whole state, and its start.
  *
  * Guarantees:
- * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook's;
- * - H2 wiped in a child of fork: struct process is zeroed there, and the child is a process that never called CUDA;
- * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up;
- * - H4 nothing without a device: where the driver says that it has none, or is not initialized, the hook starts no
- *   thread and writes nothing;
- * - H5 out of the driver before it ends: once the program's exit has come to what libcuda has registered, or to its
- *   destructors, the hook thread calls no function of the driver;
- * - H6 no wait for the loader: no thread that sets the process up waits for one that loads a library, nor does a child
- *   that was forked meanwhile, if its parent had looked a function of libcuda up or started with libcuda.
+ * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook.
+ * - H2 wiped in a child of fork: struct process is zeroed there, and the child is a process that never called CUDA.
+ * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up.
+ * - H4 nothing without a device: if the driver reports no device, or is not initialized, the hook starts no thread and
+ *   writes nothing.
+ * - H5 out of the driver before it ends: once the program's exit has reached libcuda's exit handlers, or its
+ *   destructors, the hook thread calls no function of the driver.
+ * - H6 no wait for the loader: no thread that sets the process up waits for a thread that loads a library. Nor does a
+ *   child that was forked during a load, if its parent had looked up a function of libcuda or started with libcuda.
  *
- * The rooms below get what they need of struct process as parameters. Only the wrappers, which the program calls, name
+ * Lower packages get their parts of struct process as parameters. Only the wrappers, which the program calls, name
  * the_process; memory/ reaches its part by memory_state().
  */
 #ifndef SHAREPOD_PROCESS_H
@@ -54,11 +54,11 @@ struct process {
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */
 extern struct process *_Atomic the_process;
 
-/* Set the process up if that is still to be done (H3). Return CUDA_SUCCESS, or what the CUDA call shall return instead
- * of doing its work. Costs two loads once the process is set up. */
+/* Set the process up, if not yet done (H3). Return CUDA_SUCCESS, or the error that the CUDA call must return instead of
+ * its work. Costs two loads once the process is set up. */
 CUresult process_enter(void);
-/* Have the hook leave the driver when the program ends (H5). To be called after the first cuInit: handlers of exit run
- * in reverse order, and so before those that the driver has registered with that. */
+/* Have the hook leave the driver when the program ends (H5). Call this after the first cuInit: exit handlers run in
+ * reverse order, so this one runs before the driver's. */
 void process_watch_exit(void);
 
 #endif

@@ -1,14 +1,15 @@
-/* The session: the process's one connection to the agent, made again whenever it is lost.
+/* The session: the process's one connection to the agent, opened again whenever it is lost.
  *
  * Guarantees:
  * - S1 one receiver: only the hook thread receives frames and calls handlers; any thread may send.
- * - S2 no answer is awaited without a bound: session_ask ends at its timeout or when the connection is lost.
- * - S3 handover first: the agent of a new connection learns what the process holds before any other request, and at
- *   once that this is all.
- * - S4 without a connection launches go on by the file `limits` only if the agent is away, see enum session_admission.
+ * - S2 no unbounded wait for an answer: session_ask ends at its timeout or when the connection is lost.
+ * - S3 handover first: on a new connection the hook first reports the process's memory, and marks the report's end at
+ *   once. Other requests follow.
+ * - S4 without a connection, launches continue by the file `limits` only if the agent is absent, see enum
+ *   session_admission.
  *
- * The session knows no frame but HELLO and the requests that it sends. Each room registers handlers of the frames that
- * concern it: frames.c, token.c, credits.c.
+ * The session parses only HELLO and its own requests. Each package registers handlers for its frames: frames.c,
+ * token.c, credits.c.
  */
 #ifndef SHAREPOD_SESSION_H
 #define SHAREPOD_SESSION_H
@@ -42,11 +43,11 @@ struct question {
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
-/* The answer to "may launches go on by the file `limits`" while there is no connection. */
+/* Whether launches may continue by the file `limits` while there is no connection. */
 enum session_admission {
     ADMITTED,    /* they may: the agent is away */
     RELEASING,   /* never again: the tenant's reservation is ending */
-    TENANT_FULL, /* not until the agent takes this process, or is gone: the tenant has too many connected */
+    TENANT_FULL, /* not until the agent accepts this process, or is absent: the tenant has its maximum of connections */
     NO_SOCKET    /* not until this process can open a socket */
 };
 
@@ -62,21 +63,21 @@ enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
 typedef bool frame_handler(void *of, const void *frame, const int *descriptors);
 
 struct frame_route {
-    frame_handler *handle; /* NULL: frames of this type are ignored, as those of a later version are */
+    frame_handler *handle; /* NULL: frames of this type are ignored, as are those of a later version */
     void *of;
     uint32_t size; /* bytes of the whole frame */
 };
 
 enum { SESSION_FIRST_TYPE = SHP_WELCOME, SESSION_TYPES = SHP_REFUSED - SHP_WELCOME + 1 };
 
-/* Is told of the connection; in the hook thread, with no lock. */
+/* Callbacks on changes of the connection; in the hook thread, without a lock. */
 struct session_listener {
     void (*connected)(void *of);
     void (*disconnected)(void *of, bool was_ready); /* was_ready: WELCOME had come */
     void *of;
 };
 
-/* Request numbers: questions of threads; handovers and pings, whose answers nobody waits for. */
+/* Request numbers: threads' requests with an answer; handovers and pings, whose answers no thread awaits. */
 enum { SESSION_SEQ_MASK = 0x0fffffff, SESSION_SEQ_HANDOVER = 0x10000000, SESSION_SEQ_PING = 0x20000000 };
 
 struct session {
@@ -98,14 +99,14 @@ struct session {
     uint64_t heard, pinged, looked; /* when the last frame came, a ping was sent, descriptors were looked at */
     uint32_t grace_ms, gpu_count;   /* of WELCOME */
     uint16_t version;               /* of the protocol, as WELCOME said */
-    const struct shp_hints *hints;  /* at the same address for ever; read by all threads */
+    const struct shp_hints *hints;  /* at the same address for the life of the process; read by all threads */
     struct shp_pulse *pulse;        /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];
 };
 
 /* From any thread. */
 
-/* Make the hook thread look at what has changed. */
+/* Wake the hook thread to check for changes. */
 void session_wake(void);
 /* Send SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place`. Wait for the answer, at most `timeout` ns.
  * `value`: bytes to reserve, or bytes that are idle. */
@@ -129,7 +130,7 @@ void session_answer(struct session *session, uint32_t seq, struct answer answer)
 void session_step(struct session *session, uint64_t now);
 /* Return when session_step has something to do next. */
 uint64_t session_deadline(const struct session *session);
-/* Wait for frames or session_wake until `deadline`, and handle what came. */
+/* Wait for frames or session_wake until `deadline`, and handle them. */
 void session_wait(struct session *session, uint64_t deadline);
 /* Send a frame as it is. With the lock of the session. False: no connection. */
 bool session_put(const void *frame, uint32_t size);
@@ -140,7 +141,7 @@ void session_ping(struct session *session, uint64_t now);
 /* Return whether another tenant wants one of these GPUs, by the hints page: a hint, not a promise. */
 bool session_contended(const struct session *session);
 
-/* Close what a child of fork inherited. */
+/* Close the descriptors that a child of fork inherited. */
 void session_after_fork(void);
 
 #endif

@@ -1,8 +1,8 @@
-/* The tenant's GPUs: what the tenant was granted of each, and how much of its memory this process holds.
+/* The tenant's GPUs: the grant on each, and the memory that this process holds there.
  *
  * Guarantees:
- * - a GPU keeps its place (index in struct gpus) for the life of the process;
- * - a GPU that is no longer granted stays in the table, with its last grant;
+ * - A GPU keeps its place (index in struct gpus) for the life of the process.
+ * - A GPU that is no longer granted stays in the table, with its last grant.
  * - `used` <= `credited` for every GPU.
  */
 #ifndef SHAREPOD_GPUS_H
@@ -27,7 +27,7 @@ struct gpu {
     uint64_t used;           /* of these, by what is held or under way */
     uint64_t siblings;       /* bytes of the tenant's other processes, as the agent last reported */
     bool siblings_known;     /* the agent has reported them */
-    uint64_t untold;         /* of these, bytes that the driver took and of which the agent has not been told yet */
+    uint64_t untold;         /* of these, bytes that the driver took and that are not yet reported to the agent */
     uint32_t unanswered;     /* recalls that have been acted on, and whose answer could not be sent yet */
     bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
     bool watched;         /* the hook thread looks after idle credits and what could not be sent */
@@ -45,17 +45,17 @@ struct gpus {
     unsigned count;
     _Atomic bool ungated; /* without `limits`, and the agent's setting fail_open: until something has been learned */
     struct gpu gpus[SHP_MAX_GPUS];
-    /* Is called when the limit of a place was lowered from `before` bytes, if it is enforced; NULL: nobody is. With the
+    /* Called when the limit of a place was lowered from `before` bytes, if it is enforced; NULL: no callback. With the
      * lock. */
     void (*lowered)(int place, uint64_t before);
     _Atomic int8_t places[GPUS_DEVICES]; /* of CUDA's device ordinals: 0 not looked up, else place + 1 */
 };
 
-/* Store what was granted. `connected`: the order of `granted` is that of the wire. With the lock. */
+/* Store the grants. `connected`: `granted` has the order of the wire. With the lock. */
 void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count, bool connected);
-/* Store what the tenant's other processes use: of `used` bytes all but the `own`. With the lock. */
+/* Store the usage of the tenant's other processes: `used` less `own` bytes. With the lock. */
 void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
-/* Forget the numbers on the wire: the connection is gone. With the lock. */
+/* Drop the numbers on the wire after the connection is lost. With the lock. */
 void gpus_disconnect(struct gpus *gpus);
 /* Return the GPU of a number on the wire; NULL: none. With the lock. */
 struct gpu *gpus_by_wire(struct gpus *gpus, uint32_t wire);

@@ -1,13 +1,13 @@
-/* Samples of the process's progress: at random moments, whether work that it has launched is in flight.
+/* Samples of the process's progress: at random moments, whether its launched work is in flight.
  *
  * Guarantees:
- * - SP1 a sample disturbs no stream capture (R3), records no event and orders nothing;
- * - SP2 a sample never waits: it takes no lock that is taken, and makes no call about a stream while a thread is inside
- * a launch that may go into it, which may wait for room in the driver. Such a moment is dropped, but for a launch that
- *   has not returned since the last sample: its stream is full, and has work;
- * - SP3 the moments do not depend on the work: intervals are uniform between a half and three halves of SAMPLES_MEAN,
- * so that no period of the program's is met in the same phase again and again;
- * - SP4 samples take a part of SAMPLES_SHARE of the hook thread's time at most: where one takes longer, they are rarer.
+ * - SP1 a sample disturbs no stream capture (R3), records no event and orders nothing.
+ * - SP2 a sample never waits: it skips a lock that is taken. It makes no call about a stream that a thread's running
+ *   launch may go into, because the launch may wait for room in the driver. Such a sample is dropped, unless that
+ *   launch has not returned since the last sample: then its stream is full, and has work.
+ * - SP3 the moments do not depend on the work: intervals are uniform between 0.5 and 1.5 SAMPLES_MEAN, so that samples
+ *   do not keep step with a period of the program.
+ * - SP4 samples take at most SAMPLES_SHARE of the hook thread's time: if they take longer, they become rarer.
  */
 #ifndef SHAREPOD_SAMPLES_H
 #define SHAREPOD_SAMPLES_H
@@ -18,9 +18,8 @@
 #include "time/gate/gate.h"
 #include "time/streams.h"
 
-/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides, and no more wake-ups of the hook thread than the
- * looks of a contended token take. MOST: a sample that a busy processor has delayed makes the next ones no rarer than
- * this. */
+/* In ns. MEAN: 50 samples in the 25 ms after which the agent decides, without more wake-ups of the hook thread than the
+ * checks of a contended token cause. MOST: longest interval after samples that a busy processor has delayed. */
 #define SAMPLES_MEAN (SYS_MS / 2)
 #define SAMPLES_MOST (10 * SYS_MS)
 #define SAMPLES_SHARE 200 /* one part in so many */

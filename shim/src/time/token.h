@@ -2,21 +2,20 @@
  *
  * Guarantees:
  * - T1 open only by right: the gate is open only while a grant of the agent is held or, without an agent, in the part
- * of each period that is the tenant's request (the duty cycle).
- * - T2 one DRAINED a grant, and in order: it is sent after the gate was closed (G1) and all work launched under the
- *   grant has finished. A thread that stays inside a launch delays it by the grace period at most, and by LATE (see
- *   token.c) once all other work has finished; the next drain waits for what that launch puts on the GPU. Once the hook
- *   is out of the driver, in exit handlers of the program, launches have finished when their threads have left them
- * (P4).
- * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
- *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
- *   grant that comes then, or that is kept (T5), takes the place of the one before.
- * - T4 barred: a grant that the agent has barred (G5) is drained at once, and a process that does not drain it at once
- *   says that it runs again: from then on the tenant is charged.
- * - T5 kept: a grant that comes while another one is revoked or drains is kept, and taken up when the DRAINED of that
- * one is sent. If its time is over by then, or it was revoked, it is drained without an opening.
- * - T6 promoted: a grant with another id that comes while the gate is open by a grant takes its place: the gate stays
- *   open, and DRAINED is sent for the new id alone.
+ *   of each period that is the tenant's request (the duty cycle).
+ * - T2 one DRAINED per grant, in order: it is sent after the gate was closed (G1) and all work launched under the grant
+ *   has finished. A thread that stays inside a launch delays it by at most the grace period, and by LATE (see token.c)
+ *   once all other work has finished. The next drain waits for the work of that launch. Once the hook is out of the
+ *   driver, in exit handlers of the program, launches have finished when their threads have left them (P4).
+ * - T3 no deadlock by an unfinished drain: if a drain takes longer than the grace period while a thread waits at the
+ *   gate, the token is requested once more. The unfinished work may wait for that thread's launch. A grant that comes
+ *   then, or that is kept (T5), replaces the former one.
+ * - T4 barred: a grant that the agent has barred (G5) is drained at once. A process that cannot drain at once reports
+ *   that it runs again: from then on the tenant is charged.
+ * - T5 kept: a grant that comes while another one is revoked or drains is kept, and used once the DRAINED of the other
+ *   is sent. If its time is over by then, or it was revoked, it is drained without an opening.
+ * - T6 promoted: a grant with another id that comes while the gate is open by a grant replaces it: the gate stays open,
+ *   and DRAINED is sent only for the new id.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -39,7 +38,7 @@ enum token_state {
     TOKEN_DRAINING /* no thread is inside a launch, work is unfinished */
 };
 
-/* What a GRANT says. */
+/* Content of a GRANT. */
 struct grant_terms {
     uint64_t grant_id;
     uint64_t deadline; /* end of the grant; 0: revoked, SYS_NEVER: none is known */
@@ -114,14 +113,14 @@ void token_register(struct token *token);
 
 /* Close the gate with the next step, if it is open: the program ends. */
 void token_give_back(struct token *token);
-/* Tell the agent by the pulse page that this process runs, when its work is expected to end, and what samples saw. */
+/* Write the pulse page: this process runs, the expected end of its work, and the results of the samples. */
 void token_beat(const struct token *token, uint64_t now);
-/* Return whether what was launched is waited for. */
+/* Return whether a drain of launched work is in progress. */
 bool token_drains(const struct token *token);
 
 /* Take a sample of the progress if one is due. Return when the next one is; SYS_NEVER: none. */
 uint64_t token_sample(struct token *token, uint64_t now);
-/* Do what is due. Return when to be called again at the latest; SYS_NEVER: when something has come. */
+/* Make the due steps. Return the latest moment of the next call; SYS_NEVER: when a frame has come. */
 uint64_t token_step(struct token *token, uint64_t now);
 
 #endif

@@ -2,10 +2,10 @@
  * can wait for the next.
  *
  * Guarantees:
- * - alone, or while no end of the quantum is known, nothing is measured;
- * - durations while other tenants run at the same time are kept apart from those alone;
- * - what was learned of a graph is forgotten when it is destroyed or updated, since its handle may come again;
- * - finding a graph takes the same time for any number of them.
+ * - Nothing is measured while the tenant holds alone, or while no end of the quantum is known.
+ * - Durations while other tenants co-run are kept separate from other durations.
+ * - The duration of a graph is dropped when the graph is destroyed or updated, because its handle may be reused.
+ * - Finding a graph takes the same time for any number of graphs.
  */
 #ifndef SHAREPOD_GRAPH_TIMES_H
 #define SHAREPOD_GRAPH_TIMES_H

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-/* Give back the charges of all that was allocated in a context that is gone, and of the context itself. */
+/* Return the charges of all allocations in a context that has ended, and of the context itself. */
 void memory_forget_context(CUcontext context);
 
 #endif

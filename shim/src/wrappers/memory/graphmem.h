@@ -28,12 +28,12 @@ struct graph_reservation {
 /* Charge a launch or upload before the driver makes it. CUDA_ERROR_OUT_OF_MEMORY: it must not be made. Costs one load
  * if no graph of the process has memory nodes. */
 CUresult graphmem_begin(struct graph_reservation *reservation, CUgraphExec exec);
-/* Count what the driver has taken. `result`: its answer. */
+/* Count the memory that the driver has taken. `result`: its answer. */
 void graphmem_end(struct graph_reservation *reservation, CUresult result);
 
 /* Note that a graph is about to get a node that allocates on the device. */
 void graphmem_expect(CUdevice device);
-/* Remember what a launch of the executable graph may take on each device. */
+/* Record the memory that a launch of the executable graph may take on each device. */
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph);
 /* Forget an executable graph. */
 void graphmem_destroyed(CUgraphExec exec);

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-/* Free the mappings of physical memory into an array that is gone. */
+/* Free the mappings of physical memory into a destroyed array. */
 void virtual_array_gone(CUarray array);
 
 #endif
