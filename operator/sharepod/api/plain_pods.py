@@ -101,7 +101,7 @@ def _request(path: str, milli: int, memory: int | None, annotated: Mapping[str, 
 
 
 def _count(path: str, milli: int, annotated: int | None) -> int:
-    """Return the number of GPUs that thousandths are divided among. `annotated`: by annotation."""
+    """Return the number of GPUs that thousandths are divided among. `annotated`: the number from the annotation."""
     field = f"{path}[{MILLI}]"
     if annotated is None:
         if milli > WHOLE_GPU and milli % WHOLE_GPU:

@@ -61,7 +61,7 @@ the names of extended resources."""
 
 
 def _loosely(path: str) -> str:
-    """Return a pattern of a path without its first slash, for any spelling of slashes: `//`, `/./`."""
+    """Return a pattern of a path without its first slash, which also matches spellings such as `//` and `/./`."""
     return path[1:].replace(".", "[.]").replace("/", "/([.]?/)*")
 
 

@@ -77,7 +77,7 @@ class Prices(Model):
 
 @dataclass(frozen=True)
 class BillLine:
-    """One namespace and one model of GPU in a bill. Hours of one GPU."""
+    """One namespace and one model of GPU in a bill. Amounts are in hours of one GPU."""
 
     namespace: str
     model: str

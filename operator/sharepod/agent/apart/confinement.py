@@ -59,7 +59,7 @@ def next_child_alone() -> Iterator[None]:
 
 
 def take_own_user() -> None:
-    """Set a random real user for this process, which runs as root and keeps it. Raise `OSError`.
+    """Set a random real user for this process. Its effective user stays root. Raise `OSError`.
 
     The kernel has limits per real user over all containers: descriptors in flight between sockets, epoll watches,
     threads, pending signals, locked pages, pipes, keys, inotify watches. A tenant with the same user could exhaust

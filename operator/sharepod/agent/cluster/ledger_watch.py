@@ -273,7 +273,7 @@ class LedgerWatch:
             log.warning("cannot keep the ledger for the next agent", file=str(self._checkpoint), error=str(error))
 
     def _take_list(self, listed: Json, known: Json | None) -> None:
-        """Cache the GPUNode of a list. `known`: the cached GPUNode at the time of the list request."""
+        """Cache the GPUNode of a list answer. `known`: the GPUNode that was cached when the list was requested."""
         items = listed.get("items") or []
         if items:
             if known is not None and _is_older(items[0], known):

@@ -47,7 +47,7 @@ _AGE_MOST_S = 600.0
 """Greatest age in seconds of a sample: more than a driver can hang between two readings. An older time stamp comes from
 another clock."""
 _LAG_STEP_S = 0.1
-"""Seconds between two end times that are tried for such a figure."""
+"""Seconds between two end times that are tried for a figure without a time stamp."""
 
 
 def _lengths() -> tuple[float, ...]:

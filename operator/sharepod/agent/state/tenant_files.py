@@ -29,7 +29,8 @@ class TenantFiles:
     """State of an earlier agent."""
     listener: socket.socket
     unwritten: OSError | None = None
-    """Why the disk did not take a change of the directory, which an earlier agent had completed; None if it did."""
+    """Error of the disk for a change of the directory that an earlier agent had completed; None if the disk took the
+    change."""
 
     def close(self) -> None:
         """Close all of them."""

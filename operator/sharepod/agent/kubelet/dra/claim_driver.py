@@ -154,7 +154,7 @@ class ClaimDriver:
                 break
         log.info("claim prepared", claim=str(who), claim_uid=who.uid, gpus=gpus)
         return [
-            # The names are for people and metrics; the kubelet does not use them.
+            # The names of the devices are for people and metrics; the kubelet does not use them.
             dra.Device(
                 pool_name=self._node,
                 device_name=device_name(uuid),
