@@ -1,17 +1,17 @@
-/* The gate: one word that says whether launches may pass, and a slot per thread that says whether it is inside one.
- * This is the hook thread's side; passage.h is the side of the program's threads, fastpath.h their hot path.
+/* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether it is inside a
+ * launch. This is the hook thread's side; passage.h is the side of the program's threads, fastpath.h their hot path.
  *
  * Guarantees:
  * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch and none
  *   enters until gate_open. Exception: launches that a stream capture records, which run nothing.
  * - G2 launch-costs-no-shared-write: with the gate open a launch costs one store to the thread's own slot before and
- * one after, one to its own queue, and a load of the gate word: no lock, no clock, no system call, no shared cache line
- * written. The last launch of a window costs a fence (meter.h).
- * - G3 slot-before-word: a thread's store to its slot is seen before its load of the gate word. G1 rests on it. The
+ *   one after, one to its own queue, and a load of the gate word. It takes no lock, no clock and no system call, and
+ *   writes no shared cache line. The last launch of a window costs a fence (meter.h).
+ * - G3 slot-before-word: a thread's store to its slot is visible before its load of the gate word. G1 rests on it. The
  *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
- * - G4 no-lost-wake-up: a thread that has noted its wait by gate_want is woken by the next opening.
- * - G5 barred: the agent can bar a metered opening, of which this thread knows nothing while it has no processor: a
- * launch that begins after that waits for the next opening. Each thread that was inside a launch leaves it.
+ * - G4 no-lost-wake-up: a thread that has announced its wait by gate_want is woken by the next opening.
+ * - G5 barred: the agent can bar a metered opening while the hook thread has no processor. A later launch waits for the
+ *   next opening. Each thread that was inside a launch leaves it.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H

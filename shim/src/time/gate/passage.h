@@ -2,10 +2,12 @@
  * thread's.
  *
  * Guarantees:
- * - P1 a launch that was let in is seen by gate_clear until passage_leave (G1);
- * - P2 registered-before-launch: its stream is in the registry before it is let in, so that a drain waits for its work;
- * - P3 a launch inside another launch of the same thread is covered by that one's passage;
- * - P4 after gate_exit a passage ends when the launched work has: then nothing is left for the hook thread to drain.
+ * - P1 an admitted launch is visible to gate_clear until passage_leave (G1).
+ * - P2 registered-before-launch: its stream is in the registry before it is admitted, so that a drain waits for its
+ *   work.
+ * - P3 a launch inside another launch of the same thread is covered by the outer passage.
+ * - P4 after gate_exit a passage ends when the launched work has ended, so that the hook thread has nothing left to
+ *   drain.
  */
 #ifndef SHAREPOD_PASSAGE_H
 #define SHAREPOD_PASSAGE_H

@@ -1,12 +1,12 @@
-/* The queues that a thread has launched into, by stream: what a launch looks into. In the slot while no two streams
- * fall on one place there; then in a table of the thread's own in memory of the kernel's, twice as large whenever it is
- * half full.
+/* The queues that a thread has launched into, by stream, which each launch looks up. They are in the slot while each
+ * stream has a place of its own there. Otherwise they are in a table of the thread's own, in memory from the kernel,
+ * which doubles whenever it is half full.
  *
  * Guarantees:
- * - R9 every stream that the thread has launched into is found, among any number, with a look at one place in the slot,
- *   and at one in the table or a few that follow each other. Where the kernel gives no memory for the table, or two
- *   streams have one key, a queue is `lost`, and the registry is asked (R8);
- * - R10 no queue is in it that has been given back. One whose stream has ended may be: its `word` says so.
+ * - R9 every stream that the thread has launched into is found, among any number, by one probe of the slot, and one or
+ *   a few adjacent probes of the table. Where the kernel gives no memory for the table, or two streams have one key, a
+ *   queue is `lost`, and the registry is asked (R8).
+ * - R10 it contains no queue that has been freed. A queue whose stream has ended may be in it: its `word` shows that.
  */
 #ifndef SHAREPOD_REMEMBERED_H
 #define SHAREPOD_REMEMBERED_H

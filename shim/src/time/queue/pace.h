@@ -1,24 +1,24 @@
-/* The pace of one thread on one stream: a model of the queue of unfinished launches, of which fences tell. It says how
- * many launches pass until the next fence, when a fence is to be waited for, and when launches are to be held back.
- * Values in, values out: no CUDA, no clock, no memory of its own; tests/property/test_pace.py tries it.
+/* The pace of one thread on one stream: a model of the queue of unfinished launches, updated by fences. It decides how
+ * many launches pass until the next fence, when to wait for a fence, and when to hold launches back. Values in, values
+ * out: no CUDA, no clock, no memory of its own; tested by tests/property/test_pace.py.
  *
  * Guarantees, with Q1 and Q2 of meter.h:
- * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each (PACE_WIDE_MOST in a
- *   wide queue), but for what passes after a wait in vain;
- * - PC2 a launch that is expected to begin after the end of the quantum is held back;
- * - PC9 while the older fence is behind a wait of the program's, PACE_WINDOW_MOST launches pass before each fence;
- * - PC3 after a wait in vain launches pass: one (a window in a wide queue), after another twice as many, at most
- *   PACE_FREE_MOST;
- * - PC6 an opening before what was launched has drained adds nothing to it; a second such opening in a row counts as a
- *   wait in vain;
- * - PC4 in a queue that is kept short a window is due PACE_LEAD before the one before is expected to end, and takes no
- *   longer than PACE_LEAD unless it is one launch;
- * - PC7 the time for which the thread stood still is not taken for time of the GPU: what is seen late says only how
- * long a launch takes at most, and at least;
- * - PC8 what is learned of launches while other tenants run at the same time, if only for a while, changes nothing of
- *   what is known of launches that run alone, and the other way round;
- * - PC5 a window of a wide queue, one of a tenant that is alone, takes PACE_WIDE_LONG at most once it is known how long
- *   launches take, unless it is one launch; a queue that is wide no more has narrow windows from the next launch on.
+ * - PC1 at most PACE_FENCES fences are pending, with at most PACE_WINDOW_MOST launches before each (PACE_WIDE_MOST in a
+ *   wide queue), except for launches that pass after an unsuccessful wait.
+ * - PC2 a launch that is expected to begin after the end of the quantum is held back.
+ * - PC3 after an unsuccessful wait launches pass: one (a window in a wide queue), after another twice as many, at most
+ *   PACE_FREE_MOST.
+ * - PC4 in a queue that is kept short a window is due PACE_LEAD before the expected end of the one before, and takes no
+ *   longer than PACE_LEAD unless it is one launch.
+ * - PC5 a window of a wide queue, whose tenant holds alone, takes at most PACE_WIDE_LONG once the duration of launches
+ *   is known, unless it is one launch. A queue that is no longer wide has narrow windows from the next launch on.
+ * - PC6 an opening before the earlier launches have drained adds nothing to them; a second such opening in a row counts
+ *   as an unsuccessful wait.
+ * - PC7 the time for which the thread stood still does not count as time of the GPU: a late observation gives only
+ *   bounds for the duration of a launch.
+ * - PC8 durations measured while other tenants co-run, even briefly, do not change those of launches that run alone,
+ *   and vice versa.
+ * - PC9 while the older fence is behind a wait of the program, PACE_WINDOW_MOST launches pass before each fence.
  *
  * Points in time are ns of one clock; they never run backwards.
  */
