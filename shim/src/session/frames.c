@@ -13,7 +13,7 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
     return (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
 }
 
-/* Tell the agent what this process holds from an earlier connection (S3), and that this was all: the agent counts what
+/* Tell the agent what this process holds from an earlier connection (SE3), and that this was all: the agent counts what
  * it knew of the process until then, and it takes any other frame for that. So the questions about each GPU's memory
  * come last. With the locks of gpus and session. False:
  * the connection is lost. */

@@ -1,4 +1,4 @@
-/* The session: connecting, sending, asking, waiting, and handing each frame to its handler (S1).
+/* The session: connecting, sending, asking, waiting, and handing each frame to its handler (SE1).
  *
  * No call waits for the agent but session_ask and session_wait: the socket does not block.
  */
@@ -215,7 +215,7 @@ static uint64_t spread(const struct session *session, uint64_t pause, uint64_t n
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-/* Close the connection, fail all questions (S2), tell the listener, set the time of the next attempt. */
+/* Close the connection, fail all questions (SE2), tell the listener, set the time of the next attempt. */
 static void drop(struct session *session) {
     lock(&session->gpus->lock);
     gpus_disconnect(session->gpus);
@@ -263,7 +263,7 @@ static void say_once(struct session *session, enum session_said what, const char
     session->said = what;
 }
 
-/* The process can open no socket. Launches wait (S4), so that lacking one is no way round the share. */
+/* The process can open no socket. Launches wait (SE4), so that lacking one is no way round the share. */
 static void exhausted(struct session *session) {
     if (session->admission == ADMITTED)
         session->admission = NO_SOCKET;
@@ -271,7 +271,7 @@ static void exhausted(struct session *session) {
     drop(session);
 }
 
-/* The agent is away: launches go on by the file `limits`, unless the reservation is ending (S4). */
+/* The agent is away: launches go on by the file `limits`, unless the reservation is ending (SE4). */
 static void away(struct session *session) {
     if (session->admission != RELEASING)
         session->admission = ADMITTED;

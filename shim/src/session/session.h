@@ -1,11 +1,11 @@
 /* The session: the process's one connection to the agent, opened again whenever it is lost.
  *
  * Guarantees:
- * - S1 one receiver: only the hook thread receives frames and calls handlers; any thread may send.
- * - S2 no unbounded wait for an answer: session_ask ends at its timeout or when the connection is lost.
- * - S3 handover first: on a new connection the hook first reports the process's memory, and marks the report's end at
+ * - SE1 one receiver: only the hook thread receives frames and calls handlers; any thread may send.
+ * - SE2 no unbounded wait for an answer: session_ask ends at its timeout or when the connection is lost.
+ * - SE3 handover first: on a new connection the hook first reports the process's memory, and marks the report's end at
  *   once. Other requests follow.
- * - S4 without a connection, launches continue by the file `limits` only if the agent is absent, see enum
+ * - SE4 without a connection, launches continue by the file `limits` only if the agent is absent, see enum
  *   session_admission.
  *
  * The session parses only HELLO and its own requests. Each package registers handlers for its frames: frames.c,

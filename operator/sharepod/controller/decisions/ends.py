@@ -4,9 +4,9 @@ A run is the life of one Pod whose gate was opened. The consequence of its end d
 SharePod's restartPolicy, by one table (`sequel`).
 
 Guarantees:
-- E1 Never runs once: with restartPolicy Never no run follows another.
-- E2 completed work is not repeated: with OnFailure no run follows a completed run.
-- E3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and starts from the shortest after a run that lasted.
+- RE1 Never runs once: with restartPolicy Never no run follows another.
+- RE2 completed work is not repeated: with OnFailure no run follows a completed run.
+- RE3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and starts from the shortest after a run that lasted.
 """
 
 from __future__ import annotations

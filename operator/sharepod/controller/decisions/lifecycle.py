@@ -28,7 +28,7 @@ Guarantees, in any order of events:
 - L8 no eviction for a line: a gate opens only once the node advertises enough for the lines of all shares there,
   lowered ones included. So kube-scheduler finds room for the Pod.
 
-For a Pod whose GPUs are attached by a claim, `share_claim_steps` decides the claim's steps (C1 to C3).
+For a Pod whose GPUs are attached by a claim, `share_claim_steps` decides the claim's steps (AC1 to AC3).
 """
 
 from __future__ import annotations

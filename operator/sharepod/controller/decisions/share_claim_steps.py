@@ -4,9 +4,9 @@ The Pod names its claim from the start. The claim is made before a share is book
 uid; it is allocated once the row is in the ledger, and the Pod's gate opens after that.
 
 Guarantees:
-- C1 row-before-allocation: the claim is allocated only to the GPUs of a row, as the API server has it, that names it.
-- C2 allocation-before-gate: a gate opens only while the claim has the allocation of the row.
-- C3 one place at a time: a claim with another allocation loses that first; no Pod has used it, as the gate is closed.
+- AC1 row-before-allocation: the claim is allocated only to the GPUs of a row, as the API server has it, that names it.
+- AC2 allocation-before-gate: a gate opens only while the claim has the allocation of the row.
+- AC3 one place at a time: a claim with another allocation loses that first; no Pod has used it, as the gate is closed.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def before_place(pod: PodFacts, claim: ClaimFacts | None) -> MakeClaim | FreeCla
 
 
 def before_gate(pod: PodFacts, claim: ClaimFacts | None, node: str, row: Tenant) -> AllocateClaim | FreeClaim | None:
-    """Return the step that a Pod with a row needs before its gate opens; None if it needs none (C2)."""
+    """Return the step that a Pod with a row needs before its gate opens; None if it needs none (AC2)."""
     if pod.claim is None or claim is None:
         return None
     if claim.allocation is None:
-        return AllocateClaim(pod, claim, node, row)  # C1
-    return None if is_of_row(claim.allocation, node, row) else FreeClaim(pod, claim)  # C3
+        return AllocateClaim(pod, claim, node, row)  # AC1
+    return None if is_of_row(claim.allocation, node, row) else FreeClaim(pod, claim)  # AC3
 
 
 def lost(pod: PodFacts, claim: ClaimFacts | None) -> str | None:

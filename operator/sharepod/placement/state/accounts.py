@@ -2,7 +2,7 @@
 
 Guarantees:
 - A row counts with the most, in time and in memory, that the ledger can still turn out to say of it: a raise counts
-  once it is decided, a lowering only once it is written. (C1 of cluster.py rests on this.)
+  once it is decided, a lowering only once it is written. (CS1 of cluster.py rests on this.)
 - A row that is releasing counts with all it had.
 - Rows and pods of a node that is not known are kept.
 """
@@ -182,7 +182,7 @@ class GpuAccount:
 
     def overcommit(self) -> Overcommit | None:
         """Describe by how much the GPU is over-committed; None where it is not. Only a ledger that was read can
-        over-commit a GPU (C2 of cluster.py)."""
+        over-commit a GPU (CS2 of cluster.py)."""
         faults = []
         if self.exclusive and self.tenants > 1:
             faults.append(f"an Exclusive tenant shares it with {self.tenants - 1} more")

@@ -1,10 +1,10 @@
 """Cluster state for placement: nodes, GPUs, what pods take, and every reservation, decided or written.
 
 Guarantees:
-- C1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is,
+- CS1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is,
   counting each row at the most that the ledger can still turn out to say of it.
-- C2 ledger-is-believed: `load` accepts what a ledger says even where it promises too much, and reports that.
-- C3 decisions-stand: reading a ledger never drops a decision that is not written yet.
+- CS2 ledger-is-believed: `load` accepts what a ledger says even where it promises too much, and reports that.
+- CS3 decisions-stand: reading a ledger never drops a decision that is not written yet.
 - Nothing here waits or writes. A caller reserves, writes, and feeds back what it read with `load`, or calls `revert`
   where the write failed.
 - Every change of a node is told to the subscribers.
@@ -119,7 +119,7 @@ class Cluster(ClusterView):
     # Decisions
 
     def reserve(self, node: str, reservation: Reservation) -> None:
-        """Take a share at once (C1).
+        """Take a share at once (CS1).
 
         Raises `PlacementError`, and changes nothing, if the tenant has a reservation, the node or a GPU is not known,
         or a GPU has too little left.
@@ -136,7 +136,7 @@ class Cluster(ClusterView):
         self._put(account, reservation.tenant, Row(reservation, None))
 
     def change_share(self, wanted: Reservation) -> None:
-        """Replace the share of a tenant on the GPUs it has. The caller has checked that it fits (C1).
+        """Replace the share of a tenant on the GPUs it has. The caller has checked that it fits (CS1).
 
         Raises `PlacementError` unless the tenant has exactly one reservation.
         """
@@ -218,7 +218,7 @@ class Cluster(ClusterView):
     def load(
         self, node: str, rows: Iterable[Reservation], generation: int, *, uid: str | None = None
     ) -> tuple[Overcommit, ...]:
-        """Take over what a GPUNode says at this generation (C2, C3). Returns the GPUs that are over-committed.
+        """Take over what a GPUNode says at this generation (CS2, CS3). Returns the GPUs that are over-committed.
 
         A reading older than the last one is ignored, unless `uid` says that it is of another GPUNode of that name,
         which counts its generations from the start.
