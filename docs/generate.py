@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import Metric
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 from sharepod.agent.settings import AgentSettings
@@ -57,6 +58,8 @@ def _shown(name: str, default: Any) -> str:
         return f"`{default.value}`"
     if isinstance(default, tuple):
         return "`" + ", ".join(str(getattr(item, "key", item)) for item in default) + "`"
+    if isinstance(default, BaseModel):
+        return "none"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 

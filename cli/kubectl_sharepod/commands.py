@@ -173,15 +173,15 @@ def budget(scope: Scope) -> Page:
     lines: list[list[str]] = []
     for item in found:
         spec, status = mapping(item.get("spec")), mapping(item.get("status"))
-        amount, left = whole(spec.get("gpuSeconds")) or 0, whole(status.get("left"))
+        shown, left = mapping(status.get("shown")), whole(status.get("left"))
         spent = left == 0
         lines.append(
             [
                 *([text(item, "metadata", "namespace")] if scope.namespace is None else []),
                 text(item, "metadata", "name"),
                 text(spec, "period") or "Month",
-                hours(1000 * amount),
-                "-" if left is None else hours(1000 * left),
+                text(shown, "amountHours") or "-",
+                text(shown, "leftHours") or "-",
                 f"{whole(status.get('percent')) or 0}%",
                 text(status, "rate") or "-",
                 text(status, "refillAt") if spent else text(status, "goneAt") or "-",

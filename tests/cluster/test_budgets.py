@@ -9,7 +9,7 @@ from harness.api import ApiError, Object
 from harness.installation import MANIFESTS
 
 _EXAMPLE = MANIFESTS.parent / "examples" / "budgets"
-MILLION_HOURS = {"gpuSeconds": 3_600_000_000}
+MILLION_HOURS = {"gpuTime": "1000000h"}
 
 
 def path(namespace: str, name: str | None = None) -> str:
@@ -53,7 +53,10 @@ def condition(world: World, namespace: str, name: str, kind: str, reason: str) -
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({}, "gpuSeconds: Required value"),
+        ({}, "write gpuTime: 1000h, or gpuSeconds: 3600000"),
+        ({"gpuTime": "1h", "gpuSeconds": 3600}, "exactly one of gpuTime and gpuSeconds is needed"),
+        ({"gpuTime": "1000"}, "write 1000h or 0.5h"),
+        ({"gpuTime": "0h"}, "hours of one GPU above 0"),
         ({"gpuSeconds": 0}, "should be greater than or equal to 1"),
         ({"gpuSeconds": 1, "period": "Year"}, 'supported values: "Day", "Week", "Month"'),
         ({"gpuSeconds": 1, "cap": 5}, "cap is for refill Continuous; remove it, or set refill: Continuous"),
@@ -102,7 +105,7 @@ def test_who_administers_a_namespace_reads_its_budget_and_does_not_write_it(worl
     boss = world.cluster.api_for(world.cluster.service_account_token(namespace, account))
     wait(lambda: _may_read(boss, namespace), what="the role admin to have its rights")
     for attempt in (
-        lambda: boss.patch(path(namespace, "team"), {"spec": {"gpuSeconds": 1}}),
+        lambda: boss.patch(path(namespace, "team"), {"spec": {"gpuTime": "1h"}}),
         lambda: boss.patch(f"{path(namespace, 'team')}/status", {"status": {"left": 1}}),
         lambda: boss.delete(path(namespace, "team")),
         lambda: boss.create(path(namespace), budget("mine", **MILLION_HOURS)),
@@ -195,6 +198,10 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     requests = {row["podName"]: row["requestMilli"] for row in world.rows(node)}
     assert requests == {"train-0": 800, "train-1": 800}
 
+    header, row = world.cluster.kubectl("get", "gpubudgets", "-n", "team-a").stdout.splitlines()
+    assert header.split()[:5] == ["NAME", "HOURS", "PERIOD", "USED%", "LEFT"]
+    assert row.split()[:5] == ["training", "500.0", "Week", "105", "0.0"]
+
     # 2. Team B needs time: one run is lowered, none ends.
     _apply_example(world, "03-serve.yaml", "month")
     world.phase("team-b", "serve", "Running", timeout=60)
@@ -212,7 +219,7 @@ def test_a_team_out_of_budget_gives_way_and_comes_back_once_it_is_refilled(world
     assert world.sharepod("team-a", stayed)["status"]["podUID"] == pods[stayed]
 
     # 4. The budget is refilled, and team B ends: both runs have their shares again.
-    world.api.patch(path("team-a", "training"), {"spec": {"gpuSeconds": 3_600_000}})
+    world.api.patch(path("team-a", "training"), {"spec": {"gpuTime": "1000h"}})
     condition(world, "team-a", "training", "WithinBudget", "WithinBudget")
     for name in ("index", "serve"):
         world.delete("team-b", name)

@@ -74,7 +74,7 @@ def test_what_agents_count_is_in_the_statement_over_operators_that_die_and_nodes
     world.start_operator("second")
     world.cluster.wait_for(f"{STATEMENTS}/counted", lambda seen: held(seen) == 3_600_400, what="the statement")
     header, row = world.cluster.kubectl("get", "gpustatements", "counted").stdout.splitlines()
-    assert header.split() == ["NAME", "MONTH", "HELD", "H", "RESERVED", "H", "AGE"]
+    assert header.split() == ["NAME", "MONTH", "HELD", "H", "RESERVED", "H", "COST", "AGE"]
     assert row.split()[1:4] == ["2026-02", "0.5", "0.5"], "the other half was of January"
     report(world, first, 7_200_000, closed=True)
     assert world.operator is not None

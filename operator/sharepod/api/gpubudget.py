@@ -10,10 +10,12 @@ Docstrings of models become descriptions in the CRD.
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .bounds import MAX_CONDITIONS
 from .objects import Condition, Model
@@ -41,6 +43,18 @@ LARGEST_WEIGHT = 1000
 """Largest weight of a model."""
 MAX_AMOUNT = 4 * 10**18
 """Largest amount in millionths of a GPU-second: below 2^63 also where an API server reads the bound as a float."""
+
+GPU_TIME_PATTERN = r"^([1-9][0-9]{0,7}([.][0-9]{1,2})?|0[.](0[1-9]|[1-9][0-9]?))h$"
+"""Hours above 0, below `MAX_GPU_SECONDS`. Two decimals are whole seconds: a hundredth of an hour is 36 s."""
+GPU_TIME_RULE = "gpuTime is hours of one GPU above 0 with at most 2 decimals; write 1000h or 0.5h"
+AMOUNT_RULE = "exactly one of gpuTime and gpuSeconds is needed; write gpuTime: 1000h, or gpuSeconds: 3600000"
+
+
+def _gpu_time(text: str | None) -> str | None:
+    if text is not None and re.fullmatch(GPU_TIME_PATTERN, text) is None:
+        raise ValueError(GPU_TIME_RULE)
+    return text
+
 
 AmountField = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
 TimeField = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -128,15 +142,17 @@ class GPUBudgetSpec(Model):
     namespace_selector: NamespaceSelector | None = None
     """Namespaces that share the budget, by label; only for a budget in the operator's namespace. Without it the budget
     covers the namespace that it is in."""
-    gpu_seconds: Annotated[int, Field(ge=1, le=MAX_GPU_SECONDS)]
-    """Amount for each period, in seconds of one GPU of weight 1."""
+    gpu_time: Annotated[str | None, AfterValidator(_gpu_time), Field(max_length=12)] = None
+    """Amount for each period, in hours of one GPU of weight 1, such as 1000h or 0.5h; instead of gpuSeconds."""
+    gpu_seconds: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
+    """Amount for each period, in seconds of one GPU of weight 1; instead of gpuTime."""
     period: BudgetPeriod = BudgetPeriod.MONTH
     """Day, Week (from Monday) or Month, in UTC."""
     refill: Refill = Refill.PERIOD_START
     """PeriodStart: the whole amount at the start of each period, and the rest is lost. Continuous: the amount is spread
     evenly over the period, and unused time is saved up to cap."""
     cap: Annotated[int | None, Field(ge=1, le=MAX_GPU_SECONDS)] = None
-    """The most that is saved with refill Continuous, in GPU-seconds. Default: gpuSeconds."""
+    """The most that is saved with refill Continuous, in GPU-seconds. Default: the amount."""
     charge_by: ChargeBy = ChargeBy.RESERVED
     """Reserved: request x time, whether used or not. Held: the time for which GPUs were held, including borrowed
     time."""
@@ -148,10 +164,20 @@ class GPUBudgetSpec(Model):
     """Weights of models of GPU; others weigh 1."""
 
     @model_validator(mode="after")
-    def _check_cap(self) -> Self:
+    def _check(self) -> Self:
+        if (self.gpu_time is None) == (self.gpu_seconds is None):
+            raise ValueError(AMOUNT_RULE)
         if self.cap is not None and self.refill is not Refill.CONTINUOUS:
             raise ValueError(CAP_RULE)
         return self
+
+    @property
+    def amount_seconds(self) -> int:
+        """The amount for each period, in GPU-seconds."""
+        if self.gpu_time is None:
+            assert self.gpu_seconds is not None  # by `_check`
+            return self.gpu_seconds
+        return int(Decimal(self.gpu_time.removesuffix("h")) * 3600)
 
 
 CAP_RULE = "cap is for refill Continuous; remove it, or set refill: Continuous"
@@ -201,6 +227,15 @@ class BudgetBooks(Model):
     """Totals up to which consumption is charged."""
 
 
+class BudgetShown(Model):
+    """Amounts in hours of one GPU, for kubectl get."""
+
+    amount_hours: Annotated[str, Field(max_length=32)]
+    """Amount for each period."""
+    left_hours: Annotated[str, Field(max_length=32)]
+    """Left of the budget."""
+
+
 class GPUBudgetStatus(Model):
     """Spent and remaining GPU time, written only by the operator. Amounts in GPU-seconds of weight 1."""
 
@@ -212,6 +247,8 @@ class GPUBudgetStatus(Model):
     """Start of the period."""
     period_end: TextTimeField | None = None
     """End of the period."""
+    shown: BudgetShown | None = None
+    """Amount and rest in hours, for kubectl get."""
     held: AmountField = 0
     """GPU time held in the period."""
     reserved: AmountField = 0

@@ -86,6 +86,8 @@ class StatementShown(Model):
     """Hours of one GPU held."""
     reserved_hours: Annotated[str, Field(max_length=32)]
     """Request x time, in hours of one GPU."""
+    cost: Annotated[str | None, Field(max_length=64)] = None
+    """Cost of that month at the prices of the operator's settings; absent without prices."""
 
 
 class GPUStatementSpec(Model):

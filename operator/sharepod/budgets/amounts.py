@@ -57,6 +57,12 @@ class Amounts:
 NOTHING = Amounts()
 
 
+def hours_text(milliseconds: int) -> str:
+    """Format milliseconds as hours to a tenth, rounded down."""
+    whole, tenth = divmod(milliseconds // 360_000, 10)
+    return f"{whole}.{tenth}"
+
+
 def moment_ms(timestamp: str) -> int:
     """Return a moment such as `2026-01-31T23:59:59.999Z` in milliseconds since 1970. A day beyond the end of its month
     counts into the next month."""

@@ -54,10 +54,10 @@ class BudgetRules:
         """Return the rules of a GPUBudget."""
         return cls(
             terms=Terms(
-                amount=spec.gpu_seconds * MICRO,
+                amount=spec.amount_seconds * MICRO,
                 period=spec.period,
                 refill=spec.refill,
-                cap=(spec.cap or spec.gpu_seconds) * MICRO,
+                cap=(spec.cap or spec.amount_seconds) * MICRO,
                 charge_by=spec.charge_by,
             ),
             when_spent=spec.when_spent,

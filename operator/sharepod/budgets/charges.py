@@ -105,6 +105,15 @@ def bill_lines(accounts: Mapping[str, NamespaceAccount], month: str, prices: Pri
     ]
 
 
+def latest_cost(account: NamespaceAccount, prices: Prices) -> str | None:
+    """Return the total of the bill of the account's latest month, with the currency; None without prices or months."""
+    if prices == Prices() or not account.months:
+        return None
+    month = max(account.months)
+    total = sum((line.total_cost for line in bill_lines({"": account}, month, prices)), Decimal(0))
+    return f"{total:.2f} {prices.currency}".rstrip()
+
+
 def as_csv(lines: Iterable[BillLine], month: str, prices: Prices) -> str:
     """Return the lines as CSV, with a header."""
     return csv_text(_COLUMNS, (_row(line, month, prices) for line in lines))

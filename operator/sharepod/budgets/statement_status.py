@@ -17,14 +17,14 @@ from sharepod.api.statement import (
     StatementShown,
 )
 
-from .amounts import Amounts
+from .amounts import Amounts, hours_text
 from .namespace_account import NamespaceAccount, TakenIn
 
 
-def status_of(account: NamespaceAccount) -> GPUStatementStatus:
-    """Return the account as a status."""
+def status_of(account: NamespaceAccount, cost: str | None = None) -> GPUStatementStatus:
+    """Return the account as a status. `cost`: that of the latest month, for kubectl get."""
     return GPUStatementStatus(
-        shown=_shown(account),
+        shown=_shown(account, cost),
         totals=_amounts(account.totals),
         months=tuple(
             StatementMonth(month=month, models=_amounts(models)) for month, models in sorted(account.months.items())
@@ -59,22 +59,17 @@ def account_of(status: GPUStatementStatus) -> NamespaceAccount:
     )
 
 
-def _shown(account: NamespaceAccount) -> StatementShown | None:
+def _shown(account: NamespaceAccount, cost: str | None) -> StatementShown | None:
     """Return the hours of the latest month."""
     if not account.months:
         return None
     month, models = max(account.months.items())
     return StatementShown(
         month=month,
-        held_hours=_hours(sum(one.held_ms for one in models.values())),
-        reserved_hours=_hours(sum(one.reserved_ms for one in models.values())),
+        cost=cost,
+        held_hours=hours_text(sum(one.held_ms for one in models.values())),
+        reserved_hours=hours_text(sum(one.reserved_ms for one in models.values())),
     )
-
-
-def _hours(milliseconds: int) -> str:
-    """Format milliseconds as hours to a tenth, rounded down."""
-    whole, tenth = divmod(milliseconds // 360_000, 10)
-    return f"{whole}.{tenth}"
 
 
 def _amounts(by_model: Mapping[str, Amounts]) -> tuple[StatementAmount, ...]:

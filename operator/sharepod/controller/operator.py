@@ -219,7 +219,7 @@ class Operator:
         )
         self.idle_reservations = IdleReservations(self.state, self.events, acts=lambda: self._active, clock=clock)
         self.statements = Statements(
-            self.client, lambda: list(self.state.gpunodes), lambda: self._active, now_ms.seconds
+            self.client, lambda: list(self.state.gpunodes), lambda: self._active, now_ms.seconds, settings.prices
         )
         self.node_reconciler.take_in = self.statements.take_in
         self.line_templates = LineTemplates(self.state.seen_claims, self.client, self.events, settings.writers)

@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharepod.api.copied_annotations import ANNOTATION_PATTERN, DEFAULT_ANNOTATIONS
 from sharepod.api.pod import PodSettings
 from sharepod.api.share_claims import Attach
+from sharepod.budgets.charges import Prices
 from sharepod.setting_faults import explain
 from sharepod.web.metrics_access import MetricsAccess
 
@@ -118,6 +119,10 @@ class OperatorSettings(BaseSettings):
     usage_half_life: FiniteSeconds = 604800
     """Time after which GPU time that was charged to a budget counts half in the order of the queue. One week: heavy use
     last month no longer delays a team, and heavy use today does. The amount of a budget is not affected."""
+
+    prices: Prices = Prices()
+    """Prices of the cost that `kubectl get gpustatements` shows, with the fields of the bill's `--prices` file. A
+    statement has the cost at the prices of its last growth."""
 
     interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""

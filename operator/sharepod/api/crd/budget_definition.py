@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.gpubudget import (
+    AMOUNT_RULE,
     CAP_RULE,
+    GPU_TIME_PATTERN,
+    GPU_TIME_RULE,
     KIND,
     PLURAL,
     PRIORITY_RULE,
@@ -35,6 +38,7 @@ def gpubudget_crd() -> dict[str, Any]:
             WEIGHT_RULE,
         ),
     ]
+    fields["gpuTime"]["x-kubernetes-validations"] = [rule(f"self.matches('{GPU_TIME_PATTERN}')", GPU_TIME_RULE)]
     expressions = fields["namespaceSelector"]["properties"]["matchExpressions"]
     expressions["x-kubernetes-list-type"] = "atomic"
     expressions["items"]["x-kubernetes-validations"] = [
@@ -48,6 +52,7 @@ def gpubudget_crd() -> dict[str, Any]:
     ):
         fields[name]["default"] = value.value
     spec["x-kubernetes-validations"] = [
+        rule("has(self.gpuTime) != has(self.gpuSeconds)", AMOUNT_RULE, field="gpuTime"),
         rule("!has(self.cap) || self.refill == 'Continuous'", CAP_RULE, field="cap"),
         rule("!has(self.borrowPriority) || self.whenSpent == 'Borrow'", PRIORITY_RULE, field="borrowPriority"),
     ]
@@ -64,10 +69,10 @@ def gpubudget_crd() -> dict[str, Any]:
         spec=spec,
         status=status,
         columns=[
-            column("Amount", "integer", ".spec.gpuSeconds", "GPU-seconds for each period"),
+            column("Hours", "string", ".status.shown.amountHours", "Hours of one GPU for each period"),
             column("Period", "string", ".spec.period"),
             column("Used%", "integer", ".status.percent", "Part of the budget that is used, in percent"),
-            column("Left", "integer", ".status.left", "GPU-seconds that are left"),
+            column("Left", "string", ".status.shown.leftHours", "Hours of one GPU that are left"),
             column("Rate", "string", ".status.rate", "GPUs' worth of time charged at present"),
             column("Gone at", "string", ".status.goneAt", "When nothing is left, at this rate", priority=1),
             column("Within", "string", '.status.conditions[?(@.type=="WithinBudget")].status', "Something is left"),

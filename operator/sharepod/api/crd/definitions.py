@@ -208,6 +208,7 @@ def gpustatement_crd() -> dict[str, Any]:
             column("Month", "string", ".status.shown.month", "Latest month with GPU time, in UTC"),
             column("Held h", "string", ".status.shown.heldHours", "Hours of one GPU held in that month"),
             column("Reserved h", "string", ".status.shown.reservedHours", "Hours of one GPU reserved in that month"),
+            column("Cost", "string", ".status.shown.cost", "Cost of that month at the operator's prices"),
             column("Age", "date", ".metadata.creationTimestamp"),
         ],
     )

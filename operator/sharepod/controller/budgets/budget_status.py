@@ -14,11 +14,13 @@ from sharepod.api.gpubudget import (
     CONDITION_GONE_EARLY,
     CONDITION_IN_FORCE,
     CONDITION_WITHIN_BUDGET,
+    BudgetShown,
     GPUBudgetStatus,
     Refill,
     WhenSpent,
 )
 from sharepod.api.objects import Condition
+from sharepod.budgets.amounts import hours_text
 from sharepod.budgets.budget import NEARLY_SPENT, BudgetEvent, BudgetRules, BudgetState
 from sharepod.budgets.budget_account import MICRO, refill_due_ms
 from sharepod.budgets.coverage import Coverage
@@ -79,6 +81,10 @@ def budget_status(
         namespaces=coverage.namespaces,
         period_start=time_text(span.start_ms),
         period_end=time_text(span.end_ms),
+        shown=BudgetShown(
+            amount_hours=hours_text(terms.amount * 1000 // MICRO),
+            left_hours=hours_text(account.left(terms) * 1000 // MICRO),
+        ),
         held=account.consumed.held // MICRO,
         reserved=account.consumed.reserved // MICRO,
         left=account.left(terms) // MICRO,

@@ -26,6 +26,7 @@ from sharepod.api.objects import API_VERSION
 from sharepod.api.statement import STATEMENT_KIND, GPUStatementStatus
 from sharepod.budgets.amounts import Amounts
 from sharepod.budgets.budget import ConsumedTotal, TotalKey
+from sharepod.budgets.charges import Prices, latest_cost
 from sharepod.budgets.namespace_account import NamespaceAccount, NodeReading, take_in
 from sharepod.budgets.statement_status import account_of, status_of
 from sharepod.controller import metrics
@@ -61,6 +62,7 @@ class Statements:
         gpunodes: Returns all GPUNodes.
         acting: Returns whether this process leads and knows the cluster.
         wall: Time of day, seconds since the epoch: no node's count may be later.
+        prices: Prices of the cost in a statement.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class Statements:
         gpunodes: Callable[[], Iterable[GpuNodeFacts]],
         acting: Callable[[], bool],
         wall: Callable[[], float],
+        prices: Prices,
     ) -> None:
         self._client = client
         self._gpunodes = gpunodes
         self._acting = acting
         self._wall = wall
+        self._prices = prices
         self._written: dict[str, _WrittenAccount] = {}
         self._unreadable: dict[str, str] = {}
         """Namespaces with an unreadable statement, and the reason."""
@@ -193,7 +197,7 @@ class Statements:
                     "spec": {},
                 }
                 version = str((await self._client.create(GPUSTATEMENTS, body))["metadata"]["resourceVersion"])
-            status = status_of(account).dump()
+            status = status_of(account, latest_cost(account, self._prices)).dump()
             answer = await self._client.patch_status(
                 GPUSTATEMENTS, namespace, {"metadata": {"resourceVersion": version}, "status": status}
             )

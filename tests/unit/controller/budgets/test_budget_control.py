@@ -230,6 +230,37 @@ async def test_80_and_100_percent_and_the_refill_are_reported_once_over_restarts
     assert (world.status()["left"], "refillAt" in world.status()) == (1000, False)
 
 
+async def test_a_budget_in_hours_is_charged_like_one_in_seconds_and_both_are_shown_in_hours() -> None:
+    world = World()
+    world.server.put("hours", "a", {"gpuTime": "1000h"})
+    world.server.put("seconds", "b", {"gpuSeconds": 5400})
+    await OperatorProcess(world).look()
+    assert world.status("hours", "a")["shown"] == {"amountHours": "1000.0", "leftHours": "1000.0"}
+    world.consume("a", 90_000_000)
+    world.consume("b", 1_800_000)
+    world.now_ms += 60_000
+    await OperatorProcess(world).look()
+    assert world.status("hours", "a")["shown"] == {"amountHours": "1000.0", "leftHours": "975.0"}
+    assert world.status("hours", "a")["left"] == 975 * 3600
+    assert world.status("seconds", "b")["shown"] == {"amountHours": "1.5", "leftHours": "1.0"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({}, "write gpuTime: 1000h"),
+        ({"gpuTime": "1h", "gpuSeconds": 3600}, "exactly one of gpuTime and gpuSeconds"),
+        ({"gpuTime": "1000"}, "write 1000h or 0.5h"),
+        ({"gpuTime": "0.00h"}, "above 0"),
+    ],
+)
+async def test_an_amount_that_is_missing_double_or_without_unit_has_the_fix(spec: dict[str, Any], text: str) -> None:
+    world = World()
+    world.server.put("b1", "a", spec)
+    await OperatorProcess(world).look()
+    assert text in world.condition("InForce")["message"]
+
+
 @pytest.mark.promise("budgets-events-once")
 async def test_one_that_takes_itself_for_the_leader_and_is_late_writes_and_tells_nothing() -> None:
     world = World()

@@ -13,6 +13,7 @@ from doubles.apiserver.kinds import KINDS
 from doubles.apiserver.server import ApiServer, Fault, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.api.consumption import TAKEN_IN_ANNOTATION
+from sharepod.budgets.charges import Prices
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import GPUNODES, GPUSTATEMENTS, Client
 from sharepod.controller.consumption.statements import Statements
@@ -80,8 +81,8 @@ async def report(client: Client, node: str, *entries: Json, at: str = "2026-02-0
     return gpunode_facts(await client.patch_status(GPUNODES, node, body))
 
 
-def statements(client: Any) -> Statements:
-    return Statements(client, list, lambda: True, lambda: NOW_S)
+def statements(client: Any, prices: Prices | None = None) -> Statements:
+    return Statements(client, list, lambda: True, lambda: NOW_S, prices or Prices())
 
 
 def held(kept: Statements, namespace: str) -> int:
@@ -112,6 +113,17 @@ async def test_statements_have_what_nodes_report_by_month_and_outlive_the_operat
     assert await second.take_in(nodes)
     assert (held(second, "team"), held(second, "other")) == (1_900, 70)
     assert second.totals("team")["T"].reserved_ms == 3_800
+
+
+async def test_a_statement_shows_the_cost_of_its_month_only_where_there_are_prices(client: Client) -> None:
+    hours = [await report(client, "n1", series("a", "team", 7_200_000))]
+    assert await statements(client).take_in(hours)
+    assert "cost" not in (await client.get(GPUSTATEMENTS, "team"))["status"]["shown"]
+    hours = [await report(client, "n1", series("a", "team", 14_400_000))]
+    prices = Prices.model_validate({"currency": "EUR", "charged": "Held", "default": {"gpuHour": 2.5}})
+    assert await statements(client, prices).take_in(hours)
+    shown = (await client.get(GPUSTATEMENTS, "team"))["status"]["shown"]
+    assert shown["cost"] == f"{float(shown['heldHours']) * 2.5:.2f} EUR"
 
 
 async def test_a_node_whose_clock_is_years_ahead_keeps_its_namespaces_months_from_nobody(client: Client) -> None:
