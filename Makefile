@@ -127,7 +127,7 @@ workflows: .venv/installed ## lints .github/workflows by actionlint, which is bu
 dist: shim ## the Helm chart, install.yaml and the kubectl plugin for krew, in dist/; DIST_ARGS="--registry NAME --images build/images"
 	@$(BIN)/python -m chart $(DIST_ARGS)
 
-taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
+taste: shim doubles ## three programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
 demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; a minute and a quarter, the first time nine to sixteen more
